@@ -1,7 +1,8 @@
-/* activation.h -- activations y = f(x), [rows, width], and GLU variants y = f(a) b of a row [a, b].
+/* activation.h -- activations y = f(x), where x and y are [rows, width], and gated linear units (GLU) y = f(a) b, where
+ * each row of the input x is [a, b].
  *
  *   gelu      0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))   Hendrycks & Gimpel 2016, tanh approximation
- *   gelu_erf  0.5 x (1 + erf(x / sqrt 2))                       the same, exact
+ *   gelu_erf  0.5 x (1 + erf(x / sqrt 2))                       gelu without the approximation
  *   qgelu     x sigmoid(1.702 x)
  *   relu      max(x, 0)
  *   srelu     max(x, 0)^2                                       squared ReLU, So et al. 2021
@@ -25,8 +26,8 @@
 #include "../core/math.h" /* te_sigmoid, te_exp */
 #include "elementwise.h"  /* te_stage, te_place */
 
-/* The kinds of activations; for a gated one also the activation f that is applied to a, the first half of a row. The
- * tests and benchmarks expand these lists, so a new entry is tested and measured. */
+/* X(kind): an activation. X(kind, f): a gated activation, and the activation f that it applies to a, the first half of
+ * a row. The tests and benchmarks expand these lists, so that they include each new entry. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -81,26 +82,27 @@ typedef struct te_act_options { int code; } te_act_options;
 
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
 
-/* Returns f(x) and stores f'(x) in *slope. `code` must be a constant: the branches then disappear. */
+/* Returns f(x) and stores f'(x) in *slope. `code` must be a compile-time constant, so that the compiler removes the
+ * branches. */
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
-        /* 0.5 (1 + tanh u) = sigmoid(2 u): this form takes one exponential and has no cancellation if x is large and
-         * negative */
+        /* With 0.5 (1 + tanh u) = sigmoid(2 u), y is x times a sigmoid. The sigmoid takes one exponential, and it has
+         * no cancellation if x is negative and large in absolute value */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
-        const float finite = square < 1e30f ? square : 1e30f; /* otherwise 0 times infinity in the next line would yield
-                                                                 NaN */
+        const float finite = square < 1e30f ? square : 1e30f; /* bounded, because the next line would otherwise compute
+                                                                 0 times infinity, which is NaN */
         *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
         return y;
     }
     if (code == TE_ACT_gelu_erf) {
-        /* tail = erfc(|x| / sqrt 2) / 2 with an error below 1.5e-7 (Abramowitz & Stegun 7.1.26). Its exponential is
-         * the one that the derivative needs anyway. */
+        /* tail = erfc(|x| / sqrt 2) / 2 with an error below 1.5e-7 (Abramowitz & Stegun 7.1.26). The exponential in it,
+         * e = exp(-x^2 / 2), is also a factor of the derivative. */
         const float t = te_reciprocal(1.0f + 0.23164189f * fabsf(x)), e = te_exp2(-0.7213475204f * x * x);
         const float tail =
             e * t *
             (0.127414796f + t * (-0.142248368f + t * (0.7107068705f + t * (-0.7265760135f + t * 0.5307027145f))));
-        *slope = (x < 0 ? tail : 1.0f - tail) + x * 0.3989422804014327f * e; /* 1 / sqrt(2 pi) */
+        *slope = (x < 0 ? tail : 1.0f - tail) + x * 0.3989422804014327f * e; /* 0.3989.. is 1 / sqrt(2 pi) */
         return (x > 0 ? x : 0.0f) - fabsf(x) * tail;
     }
     if (code == TE_ACT_relu) {
@@ -116,7 +118,7 @@ TE_FN float te_act(float *slope, float x, int code) {
         *slope = s * (1.0f - s);
         return s;
     }
-    *slope = s + x * s * (1.0f - s) * a; /* silu, qgelu: x sigmoid(a x) */
+    *slope = s + x * s * (1.0f - s) * a; /* of silu and qgelu, y = x sigmoid(a x) */
     return x * s;
 }
 
@@ -131,7 +133,7 @@ TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te
     float x[8], slope;
     (void)sum;
     te_read8(x, s->saved, at.format.in, s, at);
-    TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
+    TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* dx = dy f'(x) */
 }
 /* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x), and stores dy/da in *da and dy/db in
  * *db. NaN propagates. */
@@ -151,14 +153,14 @@ TE_CALLBACK void te_gated_forward(float v[8], const float g[8], const te_stage *
         v[i] = code == TE_GATE_clamped_swiglu ? te_clamped_swiglu(&slope, &db, v[i], g[i], options)
                                               : te_act(&slope, v[i], code) * g[i];
 }
-/* v holds dy on entry and da on return; g holds db on return. */
+/* v holds dy on entry. On return v holds the gradient of a, and g that of b. */
 TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;
     te_read8(a, s->saved, at.format.in, s, at);
     te_read8(b, s->saved, at.format.in, s, te_second_half(at));
     TE_UNROLL for (int i = 0; i < 8; i++) {
-        float f; /* dy/db of y = f(a) b; `slope` is dy/da */
+        float f; /* f: dy/db of y = f(a) b; slope: dy/da */
         if (code == TE_GATE_clamped_swiglu) (void)te_clamped_swiglu(&slope, &f, a[i], b[i], options);
         else f = te_act(&slope, a[i], code), slope *= b[i];
         g[i] = v[i] * f;

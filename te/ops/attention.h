@@ -5,14 +5,15 @@
  *
  * Computes softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], which are
  * (heads + 2 kv_heads) head_dim wide; the output is heads head_dim wide. If kv_heads < heads, this is grouped-query
- * attention; kv_heads must divide heads. te_batch passes the number of sequences and their length (batch, seq). Softmax
- * is online (Milakov & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so memory grows linearly with
- * the number of rows. Forward saves its input, its output and the log-sum-exp of each row and head for backward.
+ * attention; kv_heads must divide heads. te_batch passes the number of sequences and their length (batch, seq). The
+ * softmax is computed online (Milakov & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so the memory
+ * grows only linearly with the number of rows. For backward, forward saves the op's input, its output, and the
+ * log-sum-exp of each row and head.
  *
  * Do this:
  *     (linear, qkv, 768, 3 * 768), (attention, attn, 12, 12, 64), (linear, proj, 768, 768), ...
  *     (attention, attn, 32, 8, 128, (window_left, 4095), (softcap, 50.0f))
- * The options are described below. The kernels: te/attention/attention_kernels.h.
+ * The options are described below. The kernels are in te/attention/attention_kernels.h.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
@@ -26,42 +27,46 @@
 #include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */
 
 /* ---- options -----------------------------------------------------------------------------------------------------
- * window_left, window_right: query i sees keys i - window_left to i + window_right; -1: no bound on this side. Causal
- * attention has a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
- * (window_left, W - 1). Forward and backward skip each tile of keys that no query of the current tile of queries sees,
- * so a smaller window takes less time.
+ * window_left, window_right: query i sees the keys from i - window_left to i + window_right; -1: there is no bound on
+ * that side. Causal attention has a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al.
+ * 2023, Mistral) is (window_left, W - 1). The kernels compute tiles of queries by tiles of keys. Forward and backward
+ * skip a tile if none of its queries sees any of its keys, so a smaller window takes less time.
  *
  * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0:
- * off. It costs two more instructions of the special function unit (the one that computes exponentials) per score.
+ * off. The option costs two more instructions per score on the special function unit, which also computes the
+ * exponentials.
  *
- * dropout: each probability is dropped with this probability, else divided by 1 - dropout, after the softmax
- * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. The mask is drawn by Philox with the counter
- * (seed, draw, op; sequence, head, query, key), so backward recomputes it. The mask does not depend on the number of
- * ranks, because the counter contains the head's index among all heads of the tensor group and the sequence's index
- * among those of all replicas. Only with sequences of different lengths (te_batch.cu_seqlens) does each replica draw a
- * mask of its own. Inference drops nothing.
+ * dropout: after the softmax, each attention weight becomes 0 with this probability, else it is divided by 1 - dropout
+ * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. Philox generates the mask from (seed, draw,
+ * op; sequence, head, query, key), so backward can recompute it. The mask does not depend on the number of ranks,
+ * because `head` is the head's index among the heads of all ranks of the tensor group, and `sequence` is the sequence's
+ * index among those of all replicas. There is one exception: with sequences of different lengths (te_batch.cu_seqlens)
+ * each replica draws its own mask. Inference drops nothing.
  *
- * alibi: 1: slope |i - j| is subtracted from the score of query i and key j, after softcap; each head has a constant
- * slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). It costs two instructions a score.
+ * alibi: 1: slope * |i - j| is subtracted from the score of query i and key j, after softcap; each head has a constant
+ * slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). The option costs two instructions per score.
  *
  * sinks: 1: the op has a parameter `sinks`, a learnt logit for each head that is added to the denominator of the
  * softmax but has no value vector (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h). te_model_randomize sets it
  * to 0.
  *
- * value_dim: the head size of v where it differs from that of q and k: 1 to 256, on CUDA in bf16 and f16 a multiple of
- * 16. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of 128. The packed rows are
- * then (heads + kv_heads) head_dim + kv_heads value_dim wide, and the rows of the output heads value_dim. rope has the
- * option, too; head_norm requires packed rows whose heads all have one size. Attention whose heads are split over a
- * tensor group does not take the option, because the parts q, k and v of the GEMM before it would have different sizes.
+ * value_dim: the head size of v if it differs from the head size of q and k. It is 1 to 256, on CUDA in bf16 and f16 a
+ * multiple of 16. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of 128. A packed
+ * row then has (heads + kv_heads) * head_dim + kv_heads * value_dim columns, and a row of the output heads * value_dim.
+ * rope has this option, too; head_norm does not have it and requires heads of one size. Attention whose heads are split
+ * over a tensor group does not accept the option, because the parts q, k and v of the GEMM in front would have
+ * different sizes.
  *
- * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence attends to another. The option is fixed at compile
- * time, because kernels without it, which support only sequences of equal length, are smaller and a little faster.
+ * varlen: 1: te_batch.cu_seqlens may be given; each sequence then attends only to itself. The option is fixed at
+ * compile time, because the kernels without it, which support only sequences of equal length, are smaller and a little
+ * faster.
  *
- * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and the probabilities as well
- * (te/attention/impl/attention_fp8.h); backward uses the unrounded q, k and v in the list's own format, bf16 or f16.
- * head_dim is 64, 128 or 256, a call has up to 1024 sequences, and the only other options are causal, scale and the
- * window. On CUDA it needs compute capability 9.0 (sm_90a); elsewhere a call is refused. Including the two passes that
- * quantize q, k and v, it takes longer than bf16 at most sizes (attention_sm90_forward_fp8.h). */
+ * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and also round the attention
+ * weights to e4m3 (te/attention/impl/attention_fp8.h). Backward uses the unrounded q, k and v in the list's own format,
+ * bf16 or f16. head_dim must be 64, 128 or 256, a call may have up to 1024 sequences, and the only other options
+ * allowed are causal, scale and the window. On CUDA the option needs compute capability 9.0 (sm_90a); on other GPUs a
+ * call returns an error. With the two passes that quantize q, k and v, FP8 attention takes longer than bf16 at most
+ * sizes (attention_sm90_forward_fp8.h). */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
@@ -73,16 +78,16 @@
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | (TE__CACHED(op) ? TE_IS_CACHED : 0))
-/* Options that exclude tensor parallelism: ALiBi slopes and biases depend on the head, and a rank does not know which
- * heads it has; with value_dim the parts of the GEMM before the attention (te/ops/linear.h) would have different
- * sizes. */
+/* alibi, the score biases and value_dim exclude tensor parallelism: ALiBi slopes and biases depend on the head's index,
+ * and a rank does not know which heads it has; with value_dim, the parts q, k and v of the GEMM before the attention
+ * (te/ops/linear.h) would have different sizes. */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
     ((int)(in) == (int)TE_LAYOUT_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) &&    \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
                                         : (int)(in) == (int)TE_LAYOUT_replicated ||                        \
                                               ((int)(in) != (int)TE_LAYOUT_partial_sum && !TE__SINKS(op) && \
                                                TE__IF_SCORE_BIAS(op, 0, 1)))
-#define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
+#define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* for each row, the log-sum-exp of every head */
 #define TE_TAKES_attention_alibi TE_INTEGER
 #define TE_TAKES_attention_bias TE_TOKEN
 #define TE_TAKES_attention_bias_keys TE_INTEGER
@@ -106,12 +111,13 @@
 #define TE__CAUSAL_OF_attention 1
 #define TE__VARLEN(op) (TE_OPTION(op, varlen, 0))
 #define TE__ALIBI(op) (TE_OPTION(op, alibi, 0))
-/* `yes` if the op has (sinks, 1). The preprocessor decides this, because sinks add a parameter to the model's
- * struct. */
+/* Expands to `yes` if the op has (sinks, 1), else to `no`. The preprocessor must decide this, because sinks add a
+ * parameter to the model's struct. */
 #define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, sinks, 0)), yes, no)
 #define TE__ENABLED_1 ,
 #define TE__SINKS(op) TE__IF_SINKS(op, 1, 0)
-/* `yes` if the op has (cache, 1), and so kernels that read keys and values from a cache. */
+/* Expands to `yes` if the op has (cache, 1), and therefore has kernels that read keys and values from a cache, else to
+ * `no`. */
 #define TE__IF_CACHED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, cache, 0)), yes, no)
 #define TE__CACHED(op) TE__IF_CACHED(op, 1, 0)
 #define TE_PARAMS_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG1(op, 0))
@@ -139,7 +145,7 @@
      static_assert(!TE__CACHED(op) || !TE_HAS_OPTION(op, bias),                                                      \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
                        ": cache does not go with a table of biases, whose queries are counted from the batch's first");
-/* The checks shared with cross_attention. */
+/* Checks of the options that attention and cross_attention have in common. */
 #define TE__CHECK_ATTENTION(model, op, heads, kv_heads)                                                              \
      TE__CHECK_SCORE_BIAS(model, op, heads)                                                                          \
      static_assert((heads) % (kv_heads) == 0,                                                                        \
@@ -171,7 +177,7 @@
 #define TE__ATTENTION(direction, name, model, dtype, op)                                                            \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
         TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, TE__ATTENTION_FP8_OUTPUT_##direction(model)))
-/* The options of the kernels, in the order of attention_options.h. */
+/* The values of the kernels' options, in the order of te/attention/attention_options.h. */
 #define TE__ATTENTION_VARIANT_OF(op, varlen, cross, fp8_output)                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen, \
         TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), fp8_output)
@@ -185,7 +191,8 @@
 #define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
-/* te/attention/attention_options.h: varlen, cached, and what the op says; without dropout. */
+/* The values of the options for the kernels that use a cache: varlen and cached are 1, dropout is 0, and all other
+ * options are as in the op's declaration. Their order: te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
         TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model), 1)
@@ -214,7 +221,8 @@
 
 /* ---- the option fp8 ---------------------------------------------------------------------------------------------- */
 
-/* `yes` if the op has (fp8, 1). The preprocessor decides this, because it selects other kernels. */
+/* Expands to `yes` if the op has (fp8, 1), else to `no`. The preprocessor must decide this, because the option selects
+ * other kernels. */
 #define TE__IF_FP8(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, fp8, 0)), yes, no)
 #define TE__FP8(op) TE__IF_FP8(op, 1, 0)
 #define TE__CHECK_FP8(model, op, head_dim)                                                                           \
@@ -237,18 +245,19 @@
 
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
-/* The kernels of attention's backward. */
+/* The kernels that attention's backward launches. */
 typedef struct te__attention_backward_kernels {
     te_attention_launch_fn launch;
-    te_attention_scratch_fn scratch_bytes; /* scratch memory that launch needs for `rows` rows */
-    te_sinks_grad_fn sinks;                /* the gradient of sinks; null: there are none */
+    te_attention_scratch_fn scratch_bytes; /* returns the bytes of scratch memory that `launch` needs for `rows` rows */
+    te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has none */
     const te_score_bias_kernels *score_bias;
-    te__load_launch_fn add; /* cross_attention: adds two gradients of its keys and values; other attention: null */
-    int fp8_output;         /* whether launch has the option fp8_output */
+    te__load_launch_fn add; /* cross_attention: adds two gradients of the fork that holds the keys and values;
+                               attention: null */
+    int fp8_output;         /* whether the kernels that `launch` runs have the option fp8_output */
 } te__attention_backward_kernels;
 
-/* ready: returns an error if the context's device cannot run the kernel. scratch_bytes: the scratch memory for a call
- * with `rows` rows. */
+/* ready: returns an error if the context's device cannot run the kernel. scratch_bytes: returns the bytes of scratch
+ * memory that a call with `rows` rows needs. */
 typedef struct te_attention_fp8_kernels {
     te_status (*ready)(te_context *ctx);
     te_attention_scratch_fn scratch_bytes;
@@ -262,17 +271,17 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 }
 
 /* ---- FP8 recipes -------------------------------------------------------------------------------------------------
- * In a list with a recipe the attention kernels do work that would otherwise cost one more pass over the tensor: in
- * inference they store the output in e4m3, as the operand of the next GEMM; in training, forward computes the amax of
- * the output and backward the amax of dqkv, if the cast of that tensor to FP8 needs its amax. */
+ * In a list with a recipe the attention kernels do work that would otherwise take one more pass over a tensor. In
+ * inference they store their output in e4m3, as the operand of the next GEMM. In training, forward computes the amax of
+ * the output and backward the amax of dqkv, if the cast of the tensor to FP8 needs its amax. */
 
-/* Values of the kernels' option fp8_output. In backward the option costs 2 to 4% at some head sizes, so there it is on
- * only for fp8_current, the recipe that needs the amax of every tensor. */
+/* The values of the kernels' option fp8_output. In backward the option makes the kernels 2 to 4% slower at some head
+ * sizes. Backward therefore has it only under fp8_current, the recipe that needs the amax of every tensor. */
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_names_recipe)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Whether the kernel stores its output in FP8: it does so in inference, if the next GEMM is the only consumer of the
- * output. */
+/* Whether the kernel stores its output in FP8. It does so in inference, if the next GEMM is the output's only
+ * consumer. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;
@@ -281,11 +290,11 @@ TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_
     const te_op *op = &r->plan->op[i];
     const te_fp8_product *f = &r->param[i + 1]->fp8;
     TE_TRY(te__acquire(r, y, op->out_rows, op->out, TE_e4m3));
-    if (f->scales) a->out_scale = f->scales->scale + f->x; /* no scales: a dry run for the sizes */
+    if (f->scales) a->out_scale = f->scales->scale + f->x; /* scales: null in a dry run that only measures sizes */
     return TE_OK;
 }
-/* The address at which the kernel stores the amax of its output y, the operand of GEMM i; null if the cast of y does
- * not need the amax. */
+/* The address at which the kernel stores the amax of y, the kernel's output and the operand of GEMM i; null if the cast
+ * of y to FP8 does not need the amax. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
     if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te__last_step(r, s)) return 0;
     if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
@@ -295,7 +304,8 @@ TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_va
 
 /* ---- keys and values of cross_attention, which a fork or an input holds ------------------------------------------ */
 
-/* Sets a->kv and a->kv_seq, if the op is a cross_attention. */
+/* If the op is a cross_attention, sets a->kv to its keys and values, and a->kv_seq to the number of keys of a
+ * sequence. */
 TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     te_value kv;
@@ -305,9 +315,9 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     a->kv = kv.data, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
     return TE_OK;
 }
-/* The gradient of the keys and values. The kernels write `computed` in the list's own format. target = computed +
- * previous: `target` is the caller's tensor or the gradient of the fork, `previous` the sum of the gradients from later
- * uses of the same fork. */
+/* The gradient of the keys and values. computed: what this op's kernels write, in the list's own format. previous: the
+ * sum of the gradients from the uses of the same fork that are later in the list. target: the sum computed + previous,
+ * stored in the caller's tensor or as the gradient of the fork. */
 typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
 TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -318,7 +328,7 @@ TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const 
     const te_value like = te__fork_value_like(r, op, o->kv_heads * (o->head_dim + o->value_dim));
     if (is_input) TE_TRY(te__edge_tensor(&g->target, r, fork, like, 1));
     else TE_TRY(te__acquire(r, &g->target, fork->out_rows, like.cols, like.dtype));
-    if (!g->target.data) return TE_OK; /* not wanted */
+    if (!g->target.data) return TE_OK; /* the caller does not want this gradient */
     if (!first) g->previous = is_input ? g->target : r->edge[op->edge];
     if (first) return te__begin_converted(&g->computed, &g->target, r, r->plan->dtype);
     g->computed = te__value_of(0, r->plan->dtype, like.rows, like.cols);
@@ -338,7 +348,7 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* Sets the arguments of dropout: the random state, and the position of this rank's heads among those of all ranks
+/* Sets the arguments of dropout: the random state, and where this rank's heads are among the heads of all ranks
  * (te_attention_shard). */
 TE_API void te__attention_set_dropout(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
@@ -361,7 +371,8 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* Point *a at the cache of the batch. cached: null, if the op was declared without (cache, 1). */
+/* Set a->cache to this op's layer of the batch's cache. cached: launches the kernels for a cache; null if the op was
+ * declared without (cache, 1). */
 TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, int i,
                                          te_attention_launch_fn cached) {
     const te_cache *c = r->batch->cache;
@@ -377,9 +388,9 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
     a->cache = te__cache_of_layer(c, layer);
     return TE_OK;
 }
-/* The kernels read and write the list's own format, apart from FP8 outputs. fp8_output: an option that the kernels were
- * declared with. cached: launches the kernels that store keys and values in a cache and read them from there; null if
- * there are none. */
+/* Runs forward. The kernels read and write tensors in the list's own format, except that their output may be in FP8.
+ * fp8_output: the value of that option with which the kernels were declared. cached: launches the kernels that store
+ * keys and values in a cache and read them from there; null if the op has no such kernels. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
                                        int fp8_output, te_attention_launch_fn cached) {
@@ -420,7 +431,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* sum: te_attention_args.sum. */
+/* Runs backward. sum: the value for te_attention_args.sum. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                                    const te__attention_backward_kernels *kernels, float *sum) {
     const int i = s->op[0];
@@ -431,10 +442,10 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     void *delta = 0;
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
-    const int learns = op->params > 0; /* parameters whose gradients need delta and lse */
-    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the kernels must run even if no dx is wanted, for the
-                                                             gradients of the op's parameters and of a bias in front of
-                                                             the attention */
+    const int learns = op->params > 0; /* the op has parameters, whose gradients need delta and lse */
+    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the kernels must run even if no dx is wanted, because they
+                                                              also compute the gradients of the op's parameters and of a
+                                                              bias in front of the attention */
         te_value own;
         TE_TRY(te__acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.data) y = own;

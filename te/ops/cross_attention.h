@@ -4,24 +4,24 @@
  * (max_logit, 0)
  *
  * Computes softmax(scale q k^T) v. The queries of all heads are the op's input, [rows, heads head_dim]. The keys and
- * values are the value of the fork or input `kv`, whose rows are [k of all kv_heads, v of all kv_heads]; there may be
- * more or fewer of them than queries, as with the output of an encoder (Vaswani et al. 2017; Raffel et al. 2020, T5).
- * The output is heads head_dim wide. With value_dim, the head size of v, the rows of `kv` are kv_heads (head_dim +
- * value_dim) wide and those of the output heads value_dim.
+ * values are the value of the fork or input `kv`, whose rows are [k of all kv_heads, v of all kv_heads]. The number of
+ * these rows may differ from the number of queries, as with the output of an encoder (Vaswani et al. 2017; Raffel et
+ * al. 2020, T5). A row of the output has heads * head_dim columns. With the option value_dim, the head size of v, a row
+ * of `kv` has kv_heads * (head_dim + value_dim) columns and a row of the output heads * value_dim.
  *
  * Do this: declare the encoder's output, compute keys and values from it, and return to the queries:
  *     (input, enc, 512, (rows, memory)), ...
  *     (linear, q, 512, 512), (fork, queries),
  *     (load, enc), (linear, kv, 512, 2 * 512), (fork, keys), (load, queries),
  *     (cross_attention, cross, keys, 8, 8, 64), ...
- * Each sequence of the batch attends to te_batch.memory_seq rows of memory of its own; here the memory is the encoder's
- * output. Backward stores the memory's gradient in te_edge.grad. If the keys and values were computed beforehand, pass
- * them as (input, keys, 2 * 512, (rows, memory)) and leave out the encoder's output and its linear.
+ * Each sequence of the batch attends to its own te_batch.memory_seq rows of the memory, which is here the encoder's
+ * output. Backward stores the gradient of the memory in te_edge.grad. If the keys and values were computed beforehand,
+ * pass them as (input, keys, 2 * 512, (rows, memory)), and leave out `enc` and the ops that compute the keys from it.
  *
  * The last query is at the position of the last key: with q queries and k keys, the causal mask and windows treat query
- * i as if it were at position i + k - q among the keys, and ALiBi counts distances from that position. A query before
- * the first key sees none: it outputs 0 and has no gradient. The other options are those of attention.h. Kernels:
- * te/attention/impl/attention_cuda.h.
+ * i as if it were at position i + k - q among the keys, and ALiBi counts distances from that position. A causal query
+ * whose position is before the first key sees no key: its output is 0, and it has no gradient. The other options are
+ * those of attention.h. Kernels: te/attention/impl/attention_cuda.h.
  */
 #ifndef TE_OPS_CROSS_ATTENTION_H
 #define TE_OPS_CROSS_ATTENTION_H
@@ -36,7 +36,7 @@
     (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
      (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0))
 #define TE_LAYOUT_FITS_cross_attention(op, in) TE_LAYOUT_FITS_attention(op, in)
-#define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* the log-sum-exp of each head */
+#define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* for each row, the log-sum-exp of every head */
 #define TE_PARAMS_cross_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG2(op, 0))
 #define TE_TAKES_cross_attention_alibi TE_INTEGER
 #define TE_TAKES_cross_attention_bias TE_TOKEN

@@ -1,5 +1,6 @@
-/* cross_entropy.h -- the loss of a language model: loss[row] = log(sum exp(x[row])) - x[row, label[row]]. x [rows,
- * vocabulary] logits, loss [rows] in f32. It is the last op of a list; te_batch passes labels [rows] and ignore_index.
+/* cross_entropy.h -- the loss of a language model: loss[row] = log(sum exp(x[row])) - x[row, label[row]]. x: the
+ * logits, [rows, vocabulary]; loss: [rows], in f32. The op is the last of a list; te_batch passes labels [rows] and
+ * ignore_index.
  *
  *   (cross_entropy, name, vocabulary)
  * Options; the first two are 0 if not given:
@@ -13,13 +14,14 @@
  *     (rmsnorm, norm, H), (copy_to_group, c), (linear, head, H, V / N, (shard, columns)), (cross_entropy, loss, V,
  *      (ranks, N))
  *
- * Forward reads the logits once, by an online softmax, so the vocabulary may have any size. It saves the logits and, in
- * 8 bytes a row, the largest logit and the log of the sum. Backward reads the logits once and writes dloss (softmax -
- * target), with z_loss dloss (softmax (1 + 2 z log sum exp) - target). dloss, the gradient of the row's loss, is
- * dy[row] or te_batch.loss_scale or, for the mean over the rows that are not ignored (te_mean_loss), loss_scale /
- * loss_count. A row with the label ignore_index (0 stands for -100) has loss 0 and gradient 0. A label outside the
- * vocabulary is an error on the host; on CUDA its loss and gradient are NaN. te/linear/impl/linear_cross_entropy.h
- * fuses the op with the linear in front, so that the logits are never all in memory.
+ * Forward reads the logits once, by an online softmax, so the vocabulary may have any size. Forward saves the logits
+ * and, in 8 bytes a row, the largest logit and the log of the sum. Backward reads the logits once and writes dx = dloss
+ * (softmax - target) or, with z_loss, dx = dloss (softmax (1 + 2 z log sum exp) - target). dloss, the gradient of the
+ * row's loss, is dy[row] or te_batch.loss_scale or, for the mean over the rows that are not ignored (te_mean_loss),
+ * loss_scale / loss_count. A row whose label is ignore_index (where 0 means -100) has loss 0 and gradient 0. A label
+ * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
+ * te/linear/impl/linear_cross_entropy.h fuses the op with the linear in front, so that only a part of the logits is in
+ * memory at a time.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -32,8 +34,8 @@
 #include "../core/target.h" /* TE_KERNEL, te__check_target */
 
 /* ---- the mean loss ------------------------------------------------------------------------------------------------
- * The mean loss over the rows whose label is not ignored. Labels are counted on the device, and
- * cross_entropy's backward divides by that count, so the host never reads it and a graph can be captured.
+ * The mean loss over the rows whose label is not ignored. Labels are counted on the device, and cross_entropy's
+ * backward divides by that count. So the host never reads the count, and the calls can be captured in a graph.
  *
  * Do this:
  *     float *count, *mean;                                             // target memory, one number each
@@ -43,26 +45,26 @@
  *     TE_TRY(te_mean_loss(mean, losses, rows, count, 0, &ctx));        // of forward's losses, for a progress line
  *
  * Gradient accumulation: the mean over all rows of several micro-batches needs one count of all their labels before the
- * first backward. Count the first micro-batch with accumulate 0 and the others with 1, then run them as usual;
- * te_mean_loss with accumulate 1 adds a micro-batch's part. If each micro-batch has its own count, with a loss_scale of
- * 1 / (number of micro-batches), the result is the mean of the micro-batches' means instead, which differs if the
- * counts differ. Data-parallel ranks, whose gradients are summed, need one count, too:
- * te_group_all_reduce(te_data_group(ctx), count, count, 1, TE_f32, ctx).
+ * first backward. Count the labels of the first micro-batch with accumulate 0 and those of the others with accumulate
+ * 1; then run the micro-batches as usual. te_mean_loss with accumulate 1 adds a micro-batch's part of the mean. If each
+ * micro-batch has its own count, with a loss_scale of 1 / (number of micro-batches), the result is the mean of the
+ * micro-batches' means instead, which differs if the counts differ. Data-parallel ranks, whose gradients are summed,
+ * need one count, too: te_group_all_reduce(te_data_group(ctx), count, count, 1, TE_f32, ctx).
  *
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
 
-/* A single block computes the sum: with 64 Ki labels each of its threads loads 64. */
+/* Threads of a block. te_loss_sum runs as a single block: with 64 Ki labels, each of its threads loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
-/* The label that is ignored: te_batch.ignore_index, where 0 stands for -100. */
+/* The label whose rows are ignored: te_batch.ignore_index, where 0 means -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
-    float *out;            /* [1]; te_fill_loss_grad: [rows] */
-    const int32_t *labels; /* [rows]; null: sum `loss` instead */
+    float *out;            /* the result: [1]; of te_fill_loss_grad: [rows] */
+    const int32_t *labels; /* [rows], to be counted; null: `loss` is summed instead */
     const float *loss;     /* [rows] */
-    const float *count;    /* [1], the divisor; null: 1 */
+    const float *count;    /* [1]: the sum is divided by it; null: by 1 */
     float scale;
     int64_t rows;
     int ignored, accumulate;
@@ -73,8 +75,9 @@ TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return !a->count || *a->count <= 0.0f ? 1.0f : *a->count;
 }
 
-/* out (+)= the sum of the losses / count, or the number of labels that are not ignored. Each lane sums in double.
- * Memory traffic: reads 4 bytes for each row. */
+/* Computes the sum of the losses divided by the count, or the number of labels that are not ignored, and stores it in
+ * *out or, with a->accumulate, adds it to *out. Each lane sums in double. Memory traffic: reads 4 bytes for each
+ * row. */
 TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
     int group;
     te_lanes g = te_lanes_here(TE_LOSS_MEAN_THREADS, &group);
@@ -87,7 +90,7 @@ TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
 }
 TE_KERNEL_IF_USED(te_loss_sum, TE_LOSS_MEAN_THREADS, 1, te_loss_mean_args, te_loss_sum_body(te_args))
 
-/* out[row] = scale / count: dy of the losses. */
+/* out[row] = scale / count, the gradient of the row's loss. */
 TE_FN void te_fill_loss_grad_body(const te_loss_mean_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_FILL_LOSS_GRAD_THREADS, &group);
@@ -105,8 +108,9 @@ TE_API te_status te__loss_mean_check(const void *out, const void *in, int64_t ro
                "%s: a pointer is not a multiple of 4 bytes", who);
     return TE_OK;
 }
-/* count[1] (+)= the number of labels[rows] that are not ignore_index (as in te_batch: 0 stands for -100). All pointers
- * are target memory; enqueued on ctx. Errors: TE_ERROR_NULL, _SHAPE (negative rows), _ALIGNMENT. */
+/* Stores in count[0] the number of labels[rows] that are not ignore_index (as in te_batch, 0 means -100); with
+ * accumulate 1, adds it to count[0]. All pointers are to target memory; the work is enqueued on ctx. Errors:
+ * TE_ERROR_NULL, _SHAPE (negative rows), _ALIGNMENT. */
 TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels, int64_t rows, int ignore_index,
                                             int accumulate, te_context *ctx) {
     te_loss_mean_args a;
@@ -116,8 +120,8 @@ TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels,
     a.accumulate = accumulate;
     return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* mean[1] (+)= the sum of loss[rows] / count[1]; if the count is 0, the sum is not divided. The pointers and errors are
- * as for te_count_labels. */
+/* Stores in mean[0] the sum of loss[rows] divided by count[0]; with accumulate 1, adds it to mean[0]. If the count is
+ * 0, the sum is not divided. The pointers and errors are as for te_count_labels. */
 TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count,
                                          int accumulate, te_context *ctx) {
     te_loss_mean_args a;
@@ -141,7 +145,7 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
 #define TE_TAKES_cross_entropy_ranks TE_INTEGER
 #define TE_RANKS_cross_entropy(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
-#define TE_STATS_cross_entropy(op) (2) /* max = the largest logit; log2 of the sum of exp(x - max) */
+#define TE_STATS_cross_entropy(op) (2) /* for each row: max, the largest logit, and log2 of the sum of exp(x - max) */
 #define TE_TAKES_DIMS_cross_entropy ,
 #define TE_TAKES_cross_entropy_label_smoothing TE_NUMBER
 #define TE_TAKES_cross_entropy_z_loss TE_NUMBER
@@ -159,7 +163,7 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
 #define TE__LOSS_OPTIONS(op) (te_loss_options, TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))
 
-typedef struct te_loss_options { float label_smoothing, z_loss; } te_loss_options; /* constants */
+typedef struct te_loss_options { float label_smoothing, z_loss; } te_loss_options; /* compile-time constants */
 TE_FN te_loss_options te_loss_options_of(float label_smoothing, float z_loss) {
     te_loss_options o;
     o.label_smoothing = label_smoothing, o.z_loss = z_loss;
@@ -168,21 +172,22 @@ TE_FN te_loss_options te_loss_options_of(float label_smoothing, float z_loss) {
 
 typedef struct te_cross_entropy_args {
     float *loss;      /* [rows] */
-    float *stats;     /* [rows, 2]: max, log2 of the sum; null in inference */
-    void *dx;         /* [rows, width]; it may be x */
+    float *stats;     /* [rows, 2]: max, and log2 of the sum of exp(x - max); null in inference */
+    void *dx;         /* [rows, width]; dx and x may be the same memory */
     const void *x;    /* [rows, width] */
-    const float *dy;  /* [rows]; null: dloss in every row */
+    const float *dy;  /* [rows]: the gradient of each row's loss; null: dloss is that gradient for every row */
     const int32_t *labels; /* [rows] */
     int ignore_index;
     float dloss;
-    int width;             /* columns of x; read where it is not a constant of the list */
-    int first, vocabulary; /* (ranks, N): first column of this rank's shard; columns of all shards together */
+    int width;             /* columns of x; used only if the width is not a constant of the list */
+    int first, vocabulary; /* (ranks, N): the first column of this rank's shard; the number of columns of all shards
+                              together */
 } te_cross_entropy_args;
 
 /* ---- the kernels of a list --------------------------------------------------------------------------------------- */
 
-/* Each block computes one row. For wide rows it has 256 threads, each with the loads of several vectors of eight in
- * flight. */
+/* The threads of a block, which computes one row. For wide rows there are 256, each of which has the loads of several
+ * vectors of eight logits in flight. */
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
 #define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                              \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                 \
@@ -205,9 +210,9 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* Vectors of eight columns. If the width is no multiple of eight, a row may begin at any alignment. Its first aligned
- * vector then begins up to seven elements before the row (c < 0). Of the first and the last vector, only the elements
- * that lie in the row are used. */
+/* The columns of one vector of eight elements that lie in the row: n columns from column `from` on. If the width is not
+ * a multiple of eight, a row may begin in the middle of an aligned vector, so that the row's first vector begins up to
+ * seven elements before the row (c < 0). whole: all eight elements lie in the row. */
 typedef struct te_columns { int from, n, whole; } te_columns;
 TE_FN te_columns te_columns_at(int c, int width) {
     te_columns v;
@@ -228,11 +233,12 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
         const te_columns at = te_columns_at(c, width);
         float v[8], new_max = max, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        if (at.n < 8) /* only vectors that the row's ends cut are masked, which saves two instructions for each logit of
-                         all others */
+        if (at.n < 8) /* only vectors that extend beyond the row are masked; this saves two instructions for each logit
+                         of all other vectors */
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
         TE_UNROLL for (int i = 0; i < 8; i++) new_max = v[i] > new_max ? v[i] : new_max;
-        const float base = new_max > -INFINITY ? new_max : 0.0f; /* all logits so far may be -infinity */
+        const float base = new_max > -INFINITY ? new_max : 0.0f; /* 0 if all logits so far are -infinity, because
+                                                                    -infinity minus -infinity is NaN */
         TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
         sum = sum * te_exp(max - base) + s, max = new_max;
         TE_UNROLL for (int i = 0; smooth && i < 8; i++) *deviation += i < at.n ? v[i] - origin : 0.0f;
@@ -247,11 +253,11 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
 
 /* ---- loss and gradient of a row ---------------------------------------------------------------------------------- */
 
-/* Stores the loss of a row, and returns the statistics, which the gradient needs, in all lanes. The largest logit is
- * subtracted before anything is rounded, so adding a number to all logits does not change the loss. The label's logit
- * is loaded last, because waiting for it at the beginning takes a tenth of the kernel's time. It is loaded first if
- * label smoothing needs it as its origin, or if the gradient overwrites it as soon as this function returns
- * (in_place). */
+/* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The largest
+ * logit is subtracted before anything is rounded, so adding the same number to all logits does not change the loss. The
+ * label's logit is loaded at the end, because waiting for it at the beginning would take a tenth of the kernel's time.
+ * It is loaded at the beginning in two cases: if label smoothing sums the differences from it, and if the gradient is
+ * to overwrite the logits as soon as this function returns (in_place). */
 TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
                                              te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
@@ -270,15 +276,15 @@ TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_
     return all;
 }
 
-/* Columns [first, first + width) of the vocabulary. */
+/* A rank's shard of the logits: the columns [first, first + width) of `vocabulary` columns. */
 typedef struct te_vocab_shard { int first, width, vocabulary; } te_vocab_shard;
 TE_FN te_vocab_shard te_vocab_shard_of(int first, int width, int vocabulary) {
     te_vocab_shard v;
     v.first = first, v.width = width, v.vocabulary = vocabulary;
     return v;
 }
-/* The gradient of the logits of one row in the columns of shard k. max, log2_sum: the statistics of the whole row, over
- * all shards. */
+/* Computes the gradient of one row's logits in the columns of shard k. max, log2_sum: the statistics of the whole row,
+ * including the columns of all other shards. */
 TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, const te_lanes *g, const te_vocab_shard k,
                                  te_dtype dtype, const te_loss_options o, float max, float log2_sum) {
     const int64_t row = (int64_t)b.x * k.width;
@@ -301,7 +307,7 @@ TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, con
     }
 }
 
-/* Forward. Memory traffic: reads the logits. */
+/* Forward of one row. Memory traffic: reads the logits. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
                                 const te_loss_options o) {
     int group;
@@ -309,7 +315,7 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
     const te_softmax_stats all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
     if (!g.id && a->stats) a->stats[2 * b.x] = all.max, a->stats[2 * b.x + 1] = log2f(all.sum);
 }
-/* Backward. Memory traffic: reads the logits, writes the gradient. */
+/* Backward of one row. Memory traffic: reads the logits, writes their gradient. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                      te_dtype dtype, const te_loss_options o) {
     int group;
@@ -317,7 +323,7 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(0, width, width), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Backward of a shard: a->width columns of the vocabulary from a->first on. */
+/* Backward of one row of a shard, which has a->width columns of the vocabulary from column a->first on. */
 TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
                                        te_dtype dtype, const te_loss_options o) {
     int group;
@@ -325,8 +331,8 @@ TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block 
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(a->first, a->width, vocabulary), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Loss and gradient in one kernel. Memory traffic: reads the logits twice, the second time from the caches, and writes
- * the gradient. */
+/* Loss and gradient of one row in one kernel. Memory traffic: reads the logits twice, the second time from the caches,
+ * and writes their gradient. */
 TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                           te_dtype dtype, const te_loss_options o) {
     int group;
@@ -339,8 +345,8 @@ TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_blo
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-/* Sets the arguments except the tensors. The dry run that determines the memory sizes has no batch, so it checks
- * nothing. */
+/* Sets the arguments except the tensors. The dry run that determines the memory sizes has no batch, so nothing is
+ * checked there. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -388,7 +394,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
 /* Sets *dy to the gradient of the losses in f32, or to no tensor if batch.loss_scale is the gradient of every row. Call
- * it after the step has acquired its other memory. */
+ * this function after the step has acquired its other memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -419,23 +425,23 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
  * ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
-/* A rank's contribution to a row. */
+/* A rank's contribution to the loss of a row. */
 typedef struct te_loss_partial {
-    te_softmax_stats stats;  /* of this rank's columns */
-    float label_logit;       /* x[label]; 0 if another rank has that column */
+    te_softmax_stats stats;  /* max and sum over this rank's columns */
+    float label_logit;       /* x[label]; 0 if the label's column is on another rank */
     float deviation, origin; /* label smoothing: deviation = the sum of x - origin */
 } te_loss_partial;
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
-    te_cross_entropy_args of; /* width, first: of this rank's columns */
-    te_loss_partial *part;    /* [ranks, rows] */
+    te_cross_entropy_args of; /* of.width and of.first describe this rank's columns */
+    te_loss_partial *part;    /* [ranks, rows]: each rank's contribution to each row's loss */
     te_loss_options options;
     int64_t rows;
     int rank, ranks;
 } te_vocab_parallel_args;
 
-/* Reduces a row of this rank's columns to a te_loss_partial. Memory traffic: reads the logits. */
+/* Reduces this rank's columns of a row to a te_loss_partial. Memory traffic: reads the logits. */
 TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_block b, int threads, int width,
                                         te_dtype dtype, const te_loss_options o) {
     int group;
@@ -444,7 +450,7 @@ TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_bloc
     const int64_t row = (int64_t)b.x * width, label = (int64_t)a->of.labels[b.x] - a->of.first;
     te_loss_partial p;
     p.origin = smooth ? te_load(a->of.x, row, dtype) : 0.0f;
-    if (!(fabsf(p.origin) <= 3.402823466e38f)) p.origin = 0.0f; /* not finite */
+    if (!(fabsf(p.origin) <= 3.402823466e38f)) p.origin = 0.0f; /* the logit is infinite or NaN */
     p.stats = te__softmax_stats_of(&p.deviation, &a->of, row, &g, width, dtype, smooth, p.origin);
     if (g.id) return;
     p.label_logit = label >= 0 && label < width ? te_load(a->of.x, row + label, dtype) : 0.0f;
@@ -480,8 +486,8 @@ typedef te_status (*te_vocab_parallel_launch_fn)(te_context *, te_grid, const te
 
 /* The kernels of a vocabulary-parallel loss, and its options. */
 typedef struct te_vocab_parallel {
-    te_vocab_parallel_launch_fn part; /* te_cross_entropy_partial_row */
-    te_vocab_parallel_launch_fn join; /* te_cross_entropy_combine */
+    te_vocab_parallel_launch_fn part; /* launches te_cross_entropy_partial_row */
+    te_vocab_parallel_launch_fn join; /* launches te_cross_entropy_combine */
     float label_smoothing, z_loss;
 } te_vocab_parallel;
 

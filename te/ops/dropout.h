@@ -1,13 +1,13 @@
-/* dropout.h -- (dropout, name, p), x and y [rows, width]: an element is 0 with probability p (0.5 if not given),
- * else x / (1 - p). Srivastava et al. 2014.
+/* dropout.h -- (dropout, name, p): an element of y is 0 with probability p (0.5 if not given), else x / (1 - p). x and
+ * y are [rows, width]. Srivastava et al. 2014.
  *
  * Do this:
  *     (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1)
  *
- * Nothing is saved: the mask comes from Philox with the counter (seed, draw, op, element), so backward recomputes it.
- * The mask is the same on every target and for any number of ranks (te/comm), because `element` is the element's index
- * in the whole tensor, over all ranks. `draw` is an offset in device memory that each forward advances, so each replay
- * of a captured graph draws a fresh mask. Inference plans leave the op out.
+ * Nothing is saved: Philox generates the mask from (seed, draw, op, element), so backward can recompute it. The mask is
+ * the same on every target and for any number of ranks (te/comm), because `element` is the element's index in the whole
+ * tensor, over all ranks. `draw` is an offset in device memory that each forward advances, so each replay of a captured
+ * graph draws a fresh mask. Inference plans leave the op out.
  *
  * Measurements: docs/notes/ops.md.
  */
@@ -27,24 +27,26 @@
     (TE_ASSERT_NUMBER((TE_ARG1(op, 0.5f)) >= 0 && (TE_ARG1(op, 0.5f)) < 1, "te: " TE_STRING(model) ": "       \
         TE_CALLED(op) ": the probability must be at least 0 and less than 1");)
 
-/* One Philox call makes 128 bits, which serve eight elements with 16 bits each: with a call for every four elements the
- * arithmetic would cost more time than the memory traffic. Element e uses the call with counter e / 8, and of its
- * 32-bit word number e % 8 / 2 the 16-bit half e % 2. It is dropped if those 16 bits are below limit = 65536 p. So p is
- * rounded to a multiple of 1 / 65536, and factor = 1 / (1 - p) is computed from the rounded p (philox.h). */
+/* One Philox call yields 128 bits, 16 bits for each of eight elements. With a call for every four elements, the
+ * arithmetic would take more time than the memory traffic. Element e uses the call with counter e / 8: of the 32-bit
+ * word e % 8 / 2 that this call yields, the half e % 2 (0: the lower 16 bits). The element is dropped if these 16 bits
+ * are below limit = 65536 p. So p is rounded to a multiple of 1 / 65536; factor = 1 / (1 - p) is computed from the
+ * rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
 
-/* For rows wider than this, the random state is loaded again for every eight elements (te_load_rng). */
+/* In rows with more columns than this, the random state is loaded again for every eight elements (te_load_rng). */
 enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;
     const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
-    return (e % 2 ? u : u << 16) < limit << 16; /* compares the upper 16 bits: `limit << 16` has zeros below */
+    return (e % 2 ? u : u << 16) < limit << 16; /* compares only the upper 16 bits, because the lower 16 bits on the
+                                                   right side are 0 */
 }
-/* Loads the random state. For wide rows it uses ld.global.nc, which need not wait for the kernel's own stores. This
- * load is volatile, so that the compiler repeats it for every eight elements: if the state and its round keys were held
- * in registers for the whole kernel, the column sums of backward would spill. For narrow rows the state is loaded once,
- * by a plain load. */
+/* Loads the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier
+ * stores. It is volatile, so that the compiler repeats it for every eight elements. Otherwise the compiler would hold
+ * the state and its round keys in registers for the whole kernel, and would have to spill the column sums of backward.
+ * For narrow rows a plain load reads the state once. */
 TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
 #if TE_CUDA
     te_rng now;
@@ -56,7 +58,8 @@ TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
     return *rng;
 #endif
 }
-/* Drops or scales eight elements. In an unaligned row they may straddle two Philox counters. */
+/* Drops or scales eight elements. In an unaligned row the eight elements may belong to two Philox calls with successive
+ * counters. */
 TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
     const int64_t e = te_index(at) + s->first;
     const te_rng rng = te_load_rng(s->rng, at.width);

@@ -9,16 +9,17 @@
  * Do this:
  *     TE_SEQUENTIAL(layer, bf16, (linear, fc, 768, 3072), (bias, fc_b, 3072), (gelu, act), (mul_param, ls, 3072))
  *
- * Backward reads the saved x for mul_param and softcap; bias and scale save nothing. dbias and dweight are column sums
- * over the rows. te_model_randomize sets bias to 0 and weight to 1.
+ * mul_param and softcap save x for backward; bias and scale save nothing. The gradients of bias and of weight are sums
+ * over all rows, one for each column. te_model_randomize sets bias to 0 and weight to 1.
  *
  * An elementwise op (class `map`) is two functions, found by name; CONTRIBUTING.md shows how to add one:
  *     te_<family>_forward(float v[8], const te_stage *s, te_place at, const void *options)
  *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options)
- * v holds eight neighbouring elements of a row in registers: on entry x and on return y, in backward dy and dx.
- * Elements from index at.n on lie outside the row: results for them are never stored, but computing them must not trap.
- * `options` points to the op's te_<family>_options, whose members are constants. `sum` is for ops with TE_SUMS: add to
- * it the contribution of these eight columns to the gradient of the first parameter.
+ * v holds eight neighbouring elements of a row in registers: in forward x on entry and y on return, in backward dy on
+ * entry and dx on return. Elements from index at.n on lie outside the row: results for them are never stored, but
+ * computing them must not trap. `options` points to the op's te_<family>_options, whose members are constants. `sum` is
+ * for ops with the flag TE_SUMS: add to `sum` the contribution of these eight elements to the gradient of the op's
+ * first parameter.
  */
 #ifndef TE_OPS_ELEMENTWISE_H
 #define TE_OPS_ELEMENTWISE_H
@@ -31,12 +32,13 @@
 
 /* Number formats of an op's operands in memory. */
 typedef struct te_formats {
-    te_dtype in, out; /* its input and output in forward */
-    te_dtype edge;    /* the value of its fork */
-    te_dtype weight;  /* its parameters */
-    int local_fork;       /* the fork's value (in backward, the gradient that its uses have summed) was stored by this
-                             same kernel, so it must not be prefetched or loaded through a non-coherent cache */
-    int stores_fork_grad; /* backward: the op stores the gradient of its fork's value itself */
+    te_dtype in, out; /* the op's input and output in forward */
+    te_dtype edge;    /* the value of the op's fork */
+    te_dtype weight;  /* the op's parameters */
+    int local_fork;       /* 1: this same kernel has stored the fork's value (in backward, the sum of the gradients from
+                             the fork's uses). The value must therefore not be prefetched, nor loaded through a
+                             non-coherent cache */
+    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value */
 } te_formats;
 
 TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
@@ -46,36 +48,42 @@ TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
     return f;
 }
 
-/* Coordinates of eight elements. */
+/* The coordinates of eight neighbouring elements of a row. */
 typedef struct te_place {
     int64_t row;
     int col, n;        /* column of the first element; number of elements: 8, or fewer at the end of a row */
-    int width, halves; /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation */
+    int width, halves; /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation, else
+                          1 */
     int aligned;       /* whether the width is a multiple of eight, so that vector loads are allowed */
     te_formats format;
-    const struct te_stage *ahead_of; /* the op whose row-shaped tensor is prefetched in `ahead`; null: none */
-    te_vec8 ahead, ahead_second;     /* prefetched 16-bit elements; ahead_second: those of the second half if halves is
-                                        2 */
+    const struct te_stage *ahead_of; /* the op whose operand (saved input or fork's value) is already in registers, in
+                                        `ahead`; null: there is none */
+    te_vec8 ahead, ahead_second;     /* eight prefetched 16-bit elements of that operand; ahead_second: if halves is 2,
+                                        those of the second half of the row */
 } te_place;
-/* Index of the first element in a tensor of the row's shape. */
+/* The index of the first of the eight elements in a tensor with rows of width * halves elements. */
 TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
 
 /* The operands of one op of a kernel. */
 typedef struct te_stage {
-    const void *w[TE_MAX_PARAMS]; /* its parameters; null: the GEMM in front has already applied the parameter (a bias,
-                                     in its epilogue). `mul` in backward: w[0] is its fork's value */
-    const void *edge;             /* add, mul: the fork's value. In backward, for these ops and for a fork: the gradient
-                                     that the other uses of the fork have summed so far; null: none */
-    const void *saved;            /* backward: its input in forward, [rows, in] */
-    void *out;                    /* where the op's result is stored in addition; null: nowhere */
-    float *stats;                 /* [rows, stats] */
-    float *sum[TE_MAX_PARAMS];    /* backward: partial sums of its parameters' gradients, [blocks, width] */
-    const te_rng *rng;            /* the random state of this forward */
+    const void *w[TE_MAX_PARAMS]; /* the op's parameters; null: the epilogue of the GEMM in front has already applied
+                                     the parameter (a bias). In backward of `mul`, w[0] is the value of its fork */
+    const void *edge;             /* forward of add and mul: the fork's value. Backward of add, mul and fork: the sum of
+                                     the gradients from the uses of the fork that backward has already processed; null:
+                                     there are none */
+    const void *saved;            /* backward: the op's input that forward has saved, [rows, width of the input] */
+    void *out;                    /* memory to which the op stores in addition to the kernel's result: in forward its
+                                     output, in backward the gradient of its fork's value; null: it stores nothing */
+    float *stats;                 /* the op's statistics of each row, such as rstd: [rows, statistics] */
+    float *sum[TE_MAX_PARAMS];    /* backward: for each parameter of the op, every block's partial sum of the gradient:
+                                     [blocks, width] */
+    const te_rng *rng;            /* the random state (seed and offset) of this forward */
     int64_t first;                /* dropout: index of this rank's first element in the whole tensor, over all ranks */
-    uint32_t id;                  /* its index in the list, which selects the random stream */
+    uint32_t id;                  /* the op's index in the list; it selects the stream of random numbers */
 } te_stage;
 
-/* Loads eight elements of s->saved (format at.format.in) or s->edge (at.format.edge), which have the row's shape. */
+/* Loads eight elements of p, which is s->saved (its format is at.format.in) or s->edge (at.format.edge): from registers
+ * if they have been prefetched, else from memory. */
 TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
     if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);
@@ -105,7 +113,8 @@ TE_CALLBACK void te_bias_forward(float v[8], const te_stage *s, te_place at, con
 }
 TE_CALLBACK void te_bias_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)s, (void)at, (void)options;
-    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i]; /* y = x + bias */
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i]; /* y = x + bias, so dx = dy, and dbias is the sum of dy over
+                                                             the rows */
 }
 
 /* ---- (scale, name, factor) --------------------------------------------------------------------------------------- */
@@ -124,13 +133,13 @@ TE_CALLBACK void te_scale_forward(float v[8], const te_stage *s, te_place at, co
 }
 TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
-    te_scale_forward(v, s, at, options); /* y = factor x */
+    te_scale_forward(v, s, at, options); /* y = factor x, so dx = factor dy */
 }
 
 /* ---- (mul_param, name, width), (mul_param, name, 1) -------------------------------------------------------------- */
 
-/* dx = dy * weight; dweight = column sums of dy * x. With one learnt factor, dweight is the sum of these column sums,
- * added in the order of the columns. */
+/* dx = dy * weight; dweight is the sum of dy * x over all rows, for each column. With one learnt factor, dweight is the
+ * total of all columns' sums, added in the order of the columns. */
 #define TE_OP_mul_param (mul_param, map)
 #define TE_SHAPES_mul_param(op) (1)
 #define TE__MUL_PARAM_IS_ONE(op) ((TE_ARG1(op, 0)) == 1)
@@ -144,7 +153,7 @@ TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, 
     (static_assert((TE_ARG1(op, 0)) != 0, "te: " TE_STRING(model) ": " TE_CALLED(op) \
         " says how many numbers it learns: the width, or 1");)
 
-typedef struct te_mul_param_options { int is_one; } te_mul_param_options; /* 1: one factor for all columns */
+typedef struct te_mul_param_options { int is_one; } te_mul_param_options; /* is_one 1: one factor for all columns */
 
 TE_FN void te__mul_param8(float w[8], const te_stage *s, te_place at, const void *options) {
     const int is_one = ((const te_mul_param_options *)options)->is_one;
@@ -161,7 +170,9 @@ TE_CALLBACK void te_mul_param_backward(float v[8], float sum[8], const te_stage 
     float w[8], x[8];
     te__mul_param8(w, s, at, options);
     te_read8(x, s->saved, at.format.in, s, at);
-    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i] * x[i], v[i] *= w[i]; /* y = x weight */
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i] * x[i], v[i] *= w[i]; /* y = x weight, so dx = dy weight, and
+                                                                                  dweight is the sum of dy x over the
+                                                                                  rows */
 }
 
 /* ---- (softcap, name, cap) ---------------------------------------------------------------------------------------- */
@@ -188,7 +199,7 @@ TE_CALLBACK void te_softcap_backward(float v[8], float sum[8], const te_stage *s
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float t = tanhf(x[i] / cap);
-        v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap) */
+        v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap), so dx = dy (1 - tanh(x / cap)^2) */
     }
 }
 

@@ -1,23 +1,24 @@
 /* embedding.h -- lookup tables: token embeddings and learnt positions.
  *
  *   (embedding, name, vocabulary, width)   y[row] = weight[tokens[row]]; weight [vocabulary, width], y [rows, width].
- *                                          Begins a list, which then takes no x; te_batch.tokens passes the tokens
+ *                                          Begins a list, which then has no input x; te_batch.tokens passes the tokens
  *   (positions, name, length, width)       y[row] = x[row] + weight[position of the row]; weight [length, width]
  *
  * Do this:
  *     (embedding, tokens, 50304, 768), (positions, at, 1024, 768), (fork, x1), (layernorm, ln1, 768), ...
  *
  * Nothing is saved: backward reads the tokens again. A token outside the vocabulary is an error on the host; on CUDA,
- * where the host does not see the tokens, its row becomes NaN. At most 2^24 - 1 rows.
+ * where the host does not see the tokens, the token's row of y becomes NaN. An embedding may have at most 2^24 - 1
+ * rows.
  *
  * dweight[token] = sum of dy over the rows with that token. The rows are sorted by token, and the rows of each token
  * are added in order, without atomics, so the same inputs give bitwise identical results. dweight[position] = sum of dy
- * over the rows at that position, one of each sequence.
+ * over the rows at that position, of which each sequence has at most one.
  *
  * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): rank r of a tensor group of N has the
- * vocabulary / N rows of the weight from r * vocabulary / N on. For each token, the rank that has its row of the table
- * writes it to y and all others write zeros. So y is a partial sum, which a reduce_scatter or all_reduce must follow;
- * the result is bitwise identical to that of the unsharded table.
+ * vocabulary / N rows of the weight from r * vocabulary / N on. For each token, the rank whose table has the token's
+ * row writes this row to y, and all other ranks write zeros. So y is a partial sum, which a reduce_scatter or
+ * all_reduce must follow; the result is bitwise identical to that of the unsharded table.
  */
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
@@ -47,27 +48,30 @@
 #define TE_TAKES_DIMS_embedding ,
 
 typedef struct te_embedding_args {
-    void *y;         /* [rows, width] of the model's dtype; backward: dweight, [size, width] of f32 */
+    void *y;         /* forward: y, [rows, width] of the model's dtype; backward: dweight, [size, width] of f32 */
     const void *x;   /* forward of positions: [rows, width]; backward: dy, [rows, width] */
-    const void *w;   /* [size, width] */
+    const void *w;   /* this rank's table, [size, width] */
     const int32_t *tokens; /* [rows] */
     int32_t *order;  /* [rows]: the rows sorted by token */
-    float *partials; /* [segments, 2, width]: see te_embedding_gradient */
+    float *partials; /* [segments, 2, width]: sums over parts of runs (te_embedding_gradient) */
     int64_t rows;
     te_sequences of;
-    int size;        /* rows of this rank's table: its part of the vocabulary; positions: the length */
+    int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */
     int position;    /* the position of the first row of each sequence */
-    const int32_t *past; /* by sequence: the tokens that the cache has of it before the batch; null: no cache */
-    int accumulate;  /* 1: dweight is added to, not overwritten */
-    int width;       /* read where it is not a constant of the list */
-    int64_t first;   /* (rows, shard): the index in the batch of this rank's first row */
-    int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at row vocab_start of `vocabulary` */
+    const int32_t *past; /* for each sequence, the number of its tokens that were in the cache before this batch; null:
+                            there is no cache */
+    int accumulate;  /* 1: the sums are added to dweight; 0: they overwrite it */
+    int width;       /* used only if the width is not a constant of the list */
+    int64_t first;   /* the index of this rank's first row within the whole batch: 0 unless the rows are split over the
+                        ranks (rows, shard) */
+    int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at row vocab_start of the whole table, which
+                                    has `vocabulary` rows */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
-    TE_EMBEDDING_SEGMENT = 32, /* sorted rows that a group sums in backward */
-    TE_EMBEDDING_UNROLL = 8    /* rows whose loads are in flight at once */
+    TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows that a group of lanes sums in backward */
+    TE_EMBEDDING_UNROLL = 8    /* number of rows whose loads are in flight at once */
 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
@@ -90,13 +94,13 @@ enum {
         return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
 
-/* The row of this rank's table for a token. It lies outside of 0 to a->size - 1 if the token's row is on another rank
- * or on none. `sharded`, a constant: whether the op has the option (ranks, N). */
+/* The index of a token's row in this rank's table. The index is below 0 or above a->size - 1 if the row is on another
+ * rank, or if the token is not in the vocabulary. `sharded`, a constant: whether the op has the option (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
 }
-/* Forward of both ops: y[row] = w[token] or x[row] + w[position]. A group of lanes computes a row. Memory traffic:
- * reads the rows of w (and of x), writes y. */
+/* Forward of embedding, y[row] = w[token], and of positions, y[row] = x[row] + w[position]. A group of lanes computes a
+ * row. Memory traffic: reads the rows of w (for positions also x), writes y. */
 TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, int positions, te_formats format,
                              int sharded) {
     int group;
@@ -123,7 +127,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
 }
 
 /* Sorts the rows by (token, row): order[place] = row, where `place` is the number of rows that precede the row in the
- * sorted order. A group of lanes counts them for one row: rows^2 comparisons in all, 67 million at 8192 rows. */
+ * sorted order. A group of lanes counts these rows for one row, which takes rows^2 comparisons in all: 67 million for
+ * 8192 rows. */
 TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -135,14 +140,15 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
         const int32_t other = a->tokens[j];
         place += other < token || (other == token && j < row);
     }
-    float sum = (float)place; /* exact: rows stay below 2^24 */
+    float sum = (float)place; /* exact as a float, because there are fewer than 2^24 rows */
     te_lanes_sum(&sum, 1, &g);
     if (g.id == 0) a->order[(int)sum] = (int32_t)row;
 }
 TE_KERNEL_IF_USED(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, 1, te_embedding_args,
                   te_sort_body(te_args, te_at))
 
-/* The local token at place p of the sorted rows; -1 outside of them. */
+/* For place p among the sorted rows: the index of its token's row in this rank's table. -1 if p is outside of the
+ * rows. */
 TE_FN int32_t te_sorted_token(const te_embedding_args *a, int64_t p, int sharded) {
     return p < 0 || p >= a->rows ? -1 : te__local_token(a, a->tokens[a->order[p]], sharded);
 }
@@ -159,13 +165,13 @@ TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n,
         for (int i = 0; i < n; i++) grad[at + i] += v[i];
     }
 }
-/* Backward: dweight[token] += dy[row], eight columns a lane.
+/* Backward: dweight[token] += dy[row]. Each lane sums eight columns.
  *
- * On CUDA a group takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced, no matter how
- * often each token occurs. Rows of one token form a run. A run inside the segment is added to its gradient at once. The
- * part of a run that crosses segments is stored in partials[segment]: in slot 0 if the run began in an earlier segment,
- * else in slot 1. te_embedding_merge then adds the parts in order. Memory traffic: reads dy once, and reads and writes
- * the gradients of the tokens that occur. */
+ * On CUDA a group of lanes takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced, no matter
+ * how often each token occurs. The sorted rows of one token form a run. If a run lies inside one segment, its sum is
+ * added to the token's gradient at once. If it extends over several segments, the sum over each of them is stored in
+ * partials[segment]: in slot 0 if the run began in an earlier segment, else in slot 1. te_embedding_merge then adds
+ * these sums in order. Memory traffic: reads dy once, and reads and writes the gradients of the tokens that occur. */
 TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -209,8 +215,8 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
         }
     }
 }
-/* Runs that cross segments: the group whose segment contains the beginning of a run adds all parts of the run to the
- * gradient, in order. */
+/* Completes each run that extends over several segments: the group whose segment contains the beginning of the run adds
+ * the run's sums over all segments to the token's gradient, in order. */
 TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -236,7 +242,7 @@ TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width,
 
 typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embedding_args *);
 
-/* Returns the arguments of op i, except y and the members that only backward needs: these are set by the caller. */
+/* Returns the arguments of op i. The caller sets y and the members that only backward needs. */
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
@@ -321,8 +327,9 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
         (te_dtype)TE_DTYPE_OUT(model, op))                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
-/* dweight[position] (+)= sum of dy over the sequences. A group of lanes computes a position. Memory traffic: reads dy,
- * writes dweight. */
+/* Backward of positions: dweight[position] is the sum, over all sequences, of dy in the row at that position; with
+ * a->accumulate the sum is added to dweight. A group of lanes computes one position. Memory traffic: reads dy, writes
+ * dweight. */
 TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -335,8 +342,8 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     for (int s = 0; row >= 0 && s < a->of.count; s++) {
         const te_sequence sequence = te_sequence_rows(&a->of, s);
         const int64_t at = sequence.first + row - a->first;
-        if (row >= sequence.count || at < 0 || at >= a->rows) continue; /* the sequence is too short, or the row is on
-                                                                           another rank */
+        if (row >= sequence.count || at < 0 || at >= a->rows) continue; /* the sequence has no row at this position, or
+                                                                           the row is on another rank */
         te_load8(v, a->x, at * width + c, n, aligned, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
     }
@@ -353,7 +360,7 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
     a.y = p->grad, a.accumulate = te__accumulates(r, p);
     if (!r->dry && te_is_trained(p)) TE_TRY(launch(r->ctx, grid, &a));
-    TE_TRY(te__convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: dx = dy */
+    TE_TRY(te__convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight, so dx = dy */
     te__set_current(r, dx);
     return TE_OK;
 }

@@ -1,6 +1,6 @@
 /* head_norm.h -- RMSNorm of each head of q and of k, on packed rows [q of all heads, k of all kv_heads, v of all
- * kv_heads]; v passes through. x and y [rows, (heads + 2 kv_heads) head_dim], head_dim at most 480. Dehghani et al.
- * 2023 (QK norm); Qwen3, Gemma 3.
+ * kv_heads]; v passes through unchanged. x and y are [rows, (heads + 2 kv_heads) head_dim]; head_dim is at most 480.
+ * Dehghani et al. 2023 (QK norm); Qwen3, Gemma 3.
  *
  *   (head_norm, name, heads, kv_heads, head_dim)     option (eps, 1e-5f)
  *   (head_norm1p, ..)                                the same with 1 + weight (zero-centred, Gemma 3)
@@ -14,11 +14,12 @@
  *     backward    dx = rstd (w dy - x rstd^2 / D sum(w dy x)),  dw = sum of dy x rstd over rows and heads
  * Forward saves x; backward recomputes rstd. Memory traffic: forward reads x and writes y; backward reads x and dy and
  * writes dx. A rope that follows is fused into the same kernel: head_norm_rope, in backward rope_head_norm. In a tensor
- * group each rank has a part of the heads and both weights in full, and computes a partial sum of dw.
+ * group each rank has some of the heads, but all of q_weight and k_weight. It sums the gradients of these weights over
+ * its own heads only; te/comm then adds up the sums of all ranks.
  *
- * A head is split into chunks of two times eight columns, one chunk a lane, such that the two columns that a rope
- * rotates together are in one lane. On CUDA a group of 1 to 32 lanes computes a head. The groups of a block loop over
- * the heads of a few rows, with the loads of the next heads in flight.
+ * A head is split into chunks of 2 x 8 columns. The two columns of a pair that a rope rotates are in the same chunk. On
+ * CUDA a group of 1 to 32 lanes computes a head, and each lane takes one chunk. The groups of a block loop over the
+ * heads of a few rows. A group has the loads of several heads in flight at once.
  */
 #ifndef TE_OPS_HEAD_NORM_H
 #define TE_OPS_HEAD_NORM_H
@@ -57,41 +58,46 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 enum {
     TE_HEAD_NORM_MAX_DIM = 480, /* 30 chunks of 16 columns: one warp holds the largest head */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
-    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* rows of a block */
+    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* rows that a block computes */
     TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* maximum number of rows that a block computes at a time */
     TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight */
-    TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1,
-    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* chunks that a lane takes */
+    TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1, /* number of heads whose loads a lane has in flight in backward */
+    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* maximum number of chunks of a head that one lane holds */
 };
 
 /* Constants of a kernel. */
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
-    int pairs;                       /* columns c and c + pairs, c < pairs, are in one lane: a rope rotates them
-                                        together; 0: an interleaved rope */
-    int rotary, interleaved, scaled; /* of the rope in the same kernel; rotary 0: there is none */
-    int zero_centred;                /* the stored weight is w - 1 */
+    int pairs;                       /* for each c < pairs, columns c and c + pairs are in the same lane, because a rope
+                                        rotates them together. 0: the rope is interleaved, so the columns of a pair are
+                                        adjacent */
+    int rotary, interleaved, scaled; /* options of the rope that the same kernel applies: its rotary_dim, and whether it
+                                        is interleaved and scaled. rotary 0: no rope */
+    int zero_centred;                /* 1: the stored weight is w - 1 (head_norm1p) */
     float eps;
-    te_dtype x, y, w, saved; /* formats of this pass's input and output, of the weights, and of forward's x */
+    te_dtype x, y, w, saved; /* formats: x of this pass's input (in backward dy), y of its output (dx), w of the
+                                weights, saved of the x that forward saved */
 } te_head_shape;
 
 typedef struct te_head_args {
-    te_rope_args at;   /* its x and y, in backward dy and dx: [rows, (heads + 2 kv_heads) dim] */
-    const void *w[2];  /* of q, of k: [dim] */
-    const void *saved; /* backward: forward's x */
-    float *sum[2];     /* backward: partial sums of dw, [blocks, dim] of each weight */
+    te_rope_args at;   /* at.x and at.y: in forward x and y, in backward dy and dx, [rows, (heads + 2 kv_heads) dim] */
+    const void *w[2];  /* q_weight and k_weight: [dim] */
+    const void *saved; /* backward: the x that forward saved */
+    float *sum[2];     /* backward: for q_weight and for k_weight, each block's partial sum of the gradient: [blocks,
+                          dim] */
 } te_head_args;
 
 /* ---- which columns of a head a lane takes ------------------------------------------------------------------------ */
 
-/* A chunk: n[0] columns from a[0] on and n[1] from a[1] on; n is 8, or fewer at the end of a head. The first
- * te_head_pair_chunks chunks of a head hold columns and their rotation partners, `pairs` columns further on; each of
- * the others holds 16 of the remaining columns. */
+/* A chunk holds n[0] columns of a head from column a[0] on, and n[1] columns from column a[1] on. n[0] and n[1] are 8,
+ * or fewer where no more columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0] + pairs: such
+ * a chunk holds eight columns and the eight columns that a rope rotates together with them. Each other chunk holds 16
+ * adjacent columns. */
 typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
 TE_FN int te_head_chunks(te_head_shape k) { return te_head_pair_chunks(k) + (k.dim - 2 * k.pairs + 15) / 16; }
-/* Lanes of a group: the number of chunks of a head, rounded up to a power of two. */
+/* The number of lanes in a group: the number of chunks of a head, rounded up to a power of two; on the host 1. */
 TE_FN int te_head_lanes(te_head_shape k) {
     const int chunks = te_head_chunks(k);
     return !TE_CUDA ? 1 : chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks > 1 ? 2 : 1;
@@ -109,11 +115,13 @@ TE_FN te_head_chunk te_head_chunk_at(te_head_shape k, int i) {
     return p;
 }
 
-/* The chunks of a head that a lane holds: as they lie in memory, and as floats. */
+/* The chunks of a head that one lane holds: te_head_vecs in the format that they have in memory, te_head_floats as
+ * floats. */
 typedef struct te_head_vecs { te_vec8 v[TE_HEAD_LANE_CHUNKS][2]; } te_head_vecs;
 typedef struct te_head_floats { float v[TE_HEAD_LANE_CHUNKS][2][8]; } te_head_floats;
 
-/* Loops over the chunks that lane g takes: c counts them, i is the chunk's index in the head. */
+/* Loops over the chunks of a head that this lane of the group g holds. c = 0, 1, .. counts them, and i is the index of
+ * the chunk within the head. */
 #define TE__HEAD_EACH(k, g, c, i) \
     TE_UNROLL for (int c = 0, i = (g).id; c < TE_HEAD_LANE_CHUNKS && i < te_head_chunks(k); c++, i += (g).count)
 
@@ -134,7 +142,7 @@ TE_FN void te_head_store(void *p, int64_t at, const te_head_floats *x, te_lanes 
             te_store8(p, at + l.a[j], x->v[c][j], l.n[j], te_head_aligned(k), t);
     }
 }
-/* The weight of the lane's columns. */
+/* Loads the weights of the columns that this lane holds, and adds 1 if they are stored zero-centred. */
 TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_shape k) {
     TE__HEAD_EACH(k, g, c, i) {
         const te_head_chunk l = te_head_chunk_at(k, i);
@@ -147,12 +155,13 @@ TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_
 
 /* ---- rope in the same kernel ------------------------------------------------------------------------------------- */
 
-/* Pairs in a row's table of cosines and sines, rounded up to a multiple of eight, because te_rotate8 reads eight. */
+/* The number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of eight,
+ * because te_rotate8 reads eight pairs at a time. */
 TE_FN int te_head_table_pairs(te_head_shape k) { return (k.rotary / 2 + 7) / 8 * 8; }
-#define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* of a row; 1 more, so that no array has
-                                                                             length 0 */
+#define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* floats in the table of one row, and 1 more,
+                                                                             so that no array has length 0 */
 
-/* cos_sin: the table of this row. */
+/* Rotates the head x. cos_sin: the table of the head's row, with the cosines of all pairs and then their sines. */
 TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, te_head_shape k) {
     const int pairs = te_head_table_pairs(k);
     TE__HEAD_EACH(k, g, c, i) {
@@ -171,7 +180,8 @@ TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, t
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Unit u of a block's work is one head of one of its rows; `at` is the index of its first element. */
+/* Unit u of a block's work: one head of one row. row: the row's index, counted from the row `first`; head: the head's
+ * index among those of q, k and v; at: the index in the tensor of the head's first element. */
 typedef struct te_head_unit { int row, head; int64_t at; } te_head_unit;
 TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {
     const int all = k.heads + 2 * k.kv_heads;
@@ -181,7 +191,8 @@ TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {
 }
 TE_FN int te_head_units(int rows, te_head_shape k) { return rows * (k.heads + 2 * k.kv_heads); }
 
-/* Forward of TE_HEAD_ROWS rows. cos_sin: shared memory, [TE_HEAD_ROWS, TE__COS_SIN_FLOATS]. */
+/* The forward kernel: a block computes TE_HEAD_ROWS rows. cos_sin: shared memory for the tables of cosines and sines of
+ * these rows, [TE_HEAD_ROWS, TE__COS_SIN_FLOATS]. */
 TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
     int group, thread;
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
@@ -198,12 +209,12 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
             if (u < units) te_head_load(&next[j], a->at.x, te_head_unit_at(u, first, k).at, g, k, k.x);
             else memset(&next[j], 0, sizeof next[j]);
         }
-        if (k.rotary && from == 0) { /* while the first loads are in flight */
+        if (k.rotary && from == 0) { /* computed while the first loads are in flight */
             te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, 1));
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < depth; j++) {
-            if (from + j * groups >= units) continue; /* no group of the block has work: all skip the reduction */
+            if (from + j * groups >= units) continue; /* no group of the block has work, so all skip the sums */
             const int u = from + j * groups + group;
             const te_head_unit h = te_head_unit_at(u, first, k);
             te_head_floats x, w;
@@ -238,12 +249,12 @@ TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head
     const float rstd = 1.0f / sqrtf(s[0] / (float)k.dim + k.eps), along = s[1] * rstd * rstd / (float)k.dim;
     TE__HEAD_EACH(k, *g, c, i) TE_UNROLL for (int e = 0; e < 16; e++) {
         const float v = x->v[c][e / 8][e % 8], dy = d->v[c][e / 8][e % 8];
-        dw->v[c][e / 8][e % 8] = dy * v * rstd;                                /* y = x rstd w */
+        dw->v[c][e / 8][e % 8] = dy * v * rstd;                                /* y = x rstd w, so dw = dy x rstd */
         d->v[c][e / 8][e % 8] = rstd * (w->v[c][e / 8][e % 8] * dy - v * along);
     }
 }
-/* Stores a block's partial sum of the gradient of one weight: the sum over the block's groups of lanes, in a fixed
- * order. */
+/* Stores a block's partial sum of the gradient of one weight. For this it adds up the sums of the block's groups of
+ * lanes, in a fixed order. */
 TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_head_shape k) {
     int group;
     (void)te_lanes_here(g.count, &group);
@@ -256,16 +267,18 @@ TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_he
     }
 }
 
-/* Backward. A block loops over its rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums dw over all of them. */
+/* The backward kernel. A block loops over its rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums the gradients of
+ * q_weight and k_weight over all of them. */
 TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
     int group, thread;
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
     const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
     const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
-    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* its vectors take twice the registers */
+    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* a vector of f32 takes twice the registers */
     const int depth = is_f32 ? 1 : TE_HEAD_PREFETCH_BACKWARD;
     const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
-    const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds); /* rows of a block in a round */
+    const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds); /* rows that a block computes in one round of the loop
+                                                                     below */
     te_head_floats sum[2];
     memset(sum, 0, sizeof sum);
     for (int64_t first = (int64_t)b.x * each; first < a->at.rows; first += (int64_t)b.nx * each) {
@@ -275,7 +288,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
             TE_UNROLL for (int j = 0; j < depth; j++) {
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
-                const int is_v = h.head >= k.heads + k.kv_heads; /* passes through: no x needed */
+                const int is_v = h.head >= k.heads + k.kv_heads; /* v passes through, so its x is not needed */
                 memset(&dy[j], 0, sizeof dy[j]), memset(&saved[j], 0, sizeof saved[j]);
                 if (u < units) te_head_load(&dy[j], a->at.x, h.at, g, k, k.x);
                 if (u < units && !is_v) te_head_load(&saved[j], a->saved, h.at, g, k, k.saved);
@@ -286,7 +299,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 te_block_sync();
             }
             TE_UNROLL for (int j = 0; j < depth; j++) {
-                if (from + j * groups >= units) continue; /* no group of the block has work: all skip the reduction */
+                if (from + j * groups >= units) continue; /* no group of the block has work, so all skip the sums */
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
                 const int is_k = h.head >= k.heads, is_v = h.head >= k.heads + k.kv_heads;
@@ -354,8 +367,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* The step consists of a norm alone, or of a norm and a rope. The norm is the step's first op in forward and its last
- * in backward. */
+/* Sets the arguments of a step that consists of a norm, op i, alone or together with a rope. The norm is the step's
+ * first op in forward and its last op in backward. */
 TE_API te_status te__head_args(te_head_args *a, te_run *r, const te_step *s, int i, te_value y) {
     memset(a, 0, sizeof *a);
     for (int j = 0; j < 2; j++) a->w[j] = r->param[i][j].data;
@@ -376,8 +389,8 @@ TE_API te_status te__head_norm_forward_run(te_run *r, const te_step *s,
 TE_API te_status te__head_norm_backward_run(te_run *r, const te_step *s,
                                             te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
     const int i = s->op[s->count - 1];
-    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* each block writes a partial sum of
-                                                                                     dw */
+    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* each block stores one partial sum
+                                                                                     of the gradient of each weight */
     te_head_args a;
     te_value dx;
     TE_TRY(te__gradient(&dx, r, s, i));

@@ -1,11 +1,12 @@
-/* last_token.h -- (last_token, name): y[sequence] = x[last row of the sequence]; x [rows, width], y [sequences, width].
+/* last_token.h -- (last_token, name): y[sequence] = x[last row of the sequence]. x is [rows, width], y [sequences,
+ * width].
  *
  * Do this:
  *     (rmsnorm, norm, H), (last_token, last), (linear, head, H, V)      // logits of the last token only
  *
  * Use it for inference that needs only the logits of a prompt's last token, and for a classifier on top of a causal
- * model. All values behind the op have one row for each sequence, so te_batch.labels must have one label for each
- * sequence. Saves nothing. Backward: dx[last row] = dy[sequence], and dx is 0 elsewhere. For an empty sequence
+ * model. All values after the op have one row for each sequence, so te_batch.labels must have one label for each
+ * sequence. The op saves nothing. Backward: dx[last row] = dy[sequence], and dx is 0 elsewhere. For an empty sequence
  * (te_batch.cu_seqlens) y is 0 and dy is ignored.
  */
 #ifndef TE_OPS_LAST_TOKEN_H
@@ -44,7 +45,8 @@ enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 
     TE__LAST_TOKEN_KERNEL(name, te_last_token_gradient, model, op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }
 
-/* A group of lanes copies a row to y. Memory traffic: reads the last rows, writes y. */
+/* Forward: a group of lanes copies the last row of one sequence to y. Memory traffic: reads the last row of each
+ * sequence, writes y. */
 TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
@@ -59,7 +61,7 @@ TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width
         te_store8(a->y, row * width + c, v, n, aligned, dtype);
     }
 }
-/* A group of lanes writes a row of dx. Memory traffic: reads dy, writes dx. */
+/* Backward: a group of lanes writes one row of dx. Memory traffic: reads dy, writes dx. */
 TE_FN void te_last_token_gradient(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);

@@ -1,10 +1,10 @@
 /* linear.h -- y = x weight^T: x [rows, in], weight [out, in], y [rows, out]. A bias is an op of its own.
  *
  *   (linear, name, in, out)
- *   (tied_linear, name, in, out)     it uses the weight of another op (te_tie()), as an lm_head does that is tied to
- *                                    the embedding
- *   (frozen_linear, name, in, out)   its weight never trains (te/plan/freeze.h), so backward computes dx alone and
- *                                    forward does not save x for it
+ *   (tied_linear, name, in, out)     uses the weight of another op (te_tie()); for example, an lm_head uses the
+ *                                    embedding's weight
+ *   (frozen_linear, name, in, out)   the weight is never trained (te/plan/freeze.h), so backward computes only dx, and
+ *                                    forward need not save x
  * Options: (recipe, ..), which is none or an FP8 recipe other than the list's (docs/fp8.md), and those below.
  *
  * Do this:
@@ -13,14 +13,14 @@
  * Forward saves x. Backward computes dweight = dy^T x, summed in f32, and dx = dy weight. te/linear/impl/linear_step.h
  * runs the op, alone or with a fused epilogue.
  *
- * Tensor parallelism (Shoeybi et al. 2019); `in` and `out` are then the local sizes of a rank:
- *   (shard, columns)   column-parallel: each rank computes its own output columns. Must follow an all_gather or
- *                      copy_to_group
- *   (shard, rows)      row-parallel: each rank has its own input columns, those of a column-parallel GEMM, and y is a
- *                      partial sum. A reduce_scatter or all_reduce must follow
- *   (parts, 3)         the output is that many parts side by side (q, k, v; the two halves of a gated activation),
- *                      each of which is split over the ranks
- *   (first_part, 4)    the first part is that many times as wide as each other one: q of grouped-query attention
+ * Tensor parallelism (Shoeybi et al. 2019); `in` and `out` are then the sizes of one rank's shard:
+ *   (shard, columns)   column-parallel: each rank computes its own output columns. The op must come after an all_gather
+ *                      or copy_to_group
+ *   (shard, rows)      row-parallel: each rank has its own input columns, which a column-parallel GEMM has computed,
+ *                      and y is a partial sum over them. A reduce_scatter or all_reduce must follow
+ *   (parts, 3)         the output consists of that many parts side by side (q, k and v, or the two halves of a gated
+ *                      activation), and each part is split over the ranks separately
+ *   (first_part, 4)    the first part is that many times as wide as each other part: q of grouped-query attention
  */
 #ifndef TE_OPS_LINEAR_H
 #define TE_OPS_LINEAR_H

@@ -1,5 +1,5 @@
-/* norm.h -- normalisation of each row. x and y [rows, width], gamma (`weight`) and beta (`bias`) [width]; option
- * (eps, 1e-5f).
+/* norm.h -- normalisation of each row. x and y are [rows, width], gamma (`weight`) and beta (`bias`) are [width];
+ * option (eps, 1e-5f).
  *
  *   (layernorm, name, width)   y = (x - mean) rstd gamma + beta, rstd = (mean((x - mean)^2) + eps)^-1/2  Ba et al. 2016
  *   (rmsnorm, name, width)     y = x rstd gamma,                 rstd = (mean(x^2) + eps)^-1/2    Zhang & Sennrich 2019
@@ -9,9 +9,9 @@
  * Do this:
  *     (fork, x1), (rmsnorm, norm1, 4096, (eps, 1e-6f)), (linear, qkv, 4096, 6144)
  *
- * Forward saves x and, in f32, the statistics of each row: rstd, for layernorm mean and rstd. Backward computes dx, and
- * dgamma and dbeta as column sums. This header has the formulas; the kernels, of a norm alone or fused with elementwise
- * ops, are in te/pointwise.
+ * Forward saves x and, in f32, the statistics of each row: for layernorm mean and rstd, otherwise only rstd (l2norm:
+ * rnorm). Backward computes dx and, by sums over all rows for each column, dgamma and dbeta. This header contains the
+ * formulas; the kernels, which run a norm alone or fused with elementwise ops, are in te/pointwise.
  */
 #ifndef TE_OPS_NORM_H
 #define TE_OPS_NORM_H
@@ -21,7 +21,8 @@
 /* X(kind, number of parameters): the tests and benchmarks expand this list. */
 #define TE_NORMS(X) X(layernorm, 2) X(rmsnorm, 1) X(l2norm, 0) X(layernorm1p, 2) X(rmsnorm1p, 1)
 
-/* A norm's code: the formula in code & 3, and a bit for zero-centred gamma. */
+/* The code of a norm: code & 3 selects the formula, and the bit TE_NORM_zero_centred means that the stored gamma is
+ * zero-centred. */
 enum {
     TE_NORM_layernorm = 0,
     TE_NORM_rmsnorm = 1,
@@ -41,7 +42,8 @@ enum {
 #define TE_IN_norm(op) (TE_ARG1(op, 0))
 #define TE_LAYOUT_FITS_norm(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_FLAGS_norm(op) (TE_SAVES_INPUT)
-#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* mean, rstd; or rstd */
+#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* numbers for each row: mean and
+                                                                                        rstd, or only rstd */
 #define TE_PARAMS_norm(op, in, out) TE_JOIN1(TE_PARAMS_OF_, TE_KIND(op))(out)
 #define TE_PARAMS_OF_layernorm(out) ((weight, 1, out, one), (bias, 1, out, zero))
 #define TE_PARAMS_OF_layernorm1p(out) ((weight, 1, out, zero), (bias, 1, out, zero))
@@ -61,7 +63,8 @@ typedef struct te_norm_options { int code; float eps; } te_norm_options;
 TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
     return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
 }
-/* Eight columns of gamma as floats, from the registers that te_load_gamma filled; 1 if the norm has no gamma. */
+/* Converts eight columns of gamma, which te_load_gamma has loaded, to floats, and adds 1 if gamma is zero-centred. If
+ * the norm has no gamma, all eight are 1. */
 TE_FN void te_gamma8(float w[8], const te_vec8 *gamma, te_dtype dtype, int code) {
     if ((code & 3) == TE_NORM_l2norm) {
         TE_UNROLL for (int i = 0; i < 8; i++) w[i] = 1.0f;

@@ -5,19 +5,20 @@
  *     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F),
  *     (recompute, r), (gelu, act), (linear, fc2, F, H), (bias, fc2_b, H), (add, x2), (end_recompute, r)
  *
- * The input of the region is saved. Its output is saved only if backward would read it even without the marks. Values
- * inside live in the workspace only: in forward while the region runs, in backward from the region's last op to its
- * first. Before backward enters a region it reruns the region's forward, with the same dropout masks, up to the last
- * step whose output backward reads: in the example up to the gelu, without the GEMM behind it. So a region that begins
- * with an activation or a norm and ends with the GEMM that reads it costs one small kernel; a region around a whole
- * block costs the block's forward without its last GEMM. The parameters, and te_batch's tokens and inputs if ops inside
- * read them, must still be those of the forward.
+ * The input of the region is saved. The region's output is saved only where it would be saved without the marks too,
+ * because an op's backward reads it. All other values of the region are in the workspace only: in forward while the
+ * region runs, in backward from the region's last op to its first. Before backward enters a region, it reruns the
+ * forward of the region, with the same dropout masks, up to the last step whose output backward reads. In the example
+ * this step is the gelu; the GEMM after it is not rerun. So a region that begins with an activation or a norm and ends
+ * with the GEMM that reads the result costs only one small kernel in backward. A region around a whole block costs the
+ * block's forward without its last GEMM. Until backward has run, the parameters must not change, nor may the tokens and
+ * inputs of te_batch that ops inside the region read.
  *
- * The marks compute nothing. In the forward plan no fusion crosses a mark, so that both runs of a region have the same
- * kernels: the result is bitwise identical to that of the same plan with everything saved. Inference ignores the marks,
- * and so does the fusion of backward. Regions do not nest. The add of a fork that lies inside a region must lie inside,
- * too, unless the fork is the region's first op. (cross_entropy, ..) and (output, ..) must stand outside. A mark counts
- * as an op towards the maximal length of a list.
+ * The marks compute nothing. In forward no fusion crosses a mark, so that both runs of a region use the same kernels.
+ * Therefore the results are bitwise identical to those of the same plan without recomputation. Inference ignores the
+ * marks, and so does the fusion of backward's ops. Regions do not nest. If a fork lies inside a region, its add must
+ * lie inside the region, too, unless the fork is the region's first op. (cross_entropy, ..) and (output, ..) must stand
+ * outside of regions. Each mark counts as one op towards the maximum length of a list.
  */
 #ifndef TE_OPS_RECOMPUTE_H
 #define TE_OPS_RECOMPUTE_H

@@ -2,11 +2,11 @@
  *
  *   (fork, x)            y = the input, which is also the value of the edge x
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
- *                        Options: (dtype, f32), its format; (rows, memory): it has te_batch.memory_seq rows a sequence,
- *                        and is then used by (load, x) or a (cross_attention, ..)
+ *                        Options: (dtype, f32), its format; (rows, memory): it has te_batch.memory_seq rows for each
+ *                        sequence, and is for use by (load, x) or a (cross_attention, ..)
  *   (add, x), (mul, x)   y = the input + the value of x; y = the input * the value of x
- *   (load, x)            y = the value of x: the list continues from there. A (fork, ..) must stand directly in front
- *                        of it, so that the value in front is not lost
+ *   (load, x)            y = the value of x, with which the list continues. A (fork, ..) must stand directly in front
+ *                        of the load, because the value in front of the load would otherwise be lost
  *   (output, x)          y = the input, which is also stored in the caller's tensor of that name (te_batch.edges)
  *
  * Do this:
@@ -17,9 +17,9 @@
  * 2022), or a gate with a projection of its own. Each fork must be used at least once. If two ops of the same kind use
  * a fork, the second one needs a name of its own, followed by the name of the fork: (add, second, x).
  *
- * Backward: the gradient of a fork's input is dy, the gradient of the fork's output, plus a contribution from each use.
- * Backward reaches the last use in the list first, which stores its contribution; each earlier use adds its own to it,
- * and the fork adds the sum to dy.
+ * Backward: the gradient of a fork's input is dy, the gradient of the fork's output, plus a contribution from each use
+ * of the fork. Backward runs the list from its end. So the use that is last in the list stores its contribution, each
+ * use before it adds its own contribution to the stored sum, and finally the fork adds the sum to dy.
  */
 #ifndef TE_OPS_RESIDUAL_H
 #define TE_OPS_RESIDUAL_H
@@ -38,18 +38,19 @@
 #define TE_PRODUCES_fork(op) (TE_PRODUCES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_PRODUCES_list, TE_PRODUCES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | (TE__OF_MEMORY(op) ? TE_OF_MEMORY : 0))
-#define TE_TAKES_fork_dtype TE_TOKEN /* of an (input, ..) only */
-#define TE_TAKES_fork_rows TE_TOKEN  /* of an (input, ..) only */
-/* The option (rows, ..) of an input, a te_rows. -1 (the option is not given): the input has the rows of the op that
- * uses it. */
+#define TE_TAKES_fork_dtype TE_TOKEN /* an option of (input, ..) only, not of (fork, ..) */
+#define TE_TAKES_fork_rows TE_TOKEN  /* an option of (input, ..) only, not of (fork, ..) */
+/* The te_rows that the option (rows, ..) of an input names. It is -1 if the option is not given: the input then has as
+ * many rows as the op that uses it. */
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
 #define TE__INPUT_ROWS_(value) TE_IF_TUPLE(value, TE_STRIP, TE__ROWS_NAMED)(value)
 #define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
 #define TE__OF_MEMORY(op) ((int)TE__INPUT_ROWS(op) == (int)TE_ROWS_memory)
 #define TE_EDGE_fork(model, op) (-1, TE_FORK_DTYPE(model, TE_NAME(op)))
-/* The names of constants of fork x: its index in the list, and the width, rows and format of its value, which
- * te/fuse/impl/declare.h defines. If a list uses a fork that it does not have, the compiler reports one of these names
- * as an undeclared identifier, so they are worded as error messages. */
+/* The names of four constants for the fork x: its index in the list (defined by TE_CHECK_fork), and the width, the rows
+ * and the format of its value (defined in te/fuse/impl/declare.h). If a list uses a fork that it does not have, the
+ * compiler reports one of the first two names as an undeclared identifier, so these names are worded as error
+ * messages. */
 #define TE_FORK_INDEX(model, use, x) TE_JOIN5(te_error_, use, x, of, model, has_no_fork_before_it)
 #define TE_FORK_WIDTH(model, x) TE_JOIN4(te_error_load_, x, of, model, has_no_fork_before_it)
 #define TE_FORK_ROWS(model, x) TE_JOIN4(te_rows_of_, x, of, model, fork)
@@ -97,16 +98,16 @@
 #define TE_PRODUCES_output(op) (TE_PRODUCES_same)
 #define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_GRAD_UNCHANGED)
 
-/* v += the fork's value; in backward v += the gradient that the fork's uses have summed. */
+/* Adds to v the fork's value or, in backward, the sum of the gradients from the fork's uses. */
 TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place at) {
     float e[8];
     if (!s->edge) return;
     te_read8(e, s->edge, dtype, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
-/* Backward: stores v, this use's contribution to the gradient of the fork's value. The use that comes first in backward
- * stores it and continues with the rounded value; each other use adds its contribution to the sum of the previous ones.
- * The same kernel may have stored that sum, hence the coherent load. */
+/* Backward: v is the contribution of this use to the gradient of the fork's value. The use that backward reaches first
+ * stores v and continues with v rounded as stored. Each other use stores the sum of v and the previous contributions.
+ * The load of the previous sum is coherent, because this same kernel may have stored it. */
 TE_FN void te_store_fork_grad8(float v[8], const te_stage *s, te_place at) {
     float e[8];
     if (!s->out) return;
@@ -131,7 +132,7 @@ TE_CALLBACK void te_add_forward(float v[8], const te_stage *s, te_place at, cons
 }
 TE_CALLBACK void te_add_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    if (at.format.stores_fork_grad) te_store_fork_grad8(v, s, at); /* y = x + e: both get dy */
+    if (at.format.stores_fork_grad) te_store_fork_grad8(v, s, at); /* y = x + e, so dy is the gradient of both */
 }
 TE_CALLBACK void te_mul_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     float e[8];
@@ -144,7 +145,7 @@ TE_CALLBACK void te_mul_backward(float v[8], float sum[8], const te_stage *s, te
     (void)sum, (void)options;
     te_read8(x, s->saved, at.format.in, s, at);
     te_load8(e, s->w[0], te_index(at), at.n, at.aligned, at.format.edge);
-    TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= v[i], v[i] *= e[i]; /* y = x e */
+    TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= v[i], v[i] *= e[i]; /* y = x e, so de = dy x and dx = dy e */
     te_store_fork_grad8(x, s, at);
 }
 TE_FN void te_output_forward(float v[8], const te_stage *s, te_place at, const void *options) {
@@ -152,13 +153,14 @@ TE_FN void te_output_forward(float v[8], const te_stage *s, te_place at, const v
 }
 TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    te_add_edge8(v, s, at.format.out, at); /* y is both the output and the next op's input */
+    te_add_edge8(v, s, at.format.out, at); /* y is stored for the caller and is also the next op's input, so dx is the
+                                              sum of both gradients */
 }
 
 /* ---- (load, x) --------------------------------------------------------------------------------------------------- */
 
-/* Forward moves no data. Backward moves no data either if no later op uses the same fork; otherwise one kernel adds
- * this use's gradient to that of the later uses. */
+/* Forward moves no data. Backward moves no data either if no later op uses the same fork; otherwise one kernel adds the
+ * gradient from this use to the sum of the gradients from the later uses. */
 #define TE_OP_load (load, custom)
 #define TE_SHAPES_load(op) (1)
 #define TE_FLAGS_load(op) (TE_IS_LOAD)
@@ -169,7 +171,7 @@ TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_pl
 
 typedef struct te_load_args {
     void *y;          /* [count] */
-    const void *a, *b; /* [count]; y may be a */
+    const void *a, *b; /* [count]; y and a may be the same memory */
     int64_t count;
 } te_load_args;
 enum { TE_LOAD_THREADS = TE_CUDA ? 256 : 1 };
@@ -215,7 +217,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     const int i = s->op[0], first = te__is_last_use(r->plan, i);
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
-    if (fork->flags & TE_IS_INPUT) { /* the input's gradient goes to the caller's tensor, if there is one */
+    if (fork->flags & TE_IS_INPUT) { /* the gradient of an extra input is added to or stored in the caller's tensor, if
+                                        the caller has passed one */
         TE_TRY(te__fork_value(&v, r, op));
         TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));
         if (v.data) TE_TRY(te__load_add(r, v, first ? 0 : v.data, r->current, launch));
@@ -225,8 +228,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    te__set_current(r, r->edge[i - 1]); /* backward continues with the fork in front of the load, whose gradient is
-                                           complete */
+    te__set_current(r, r->edge[i - 1]); /* backward continues with the fork in front of the load: all uses of that fork
+                                           have contributed to its gradient by now */
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;
 }

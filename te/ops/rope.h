@@ -1,25 +1,26 @@
-/* rope.h -- rotary position embedding (Su et al. 2021) of q and k: x and y [rows, width] of packed rows
- * [q of all heads, k of all kv_heads, v of all kv_heads]; q only if kv_heads is 0. v passes through.
+/* rope.h -- rotary position embedding (Su et al. 2021) of q and k. x and y are [rows, width]; a row is [q of all heads,
+ * k of all kv_heads, v of all kv_heads], or only q if kv_heads is 0. v passes through unchanged.
  *
  *   (rope, name, heads, kv_heads, head_dim)
- * Options: (rotary_dim, head_dim), dimensions from rotary_dim on pass through; (interleaved, 0); (base, 10000.0f);
- * (value_dim, head_dim), the size of a head of v; and, for longer contexts, (scaling, none) and its parameters,
- * described below.
+ * Options, with their defaults: (rotary_dim, head_dim), where dimensions from rotary_dim on pass through; (interleaved,
+ * 0); (base, 10000.0f); (value_dim, head_dim), the size of a head of v; and, for longer contexts, (scaling, none) and
+ * its parameters, described below.
  *
  * Do this:
  *     (linear, qkv, 4096, 6144), (rope, rot, 32, 8, 128, (base, 500000.0f)), (attention, attn, 32, 8, 128)
  *
- * The pair (a, b) of index p at position t is rotated by the angle t * base^(-2p / rotary_dim), unless a scaling
- * changes the frequency:
+ * In a row at position t, the pair (a, b) with index p is rotated by the angle t * base^(-2p / rotary_dim), unless a
+ * scaling changes the frequency:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and 2p + 1 (GPT-J). The
- * position of a row is te_batch.position + its index in its sequence + the number of tokens that a te_cache already has
- * of the sequence, or the row's entry in te_batch.positions if that is given. Saves nothing: backward rotates dy by the
- * negative angle. Memory traffic: reads x and writes y; the kernel computes the angles.
+ * position of a row is the row's entry in te_batch.positions, if that array is given. Otherwise it is te_batch.position
+ * + the row's index within its sequence + the number of the sequence's tokens that are already in the te_cache, if
+ * there is one. The op saves nothing: backward rotates dy by the negative angle. Memory traffic: reads x and writes y;
+ * the kernel computes the angles.
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If
- * head_dim divides 256, value_dim must be a multiple of head_dim, because a tile of the fused GEMM, 256 columns, then
- * holds whole heads of head_dim columns, in v as in q and k.
+ * head_dim divides 256, value_dim must be a multiple of head_dim: the fused GEMM then has tiles of 256 columns, each of
+ * which must consist of whole groups of head_dim columns, in v as in q and k.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -82,11 +83,11 @@
               te_rope_rows(te_args, te_at, te_cos_sin, name##_rope_shape()))                                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
 
-/* ---- scaled frequencies, for sequences longer than those of the first training ----------------------------------- */
+/* ---- scaled frequencies, for sequences longer than those of the original training -------------------------------- */
 
 /* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), with (factor, ..) and the options below, which have
  * the same names in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length
- * of the first training, the frequency of pair p becomes
+ * of the original training, the frequency of pair p becomes
  *     f' = f (s + (1 - s) / factor),  s = 1: unchanged, s = 0: positions interpolated
  *     linear  s = 0 (Chen et al. 2023)
  *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama
@@ -126,7 +127,7 @@ typedef enum te_rope_scaling {
 #define TE__ROPE_SCALING_OF(token) TE_JOIN1(TE_ROPE_SCALING_, token)
 #define TE__ROPE_IS(op, which) ((int)TE__ROPE_SCALING(op) == (int)TE_ROPE_SCALING_##which)
 #define TE__ROPE_NUMBER(op, name, otherwise) ((float)(TE_OPTION(op, name, otherwise)))
-/* The members of te_rope_options from `scaling` on. */
+/* The values of the members of te_rope_options from `scaling` on, in their order. */
 #define TE_ROPE_SCALING_OPTIONS(op) TE__ROPE_SCALING(op), TE_OPTION(op, original_length, 0),                         \
     TE_OPTION(op, truncate, 1), TE__ROPE_NUMBER(op, factor, 1), TE__ROPE_NUMBER(op, low_freq_factor, 1),             \
     TE__ROPE_NUMBER(op, high_freq_factor, 4), TE__ROPE_NUMBER(op, beta_fast, 32), TE__ROPE_NUMBER(op, beta_slow, 1), \
@@ -171,13 +172,14 @@ typedef struct te_rope_options {
     te_rope_scaling scaling;
     int original_length, truncate;
     float factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
-    float attention_factor; /* 0: 0.1 log(factor) + 1 */
+    float attention_factor; /* 0 stands for the default, 0.1 log(factor) + 1 */
 } te_rope_options;
 
-/* The scaling in the form that the kernels use: s = by_frequency f + by_pair p + offset, clamped to [0, 1]. */
+/* The scaling in the form that the kernels use: for pair p with the frequency f, s = by_frequency * f + by_pair * p +
+ * offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
-    float magnitude; /* multiplies cosines and sines */
+    float magnitude; /* all cosines and sines are multiplied by it */
 } te_rope_scale;
 
 /* The scaled frequency f' of pair p. */
@@ -202,7 +204,8 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        const double width = high == low ? 0.001 : high - low; /* low == high: s is a step function */
+        const double width = high == low ? 0.001 : high - low; /* if high == low, the small width makes s nearly a step
+                                                                  function of p */
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
     }
@@ -220,20 +223,22 @@ typedef struct te_rope_args {
     double log2_base;
     te_rope_scale scale;
     const int32_t *positions; /* [rows], or null: positions are then computed from `of`, `position` and `past` */
-    const int32_t *past;      /* by sequence: the tokens that the cache has of it before the batch; null: no cache */
+    const int32_t *past;      /* for each sequence, the number of its tokens that were in the cache before this batch;
+                                 null: there is no cache */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
 /* Constants of a rope kernel. */
 typedef struct te_rope_shape {
-    int width, qk_width; /* columns of a row; of those, the columns of q and k, which come first */
+    int width, qk_width; /* width: columns of a row; qk_width: columns of q and k, with which a row begins */
     int head_dim, rotary_dim, interleaved;
     int scaled;          /* whether te_rope_args.scale is used */
-    int direction;       /* 1; backward: -1, the inverse rotation */
+    int direction;       /* forward: 1; backward: -1, for the inverse rotation */
     te_dtype x, y;
 } te_rope_shape;
 
-/* Constants of a table of cosines and sines. `pairs`: entries of a row, at least rotary_dim / 2. */
+/* Constants of a table of cosines and sines. pairs: the number of cosines, and also of sines, that the table has for
+ * each row; it is at least rotary_dim / 2. */
 typedef struct te_rope_table { int pairs, rotary_dim, scaled, direction; } te_rope_table;
 TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, int direction) {
     te_rope_table t;
@@ -241,7 +246,7 @@ TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, in
     return t;
 }
 
-/* Rotates eight pairs of (x, mate): x <- x cos - mate sin, mate <- mate cos + x sin. */
+/* Rotates the eight pairs (x[i], mate[i]): x <- x cos - mate sin, mate <- mate cos + x sin. */
 TE_FN void te_rotate8(float x[8], float mate[8], const float *cosine, const float *sine) {
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float a = x[i], b = mate[i];
@@ -257,7 +262,8 @@ TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float
     }
 }
 
-/* Fills cos_sin[rows][2][pairs]: for each row from `first` on the cosines of its pairs, then the sines. */
+/* Fills cos_sin[rows][2][pairs]: for each of the `rows` rows from `first` on, the cosines of all pairs and then their
+ * sines, negated for the inverse rotation. */
 TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first, int rows, te_lanes g,
                            const te_rope_table t) {
     const float magnitude = t.scaled ? a->scale.magnitude : 1.0f;
@@ -286,7 +292,8 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
     for (int r = 0; r < rows; r++)
         for (int c = g.id; c < k.width; c += g.count) {
             const int64_t at = (first + r) * k.width + c;
-            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs; /* the first of its pair */
+            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs; /* low: column d is the first of
+                                                                                           its pair */
             const int p = k.interleaved ? d / 2 : low ? d : d - pairs;
             float v = te_load(a->x, at, k.x);
             if (c < k.qk_width && d < k.rotary_dim) {
@@ -297,13 +304,13 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
             te_store(a->y, at, v, k.y);
         }
 }
-/* The same, eight columns at a time. Unless pairs are interleaved, a unit of a lane's work is eight columns and the
- * eight that they pair with, `distance` columns further on, so that a head has (head_dim - distance) / 8 units. Each
- * eight columns of v are a unit, too. All rows are loaded before the first is rotated. */
+/* Rotates `rows` rows from `first` on, eight columns at a time. A lane works on units of eight columns. Unless pairs
+ * are interleaved, a unit that is rotated also has the eight partners of its columns, `distance` columns further on; so
+ * a head of q or k has (head_dim - distance) / 8 units. All rows are loaded before the first one is rotated. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
-    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* 0: a vector holds both columns of a
-                                                                                 pair */
+    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* 0: a vector of eight columns holds both
+                                                                                 columns of each of its pairs */
     const int head_units = (k.head_dim - distance) / 8, heads = k.qk_width / k.head_dim;
     for (int u = g.id; u < heads * head_units + (k.width - k.qk_width) / 8; u += g.count) {
         const int head = u / head_units, in_head = u % head_units * 8;
@@ -332,7 +339,8 @@ TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, cons
         }
     }
 }
-/* A block rotates TE_ROPE_ROWS rows. cos_sin: shared memory, [TE_ROPE_ROWS, rotary_dim]. */
+/* The kernel: a block rotates TE_ROPE_ROWS rows. cos_sin: shared memory for the cosines and sines of these rows,
+ * [TE_ROPE_ROWS, rotary_dim]. */
 TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const te_rope_shape k) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROPE_THREADS, &group);
@@ -347,7 +355,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
-/* Sets the arguments of rope i, which reads the current value and writes y. */
+/* Sets the arguments of op i, a rope, which reads the current value and writes y. */
 TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
@@ -356,7 +364,8 @@ TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->log2_base = log2((double)o->base), a->scale = te__rope_scale_of(o);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* Applies rope i to the current value. The result y becomes the current value; no kernel runs if y has no memory. */
+/* Applies op i, a rope, to the current value. The result y becomes the current value. If y has no memory, no kernel
+ * runs. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     te__rope_args(&a, r, i, y);

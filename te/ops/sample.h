@@ -15,10 +15,11 @@
  * and the token is the same on both targets, with any number of blocks and in any batch. docs/inference.md has the
  * parameters and the exactness.
  *
- * Two passes read the logits. The first finds the largest and counts keys; the second computes the sum for y and lists
- * the tokens that top-k may keep, on which all else works. Without top-k, or if it may keep more than TE__SAMPLE_LIST
- * tokens, each digit of a cut and the draw are further passes, from the caches. On CUDA a cluster of 1 to 8 blocks
- * processes a row. Bytes: the logits once, 33.6 MB for 128 rows of 131072 in bf16: 7.3 us at 4.6 TB/s.
+ * Two passes read the logits. The first finds the largest logit and counts keys; the second computes the sum for y and
+ * lists the tokens that top-k may keep. All other work reads this list. Without top-k, or if the list would have more
+ * than TE__SAMPLE_LIST tokens, each digit of a cut and the draw take a further pass over the logits, which are then in
+ * the caches. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the logits once; 128 rows of
+ * 131072 in bf16 are 33.6 MB, which takes 7.3 us at 4.6 TB/s.
  */
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
@@ -32,8 +33,8 @@
 /* ---- the op ------------------------------------------------------------------------------------------------------ */
 
 enum {
-    TE_SAMPLE_MAX_VOCABULARY = 1 << 20, /* sums of masses stay below 2^64 */
-    TE_SAMPLE_MAX_TOP = 128             /* tokens of te_sampling.top */
+    TE_SAMPLE_MAX_VOCABULARY = 1 << 20, /* so that sums of masses stay below 2^64 */
+    TE_SAMPLE_MAX_TOP = 128             /* maximum of te_sampling.top */
 };
 
 #define TE_OP_sample (sample, custom)
@@ -54,16 +55,16 @@ enum {
 enum {
     TE_SAMPLE_THREADS = TE_CUDA ? 1024 : 1,
     TE__SAMPLE_BINS = 2048,  /* bins of a histogram: one for each value of a digit of 11 bits */
-    TE__SAMPLE_LIST = 2048,  /* capacity of the list of tokens in shared memory, which is used instead of the row */
-    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk: a bin of the histogram that the draw makes */
+    TE__SAMPLE_LIST = 2048,  /* capacity of the list of tokens in shared memory, which is read instead of the row */
+    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk; the draw's histogram has a bin for each chunk */
     TE__SAMPLE_STREAM = 0x73616d70, /* a stream of Philox that dropout does not use */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* Keys are logits as integers with the same order. The keys of tokens that can be drawn are between the first two. */
+/* Keys are logits as integers with the same order. Tokens with keys between those of -infinity and NaN can be drawn. */
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
-#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* 21 bits; this minus a token is descending if tokens ascend */
+#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* 21 bits; subtracting tokens from it reverses their order */
 
 typedef struct te__sample_args {
     float *y;       /* [rows] */
@@ -74,18 +75,18 @@ typedef struct te__sample_args {
 
 /* The bin of a histogram at which its cumulative sum reaches the wish (te__sample_wish). */
 typedef struct te__sample_found {
-    uint64_t rest, inside; /* rest: the wish minus the sum of all bins before; inside: the sum of this bin */
+    uint64_t rest, inside; /* rest: the wish minus the sum of all bins before this one; inside: this bin's sum */
     int bin;
 } te__sample_found;
 
-/* Shared memory of a block. The sum of a bin is low + 2^32 high. */
+/* Shared memory of a block. The sum of a bin is low + 2^32 * high. */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
     uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; used only in the first block of a row */
-    uint64_t top[TE_SAMPLE_MAX_TOP]; /* the same for the most likely tokens (te_sampling.top_token) */
+    uint64_t top[TE_SAMPLE_MAX_TOP]; /* the most likely tokens, as entries key << 32 | token */
     uint64_t published[3];
     te__sample_found found;
-    uint32_t listed, top_listed; /* entries of list and of top; more than their capacity: they are incomplete */
+    uint32_t listed, top_listed; /* numbers of entries of list and top; above the capacity: some are missing */
     int token;
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
@@ -144,7 +145,7 @@ enum { TE__SAMPLE_WARP = TE_CUDA ? 32 : 1 };
 
 /* ---- arithmetic that is bitwise identical on both targets -------------------------------------------------------- */
 
-/* A sum never has a product as operand, except in fmaf: a compiler that fuses the two would change the result. */
+/* Except in fmaf, no operand of a sum is a product, because a compiler that fused the two would change the result. */
 
 /* The key of a logit. Larger logits have larger keys; -0 has the same key as 0. */
 TE_FN uint32_t te__sample_key(float x) {
@@ -158,7 +159,7 @@ TE_FN float te__sample_logit(uint32_t key) {
 }
 /* 2^44 * 2^(d * scale), rounded down to an integer, 0 if less than 1; d <= 0, scale >= 0. The exponential has a
  * relative error of 1e-7. The integer part of d * scale is taken from the low bits of a float; a Taylor series computes
- * the rest. */
+ * 2 to the power of the fraction. */
 TE_FN uint64_t te__sample_mass(float d, float scale) {
     const float magic = 12582912.0f, shifted = fmaf(d, scale, magic), n = shifted - magic;
     if (!(n >= -45.0f)) return 0;
@@ -177,8 +178,8 @@ TE_FN uint64_t te__sample_mass_of(uint32_t key, uint32_t top, float scale) {
 
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
-/* The logit x of a token with its penalties; the token was generated `count` times or is in the prompt. The function is
- * not inlined: few tokens need it, and a pass would contain its code eight times. */
+/* te__sample_penalised: the logit x with the penalties of a token that was generated `count` times or is in the prompt.
+ * It is not inlined, because few tokens need it, and a pass would contain its code eight times. */
 typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
 #if TE_CUDA
 TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
@@ -194,7 +195,7 @@ TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count
 typedef struct te__sample_row {
     const te__sample_args *a;
     int64_t at;              /* the row's first element */
-    int width, first;        /* columns; the first column of the first vector of eight, at most 0 */
+    int width, first;        /* columns; column at which the first vector of eight begins, at most 0 */
     int vectors, begin, end; /* the vectors of the row; this block has the vectors [begin, end) */
     te_dtype dtype;
     int row, penalised, listed;
@@ -236,14 +237,14 @@ TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     return r;
 }
 
-/* Returns the bits from .. from + 7 of a mask; only n of them exist. */
+/* Returns eight bits of a mask, from bit `from` on; only n of them exist. */
 TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     const int word = from / 32, shift = from % 32;
     uint32_t bits = mask[word] >> shift;
     if (shift + n > 32) bits |= mask[word + 1] << (32 - shift);
     return bits;
 }
-/* The keys of vector v. *token: its first token. A key is 0 if its token is not allowed or is behind the row's end. */
+/* The keys of vector v. *token: its first token. A key is 0 if its token is not allowed or lies beyond the row. */
 TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r, int v) {
     const te_columns c = te_columns_at(r->first + 8 * v, r->width);
     float x[8];
@@ -297,8 +298,8 @@ TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_tea
     return x;
 }
 /* The largest logit and its token, as a te__sample_best: *raw of the unmodified logits, *best of the allowed tokens
- * with penalties. counts 1: also computes the histogram of the first digit of the keys that can be drawn. Bytes: the
- * logits; history and masks if used. */
+ * with penalties. counts 1: also computes the histogram of the first digit of the keys that can be drawn. Memory
+ * traffic: reads the logits and, if used, history and masks. */
 TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_row *r, int counts,
                               const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, 0);
@@ -344,7 +345,7 @@ TE_FN void te__sample_gather(uint64_t *list, uint32_t *listed, uint32_t size, co
     te__sample_sync(t);
 }
 /* Returns, in every block, the sum of all masses of the unmodified logits. The tokens of r whose keys are at least
- * `least` are appended to the list (least 0: none). No block accesses another's shared memory when it returns. */
+ * `least` are appended to the list (least 0: none). On return no block accesses another block's shared memory. */
 TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, uint32_t least,
                                      const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, raw_top);
@@ -379,8 +380,8 @@ TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
     return d;
 }
-/* Adds an entry (key << 32 | token) to the histogram, unless its mass is below least_mass; then its mass is
- * returned. */
+/* Adds an entry (key << 32 | token) to the histogram and returns 0. If the entry's mass is below least_mass, it is not
+ * added; the function then returns the mass. */
 TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
                                     te__sample_sum sum, const te__sample_team *t) {
     const uint32_t digits = value >> d.shift;
@@ -391,8 +392,8 @@ TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d,
     return 0;
 }
 /* Computes the histogram of a digit of the keys or of the tokens. For tokens of a whole row, a bin is a chunk of
- * vectors instead; a warp's vectors are in one chunk. Masses below least_mass are added to bin 0 of the first digit of
- * the keys, which no number's key has, so that the total is right; the cut is at a larger key. */
+ * vectors instead; a warp's vectors are in one chunk. For the first digit of the keys, masses below least_mass are
+ * added to bin 0, so that the total is right: no number's key is in bin 0, and the cut is at a larger key. */
 TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int of_tokens, te__sample_sum sum,
                                 const te__sample_team *t) {
     uint64_t left_out = 0;
@@ -428,8 +429,7 @@ TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int
 
 /* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* The sum that a selection shall reach: `fraction` / 2^64 of the total, plus `amount`; at least 1, at most the
- * total. */
+/* The sum that a selection is to reach: fraction / 2^64 of the total, plus amount, clamped to 1 .. the total. */
 typedef struct te__sample_wish { uint64_t fraction, amount; } te__sample_wish;
 TE_FN te__sample_wish te__sample_wish_of(uint64_t fraction, uint64_t amount) {
     te__sample_wish w;
@@ -468,8 +468,8 @@ TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const 
     te__sample_sync(t); /* wait: no block reads the histogram of another one any more */
     return t->s->found;
 }
-/* A selection finds the key or token at which the sum reaches the wish: the sum over all larger keys (or lower tokens)
- * and itself. It finds the digits [level, end) of this number; prefix has the digits before them. */
+/* A selection finds the key (or token) at which the sum over it and all larger keys (or lower tokens) reaches the wish.
+ * It computes the digits [level, end) of this key or token; prefix has the digits before them. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
@@ -484,11 +484,11 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     return s;
 }
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
-    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* a token has 21 bits: no level 0 */
+    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* no level 0: tokens have 21 bits */
     s.of_tokens = 1;
     return s;
 }
-/* The token in chunk f.bin of the row at which the sum reaches f.rest. All blocks compute it; a chunk is short. */
+/* The token in chunk f.bin at which the sum reaches f.rest. All blocks compute it, because a chunk is short. */
 TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
     const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
     uint64_t rest = f.rest;
@@ -534,8 +534,8 @@ TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *
     *value = s.of_tokens ? TE__SAMPLE_LAST_TOKEN - digits : digits;
     return f;
 }
-/* Move the cut of r to the key that a selection has found. If not all tokens with this key are to be kept, returns how
- * many of them are: those with the lowest numbers. 0: all are kept. */
+/* Move the cut of r to the key that a selection has found. If only some tokens with this key are to be kept, returns
+ * the number of these, which are the lowest; otherwise returns 0. */
 TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
     if (!f.inside) return 0;
     const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass_of(key, r->top, r->scale);
@@ -552,7 +552,7 @@ TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* Store the most likely tokens of the model, in order of their probability. The cut of r keeps just these tokens. */
+/* Store the most likely tokens of the model, in order of their probability: the tokens that the cut of r keeps. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     te__sample_shared *first = te__sample_peer(t, 0);
@@ -594,9 +594,9 @@ typedef enum te__sample_task {
     TE__SAMPLE_TASK_p,
     TE__SAMPLE_TASK_draw
 } te__sample_task;
-/* The cuts of a row that is not greedy. */
+/* The parameters of the cuts and of the draw of a row. */
 typedef struct te__sample_cuts {
-    te__sample_selection k, p; /* the selections that are left to find the cuts of top-k and top-p */
+    te__sample_selection k, p; /* the selections that remain to be run for the cuts of top-k and top-p */
     int top_k;                 /* 0: no top-k */
     float top_p;               /* 1 or more: no top-p */
     uint64_t uniform;
@@ -669,7 +669,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
             break;
         }
         if (task == TE__SAMPLE_TASK_k_digit) {
-            /* fits: whether all tokens with at least this first digit (they include the top k) fit the list */
+            /* fits: whether all tokens with at least this first digit, among them the top k, fit in the list */
             const int fits = c.top_k && (uint64_t)c.top_k - f.rest + f.inside <= TE__SAMPLE_LIST;
             c.k = te__sample_key_selection(TE__SAMPLE_COUNT, 1, value, te__sample_wish_of(0, f.rest));
             mass = te__sample_model_mass(&r, raw_top, fits ? value << 21 : 0, &t);
@@ -679,7 +679,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
                 s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
                 continue;
             }
-        } else if (task == TE__SAMPLE_TASK_p_digit) { /* if few tokens have at least this digit, list them */
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* list the tokens from this digit on, if they are few */
             te__sample_shared *first = te__sample_peer(&t, 0);
             c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
             te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
@@ -706,7 +706,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
         }
         task = te__sample_next(&s, task, &c, &v);
     }
-    if (draws && t.blocks > 1) te__sample_sync(&t); /* history may be written: no block reads it now */
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait: no block reads history any more; it may be written next */
     if (!t.rank && !t.g.id) te__sample_store(&r, token, raw_top, mass);
 }
 
@@ -739,8 +739,8 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
     static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
     te_status name##_run(te_run *r, const te_step *s);
 
-/* The number of blocks for each row: enough to fill the device, but at most 8 (a larger cluster is not portable), and
- * no more than leave a vector for each lane. The results do not depend on it. */
+/* The number of blocks for each row: enough to fill the device, but at most 8, because a larger cluster is not
+ * portable, and no more than the row's vectors can keep busy. The results do not depend on this number. */
 TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
 #if TE_CUDA && defined __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};

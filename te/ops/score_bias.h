@@ -1,25 +1,26 @@
-/* score_bias.h -- the options of attention and cross_attention that add a learnt bias to each score, and the one that
- * reports the largest logit. The formulas: te/attention/attention_options.h and attention_kernels.h.
+/* score_bias.h -- the options of attention and cross_attention that add a learnt bias to each score, and the option
+ * max_logit, which reports the largest logit of each head. The formulas are in te/attention/attention_options.h and
+ * attention_kernels.h.
  *
  *     (attention, a, 12, 12, 64, (bias, heads), (bias_queries, 512))                 // a table for each head
  *     (attention, a, 12, 12, 64, (relative_bias, 32), (max_distance, 128))           // T5's
  *
  * (bias, heads), (bias_queries, Q), (bias_keys, K): the op has a parameter `bias`, [heads, Q, K], stored as a matrix of
- * heads * Q rows, for sequences of up to Q queries and K keys; longer sequences are refused. If bias_keys is not given,
- * K is Q. With (bias, shared) the parameter is [Q, K], the same for all heads. For a bias that is not learnt, such as a
- * mask of -inf, freeze the parameter (te/plan/freeze.h) and fill it before the first call. All sequences of a batch
- * have the same bias.
+ * heads * Q rows, for sequences of up to Q queries and K keys; a longer sequence is an error. If bias_keys is not
+ * given, K is Q. With (bias, shared) the parameter is [Q, K], the same for all heads. For a bias that is not learnt,
+ * such as a mask of -inf, freeze the parameter (te/plan/freeze.h) and fill it before the first call. All sequences of a
+ * batch have the same bias.
  *
- * (relative_bias, buckets), (max_distance, 128): the op has a parameter `relative_bias`, [buckets, heads]. Causal
- * attention uses all buckets for keys before the query; otherwise half of the buckets are for keys after the query.
- * With (tied, 1) the op uses the parameter of another attention, te_tie(&m.b1_attention.relative_bias,
- * &m.b0_attention.relative_bias, ctx), as in T5, where all blocks share that of the first one.
+ * (relative_bias, buckets), (max_distance, 128): the op has a parameter `relative_bias`, [buckets, heads]. In causal
+ * attention all buckets are for keys before the query; otherwise half of the buckets are for keys after the query. With
+ * (tied, 1) the op uses the parameter of another attention, as in T5, where all blocks use the parameter of the first
+ * block: te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx).
  *
- * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to the tensor that the caller
- * has passed as an edge with the op's name, [1, heads] in f32, if there is one.
+ * (max_logit, 1): if the caller has passed a tensor as an edge with the op's name, [1, heads] in f32, then a forward
+ * that saves for backward writes the largest logit of each head to that tensor.
  *
- * On CUDA only the kernels for f32 and for sm_80 support these options, so they run on sm_90, too: with a bias, neither
- * forward nor backward uses wgmma; with max_logit, forward does not.
+ * On CUDA only the kernels for f32 and for sm_80 support these options, so these kernels run on sm_90 as well: with a
+ * bias, neither forward nor backward uses wgmma; with max_logit, forward does not use it.
  */
 #ifndef TE_OPS_SCORE_BIAS_H
 #define TE_OPS_SCORE_BIAS_H
@@ -28,7 +29,8 @@
 #include "../plan/impl/call_checks.h"                  /* te__check_tensor */
 #include "../plan/impl/gradients.h"              /* te__accumulates */
 
-/* `yes` if the op has the option. The preprocessor decides this, because the option adds a parameter or kernels. */
+/* Each macro expands to `yes` if the op has the option, else to `no`. The preprocessor must decide this, because the
+ * option adds a parameter or kernels. */
 #define TE__IF_BIAS_TABLE(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__BIAS_TABLE_OF_, TE_OPTION(op, bias, none)), yes, no)
 #define TE__BIAS_TABLE_OF_heads ,
 #define TE__BIAS_TABLE_OF_shared ,
@@ -38,7 +40,7 @@
 #define TE__IF_TIED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, tied, 0)), yes, no)
 #define TE__MAX_LOGIT(op) TE__IF_MAX_LOGIT(op, 1, 0)
 
-/* The options bias, bias_dim0 and bias_dim1 of the kernels (attention_options.h). */
+/* The values of the kernels' options bias, bias_dim0, bias_dim1 and max_logit (te/attention/attention_options.h). */
 #define TE__BIAS_KIND(op) TE__IF_RELATIVE(op, TE_BIAS_relative, TE_JOIN1(TE_BIAS_, TE_OPTION(op, bias, none)))
 #define TE__BIAS_QUERIES(op) (TE_OPTION(op, bias_queries, 0))
 #define TE__BIAS_KEYS(op) (TE_OPTION(op, bias_keys, TE__BIAS_QUERIES(op)))
@@ -56,7 +58,8 @@
                     (bias, TE__BIAS_TABLES(op, heads) * TE__BIAS_QUERIES(op), TE__BIAS_KEYS(op), zero))
 #define TE__BIAS_TABLES(op, heads) ((int64_t)((int)(TE__BIAS_KIND(op)) == (int)TE_BIAS_heads ? (heads) : 1))
 
-/* The number of buckets for one side, the keys before or after the query, and whether the sizes are valid. */
+/* TE__BUCKETS_PER_SIDE: the number of buckets for the keys on one side of the query, before or after it. The macros
+ * with FITS: whether the sizes that the op names are valid. */
 #define TE__BIAS_BIDIRECTIONAL(op) (TE__WINDOW_RIGHT(op) != 0)
 #define TE__BUCKETS_PER_SIDE(op) (TE__BIAS_DIM0(op) / (TE__BIAS_BIDIRECTIONAL(op) ? 2 : 1))
 #define TE__RELATIVE_BIAS_FITS(op)                                  \
@@ -91,12 +94,13 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": max_logit must be 0 or 1");
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
-/* The kernels of an op's bias and of its largest logit. null: the op has no such option, or this pass does not need
- * it. */
+/* The kernels that an op needs for its bias and for max_logit. A member is null if the op does not have the option, or
+ * if this pass does not need the kernel. */
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;
-    int64_t (*parts)(int64_t seq); /* the number of partial sums of a relative bias's gradient */
+    int64_t (*parts)(int64_t seq); /* returns the number of partial sums of a relative bias's gradient, for sequences of
+                                      length seq */
     te_max_logit_fn max_logit;
 } te_score_bias_kernels;
 
@@ -114,13 +118,14 @@ typedef struct te_score_bias_kernels {
                                               TE__IF_SCORE_BIAS(op, name##_dbias_launch, 0),                       \
                                               TE__IF_SCORE_BIAS(op, name##_dbias_parts, 0), 0};
 
-/* The parameter of the op's bias; null if the op has no bias, or in a dry run for the sizes. */
+/* The parameter of the op's bias; null if the op has no bias, or in a dry run that only measures sizes. */
 TE_API te_param *te__score_bias_param(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     te_param *first = r->param[op - r->plan->op];
     return o->bias && first ? first + (o->sinks ? 1 : 0) : 0;
 }
-/* Called before a forward or backward: sets a->bias, and expands a relative bias to a->bias_by_distance. */
+/* Called before a forward or backward: sets a->bias, and expands a relative bias to one value for each head and
+ * distance, in a->bias_by_distance. */
 TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const te_op *op,
                                         const te_score_bias_kernels *k, const char *name) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -142,8 +147,9 @@ TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const t
                                        o->window_right != 0);
 }
 /* Called after a backward, which has written delta: computes the gradient of the bias. A table's gradient is added to
- * the parameter's gradient directly. The partial sums of a relative bias are added up right away, not deferred with
- * other gradients: attentions that are tied to one parameter must not add to it concurrently. */
+ * the parameter's gradient directly. The partial sums of a relative bias's gradient are added up right away, not
+ * deferred as for other gradients, because attentions that are tied to one parameter must not add to its gradient
+ * concurrently. */
 TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run *r, const te_op *op,
                                                const te_score_bias_kernels *k) {
     const te_attention_options *o = (const te_attention_options *)op->options;

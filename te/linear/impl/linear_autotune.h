@@ -9,7 +9,7 @@
 #include "linear_fp8.h" /* te__fp8_transpose */
 #include "linear_strategy.h" /* te__linear_set_epilogue, te__linear_run_strategy */
 
-/* A step that is timed under each strategy. `run` executes it on scratch memory alone, never on the caller's
+/* A step that is timed under each strategy. `run` executes the step on scratch memory only, never on the caller's
  * tensors. */
 typedef struct te__linear_trial {
     te_run run;
@@ -19,19 +19,20 @@ typedef struct te__linear_trial {
     int count;
     te_gemm_strategy strategy[TE_STRATEGY_COUNT];
     te_param param[TE_MAX_PATTERN][TE_MAX_PARAMS];
-    te_param next; /* stands for the parameter of the next product, if that product reads FP8 */
+    te_param next; /* takes the place of the parameter of the next GEMM, if that GEMM reads FP8 */
     te_scales scales;
 } te__linear_trial;
 
-/* The op index of the product that reads the step's result, if the step stores that result in FP8 for it; else -1. */
+/* The op index of the GEMM that reads the step's result, if the step stores the result in FP8 for this GEMM; else
+ * -1. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     const int next = te__last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* Run the work that a strategy leaves to be done before product `next`, which reads FP8, so that it is timed with the
- * strategy: a cast, if the result is not yet in FP8, and a transpose, if forward saves the operand for the weight's
- * gradient but the step's kernel did not store it transposed. */
+/* Runs the work that a strategy leaves to be done before GEMM `next`, which reads FP8, so that this work is timed
+ * together with the strategy: a cast, if the result is not yet in FP8, and a transpose, if forward saves the operand
+ * for the weight's gradient but the step's kernel did not store it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *saved = te__saved_input_of(r, next).x, *p = 0;
     const int cols = r->current.cols;
@@ -59,8 +60,8 @@ TE_API size_t te__linear_widest(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return (size_t)te__padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
 }
-/* Set all pointers of the trial into memory that begins at `base`. of: the run whose step is timed. Returns how many
- * bytes of memory the trial needs. */
+/* Lays out the memory of the trial, which begins at `base`, and sets all pointers of the trial. of: the run whose step
+ * is timed. Returns how many bytes of memory the trial needs. */
 TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
     te_run *r = &t->run;
     const te_step *s = t->step;
@@ -92,14 +93,15 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
     r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
-    const int next = te__linear_next_in_fp8(of, s); /* the saved operand of the next product, and its inverse scale */
+    const int next = te__linear_next_in_fp8(of, s); /* memory for the operand that is saved for the next GEMM, and for
+                                                       its inverse scale */
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
-    r->pool.base = base + at; /* blocks of the pool: up to four for a strategy, two for te__linear_trial_rest,
-                               * and at most one for each op (a fork) */
+    r->pool.base = base + at; /* memory of the pool, for blocks of `widest` bytes: up to four for a strategy, two for
+                                 te__linear_trial_rest, and at most one for each op (a fork) */
     return at + (size_t)(s->count + 6) * widest;
 }
-/* Set up FP8 as in the timed step: the trial's product reads FP8 operands if the step's product does, and its last
- * kernel stores FP8 if the step's does. */
+/* Sets up FP8 as in the timed step: the trial's GEMM reads FP8 operands if the step's GEMM does, and the trial's last
+ * kernel stores FP8 if the step's last kernel does. */
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     const int next = te__linear_next_in_fp8(r, t->step);
     t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
@@ -111,12 +113,12 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
     return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
 }
-/* Choose the fastest strategy; but with many rows choose one kernel for the whole step even if it took up to
- * TE__ONE_KERNEL_MARGIN longer. The reason: autotuning times each strategy alone, on a cool chip. In training the chip
- * runs at its power limit and lowers its clock; a separate pass over memory then costs its full time, while the one
- * kernel hides that pass in its epilogue. Example: linear_bias_gelu in FP8, 8192 x 16384 from k of 4096, on H200s.
- * Timed alone, one kernel takes 859 to 876 us, and a product and a pointwise kernel take 854 to 875 us; in a training
- * step they take 873 and 986 us. */
+/* Chooses the fastest strategy; but with many rows chooses one kernel for the whole step even if it took up to
+ * TE__ONE_KERNEL_MARGIN percent longer. The reason: autotuning times each strategy alone, on a cool chip. In training
+ * the chip runs at its power limit and lowers its clock. A separate pass over memory then takes its full time, whereas
+ * the epilogue of the one kernel hides this memory traffic. Example: linear_bias_gelu in FP8, 8192 x 16384 with k =
+ * 4096, on H200s. Timed alone, one kernel takes 859 to 876 us, and a GEMM and a pointwise kernel take 854 to 875 us; in
+ * a training step they take 873 and 986 us. */
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
@@ -125,8 +127,8 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
             return i;
     return winner;
 }
-/* Time the strategies of this step and store the fastest as the choice. If memory for the trial cannot be allocated,
- * store the first strategy, without times. */
+/* Times the strategies of this step and stores the fastest one as the choice. If memory for the trial cannot be
+ * allocated, stores the first strategy, without times. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
@@ -138,8 +140,8 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
     t->run.memory = r->memory;
     t->run.dry = 0;
-    te__linear_trial_fp8(t, r); /* only the step's own parameters exist here, so the FP8 state of the products cannot
-                                 * be read from the model */
+    te__linear_trial_fp8(t, r); /* only the step's own parameters exist here, so the FP8 state of the GEMMs cannot be
+                                   read from the model */
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
     /* Fill the operands with normal random numbers as small as weights, so that sums over k stay small. */
@@ -163,8 +165,8 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     return TE_OK;
 }
 
-/* Build the key of this step in a tuning file: the name of its pattern (in FP8 with its operands), the sizes and format
- * of the product, and which outputs are stored. Returns 0 if the name is too long. */
+/* Builds the key of this step in a tuning file: the name of the step's pattern (in FP8 with a description of the
+ * operands), the sizes and format of the GEMM, and which outputs are stored. Returns 0 if the name is too long. */
 TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_step *s, const te_gemm *g) {
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const int fp8 = te__gemm_is_fp8(g);
@@ -178,7 +180,7 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
                                                              * it is free, because ops are counted from 1 here. */
     return 1;
 }
-/* Time all strategies that can run this step. otherwise: the default strategy, which is the first candidate; can_fuse:
+/* Times all strategies that can run this step. otherwise: the default strategy, which is the first candidate; can_fuse:
  * one kernel for the whole step is a candidate. */
 TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_fuse,
                                                 const te_gemm *unfused, te_run *r, const te_step *s,
@@ -195,11 +197,11 @@ TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strat
     }
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
-/* Choose the strategy of the step and set up the product for it. *strategy: the chosen strategy; *taken: how many ops
- * the product's epilogue does. The default is the first of these that is possible: one kernel for the whole step, where
- * a rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a product whose epilogue does all ops; a product whose
- * epilogue does a bias whose result backward needs; the product alone. With autotuning, the measured choice replaces
- * the default. */
+/* Chooses the strategy of the step and sets up the GEMM for it. *strategy: the chosen strategy; *taken: how many ops
+ * the GEMM's epilogue does. The default is the first of these that is possible: one kernel for the whole step, if a
+ * rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a GEMM whose epilogue does all ops; a GEMM whose
+ * epilogue does only the bias, if backward needs the bias's output; a GEMM without an epilogue. With autotuning, the
+ * measured choice replaces the default. */
 TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *strategy, int *taken, te_run *r,
                                               const te_step *s, const te__linear_kernels *kernels) {
     const te_gemm unfused = *g;
@@ -212,13 +214,13 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* with scale arrays there is no epilogue that could be
                                                             * timed against the default */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        return TE_OK; /* keep the default, which is one kernel where a rule expects that to be faster: a kernel that
-                       * finds only the amax stores less */
+        return TE_OK; /* keep the default, which is one kernel if a rule expects that to be faster, because a kernel
+                         that computes only the amax stores less */
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE
-    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* timed in the dry run, so that both runs use the
-                                                          * same strategy */
+    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* timed in the dry run, so that the dry run and the run after
+                                                            it use the same strategy */
         TE_TRY(te__linear_autotune(&c, *strategy, can_fuse, &unfused, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }

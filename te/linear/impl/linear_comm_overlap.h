@@ -1,21 +1,22 @@
-/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps it with its own: an all_gather
- * before a linear, a linear before a reduce_scatter, and their adjoints in backward (te/gemm/impl/gemm_comm_overlap.h);
- * and a linear before a pattern that begins with an all_reduce: its product is sent to the ranks that sum it
- * (te/comm/impl/collective_step.h). The last part defers a weight gradient until rows are sent between the ranks.
+/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps the deferred work with its own.
+ * Steps that do this: an all_gather before a linear, a linear before a reduce_scatter, both in backward as well
+ * (te/gemm/impl/gemm_comm_overlap.h), and a linear before a pattern that begins with an all_reduce, where the GEMM's
+ * kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). The last part defers a weight
+ * gradient until rows are sent between the ranks.
  *
- * This is not a pattern of the fusion list, because each pattern that begins with a linear would need another pattern,
- * and a list would be fused differently with one rank than with several. Instead a step finds in the plan, at run time,
- * that the next step can take its work. The next step decides by the shapes whether to overlap that work or to finish
+ * The fusion list has no patterns for this: each pattern that begins with a linear would need another pattern, and a
+ * list would be fused differently with one rank than with several. Instead a step finds in the plan, at run time, that
+ * the next step can take over its work. The next step decides by the shapes whether to overlap that work or to finish
  * it first; the results are those of two separate steps, and the workspace does not depend on the decision.
  *
  * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
- * te_group_reduce_scatter through mapped memory, but for one case: tiles run in another order, so where the last wave
- * is split along k (te__sm90_gemm_plan_stream_k) other tiles are sums of two or more parts.
+ * te_group_reduce_scatter through mapped memory, with one exception: the tiles run in another order, so if the last
+ * wave is split along k (te__sm90_gemm_plan_stream_k), other tiles than usual are sums of two or more parts.
  *
- * In FP8 with one scale a tensor, the product accumulates in the tensor cores and sends its result in 16 bits. Rows are
- * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks); the pointwise
- * kernel before (te__gathered_consumer), or a cast, then stores a rank's rows in FP8. Otherwise rows are gathered in
- * the list's format, and the product starts after the gather.
+ * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
+ * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks); the preceding
+ * pointwise kernel (te__gathered_consumer), or a cast, then stores a rank's rows in FP8. Otherwise rows are gathered in
+ * the list's format, and the GEMM starts after the gather.
  *
  * Nothing overlaps in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are not a multiple of
  * 256, or if the gathered tensor must be in memory that other ranks have not mapped (te_comm_allocate).
@@ -28,8 +29,8 @@
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Whether the linear that begins step s can overlap communication. fp8: 1: also accept a linear whose recipe has one
- * scale a tensor. */
+/* Whether the linear that begins step s can overlap communication. fp8: 1: also accepts a linear whose recipe has one
+ * scale per tensor. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -38,7 +39,7 @@ TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
            linear->out_dtype == dtype;
 }
 /* The step that follows s in this pass. Null if there is none, if s is only a part of a step of the plan, or if `has`
- * is 0. has: the group of ranks has the memory that overlapping needs. */
+ * is 0. has: whether the group of ranks has the memory that overlapping needs. */
 TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
     const te_plan *p = r->plan;
     const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
@@ -49,14 +50,14 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
         if (s == &all[i]) return te__last_step(r, s) ? 0 : s + 1;
     return 0;
 }
-/* The op index of the product that reads the rows gathered by step s (an all_gather, or in backward a reduce_scatter),
- * if these rows can be gathered in FP8: all ranks use the same scale and know it before the gather. -1 if they
- * cannot. */
+/* The op index of the GEMM that reads the rows gathered by step s (an all_gather, or in backward a reduce_scatter), if
+ * the rows can be gathered in FP8, that is, if all ranks use the same scale and know it before the gather; otherwise
+ * -1. */
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
-/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the product of the next step.
- * Steps with a custom op cannot do that, except those of linear_rope.h. */
+/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next step. This
+ * is not possible if the next step has a custom op, except for the steps of linear_rope.h. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -65,9 +66,9 @@ TE_API int te__defers_gather(const te_run *r, const te_step *s) {
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_custom) return 0;
     return 1;
 }
-/* Whether step s, a linear alone, defers its product to the next step, which sums the product over the ranks. The next
- * step is a reduce_scatter (in backward an all_gather), which runs at the same time as the product; or a pattern with
- * an all_reduce, to whose ranks the product's kernel sends its result (te/comm/impl/collective_step.h). */
+/* Whether step s, a linear alone, defers its GEMM to the next step, which sums the GEMM's result over the ranks. The
+ * next step is a reduce_scatter (in backward an all_gather), which runs at the same time as the GEMM, or a pattern with
+ * an all_reduce, to whose ranks the GEMM's kernel sends its result (te/comm/impl/collective_step.h). */
 TE_API int te__defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
@@ -79,8 +80,8 @@ TE_API int te__defers_product(const te_run *r, const te_step *s) {
         return g->peers && next->count > 1 && r->pass != TE_BACKWARD && te__linear_can_overlap(r, s, 0);
     return g->memory && all_rows == TE_ROWS_tokens;
 }
-/* Defer the product g to the next step. Its A is the current value, or the memory that a cast of the current value was
- * stored in; its D is y. */
+/* Defers the GEMM g to the next step. g's operand A is the current value, or the memory to which a cast has stored the
+ * current value; g's result D is y. */
 TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *kernels) {
     g->d = y.data;
     r->deferred.product = *g, r->deferred.kernels = kernels;
@@ -91,9 +92,9 @@ TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product
     return TE_OK;
 }
 
-/* ---- rows that are gathered while a product runs ----------------------------------------------------------------- */
+/* ---- rows that are gathered while a GEMM runs -------------------------------------------------------------------- */
 
-/* If the gather of the current value was deferred, gather all its rows now, without overlap. */
+/* If the gather of the current value was deferred, gathers all its rows now, without overlap. */
 TE_API te_status te__gather_rows_now(te_run *r) {
     const te_value from = r->deferred.from, to = r->current;
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
@@ -101,9 +102,10 @@ TE_API te_status te__gather_rows_now(te_run *r) {
     if (r->dry || !to.data || !from.data) return TE_OK;
     return te_group_all_gather(r->tensor, to.data, from.data, from.rows * from.cols, to.dtype, r->ctx);
 }
-/* Find the addresses (ranks->to) to which this rank's rows of A are sent in the memory of each rank. If the current
- * value is in memory that all ranks have mapped, A is the current value. Otherwise A becomes the group's buffer, if the
- * current value is a workspace block and the buffer is large enough; if not, returns 0. */
+/* Sets ranks->to: for each rank, the address in that rank's memory to which this rank's rows of A are sent. A, the
+ * GEMM's first operand, has the gathered rows of all ranks. If the current value is in memory that all ranks have
+ * mapped, A is the current value. Otherwise A becomes the group's buffer, if the current value is a workspace block and
+ * the buffer is large enough; if not, the function returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
@@ -117,9 +119,9 @@ TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     if (!r->dry) r->current.data = ranks->to[m->rank] - own;
     return 1;
 }
-/* If the gather of the current value was deferred, overlap it with the product g, whose A is the current value: the
- * product begins with this rank's own rows while the other rows arrive. If the product cannot overlap the gather, all
- * rows are gathered first. keep: the gathered value is read again after the product. */
+/* If the gather of the current value was deferred, overlaps the gather with the GEMM g, whose operand A is the current
+ * value: the GEMM begins with this rank's own rows while the other rows arrive. If the GEMM cannot overlap the gather,
+ * all rows are gathered first. keep: 1: the gathered value is read again after the GEMM. */
 TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run *r, te_product_kernels *unfused,
                                     int keep) {
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
@@ -137,25 +139,25 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
     return TE_OK;
 }
 
-/* ---- the product of a weight's gradient, now or deferred ---------------------------------------------------------
+/* ---- the GEMM of a weight's gradient, now or deferred ------------------------------------------------------------
  *
- * No other step of backward reads a weight's gradient, so the product that computes it may run later. Under sequence
- * parallelism, backward gathers the rows of all ranks for the gradient of the attention's output linear, and that
- * linear's product takes less time than the gather, so it cannot hide the gather alone. Therefore the weight gradient
- * of the linear that comes before it in backward, the MLP's first linear, is deferred: it runs after the gather has
- * started, before that product (te__gemm_overlap.overlapped). Its operands, dy and under a recipe dy's transpose, stay
- * in the workspace until then. Measurements: docs/notes/linear.md. */
+ * No other step of backward reads a weight's gradient, so the GEMM that computes it may run later. Under sequence
+ * parallelism, backward gathers the gradient rows of all ranks for the attention's output linear. The GEMM for dx of
+ * this linear takes less time than the gather, so it alone cannot hide the gather. Therefore the weight gradient of the
+ * preceding linear in backward, the MLP's first one, is deferred: its GEMM runs after the gather has started and before
+ * the GEMM for dx (te__gemm_overlap.overlapped). The operands of the deferred GEMM, dy and under a recipe dy's
+ * transpose, stay in the workspace until then. Measurements: docs/notes/linear.md. */
 
-/* Set the operands of dweight[out, in] (+)= dy^T x for linear i, which is not in FP8: dy and x are in the list's
- * format, dweight is in f32. */
+/* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, which is not in FP8: dy and x are in the
+ * list's format, dweight is in f32. */
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te__input_of(r, i);
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     w->a = dy.data, w->trans_a = 1, w->b = x.data;
     return TE_OK;
 }
-/* Defer the product w, which computes the weight gradient of linear i. If the weight is not being trained at the
- * moment, this acquires the same memory but launches nothing, because the size of the workspace must not depend on
+/* Defers the GEMM w, which computes the weight gradient of linear i. If the weight is not being trained at the moment,
+ * the function acquires the same memory but launches nothing, because the size of the workspace must not depend on
  * which weights are trained. */
 TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_deferred_wgrad *wgrad = &r->deferred_wgrad;
@@ -173,7 +175,7 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     wgrad->product = *w, wgrad->is_there = 1;
     return TE_OK;
 }
-/* Run the deferred product of a weight gradient, if there is one. run: a te_run. */
+/* Runs the deferred GEMM of a weight gradient, if there is one. run: a te_run. */
 TE_API te_status te__wgrad_now(void *run) {
     te_run *r = (te_run *)run;
     te_deferred_wgrad wgrad = r->deferred_wgrad;
@@ -185,15 +187,15 @@ TE_API te_status te__wgrad_now(void *run) {
     r->dry = dry;
     return status;
 }
-/* Run the product w of linear i's weight gradient now. */
+/* Runs w, the GEMM of linear i's weight gradient, now. */
 TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     TE_TRY(te__defer_wgrad(w, r, i, dy));
     return te__wgrad_now(r);
 }
 
-/* Whether the weight gradient of step s is deferred. It is if the next step sums the data gradient of s over the ranks,
- * and a later step, before any other linear, gathers rows for the next linear. It is not deferred if gradients are
- * watched, or if the linear is in a recompute region (executor.h). */
+/* Whether the weight gradient of step s is deferred. It is deferred if the next step sums dx of s over the ranks, and
+ * if a later step, before any other linear, gathers rows for the next linear. It is not deferred if gradients are
+ * watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
@@ -207,10 +209,10 @@ TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     }
     return 0;
 }
-/* Called before the next linear's product runs. ranks: the gather that this product overlaps; a deferred weight
- * gradient is then attached to it and runs after the gather has started. Null (the product overlaps no gather): the
- * deferred product runs now. It also runs now under autotuning, so that nothing runs at the same time as a timed
- * product. */
+/* Called before the GEMM for dx of the next linear runs. ranks: the gather that this GEMM overlaps; the deferred weight
+ * gradient, if there is one, is attached to the gather and runs after the gather has started. If ranks is null, because
+ * the GEMM overlaps no gather, the deferred weight gradient is computed now. It is also computed now under autotuning,
+ * so that nothing runs at the same time as a GEMM that is being timed. */
 TE_API te_status te__wgrad_flush(te_run *r, te__gemm_overlap *ranks) {
     if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);
     if (r->deferred_wgrad.is_there) ranks->overlapped = te__wgrad_now, ranks->overlapped_arg = r;

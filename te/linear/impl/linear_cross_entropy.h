@@ -1,24 +1,24 @@
-/* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step, which computes the logits in pieces:
- * one piece at a time is in memory, 1 / TE_LOSS_FRACTION (1/16) of all logits. This saves memory but takes more time,
- * so the pattern is not in fusions.h. To use it, write before TE_SEQUENTIAL:
+/* linear_cross_entropy.h -- a linear and the cross_entropy after it as one step, which computes the logits in pieces:
+ * only one piece at a time is in memory, with 1 / TE_LOSS_FRACTION (1/16) of all logits. This saves memory but takes
+ * more time, so the pattern is not in fusions.h. To use it, write before TE_SEQUENTIAL:
  *
  *   #define TE_FORWARD_linear_cross_entropy TE_FUSED
  *   #define TE_BACKWARD_cross_entropy_linear TE_FUSED
  *
- * In forward a piece is a range of rows with the whole vocabulary. For each piece forward runs the product, then
- * computes the loss and the statistics of each row, and saves the statistics. Backward recomputes each piece of the
- * logits, overwrites it with its gradient, and runs two products: dweight += dlogits^T x, dx += dlogits weight.
+ * In forward a piece is a range of rows with the whole vocabulary. For each piece forward runs the GEMM, then computes
+ * the loss and the statistics of each row, and saves the statistics. Backward recomputes each piece of the logits,
+ * overwrites the piece with its gradient dlogits, and runs two GEMMs: dweight += dlogits^T x, dx += dlogits weight.
  *
- * Floor: four products, because the logits are computed twice; separate steps take three. Forward cannot compute the
- * gradients: dy or loss_scale, accumulation and the other uses of a tied weight are known only in backward, and only
- * the caller has memory for the weight's gradient. With te_batch.loss_in_backward the logits are computed only once, in
- * backward, which then computes the loss, too, where that is expected to be faster (te__loss_in_backward_pays); the
- * losses are bitwise identical to those of forward.
+ * Floor (lower bound of the time): four GEMMs, because the logits are computed twice; separate steps take three.
+ * Forward cannot compute the gradients, because these are known only in backward: dy or loss_scale, whether gradients
+ * accumulate, and the other uses of a tied weight. Also, only the caller has memory for the weight's gradient. With
+ * te_batch.loss_in_backward, and if it is expected to be faster (te__loss_in_backward_pays), the logits are computed
+ * only once, in backward, which then computes the losses, too, bitwise identical to those of forward.
  *
- * Each piece reads and writes the f32 dweight of its columns and, if it has a part of the vocabulary only, dx of its
- * rows; te__logits_of_backward chooses the pieces that move the fewest bytes. Sizes of pieces depend only on the sizes
- * of the call. So the same inputs produce bitwise identical results, but not those of two separate steps. Measurements:
- * docs/notes/linear.md.
+ * For each piece, dweight (in f32) is read and written for the columns of the piece, and dx for its rows, if the piece
+ * has only a part of the vocabulary. te__logits_of_backward chooses the pieces that move the fewest bytes. The sizes of
+ * pieces depend only on the sizes of the call. So the same inputs produce bitwise identical results, which may differ
+ * from those of two separate steps. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_CROSS_ENTROPY_H
 #define TE_LINEAR_CROSS_ENTROPY_H
@@ -50,8 +50,8 @@
     }
 
 /* The kernels of backward. slice: computes the gradient of a piece from the saved statistics of its rows; at_once:
- * computes loss and gradient of a piece that has the whole vocabulary; logits, dx: the library's GEMM for the two
- * products with these results. */
+ * computes loss and gradient of a piece that has the whole vocabulary; logits, dx: the library's kernels for the GEMMs
+ * that compute the logits and dx. */
 typedef struct te__loss_kernels {
     te_cross_entropy_launch_fn slice, at_once;
     te_product_kernels *logits, *dx;
@@ -60,18 +60,19 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-#define TE_LOSS_FRACTION 16 /* with 4, a quarter of the logits is in memory, and the step takes hardly longer than
-                             * with all of them */
+#define TE_LOSS_FRACTION 16 /* 1 / this number of all logits are in memory at a time. With 4, the step takes hardly
+                               longer than with all logits in memory */
 #endif
 enum {
     TE_LOSS_ROWS = 128,             /* the rows of a piece are a multiple of this, the height of a GEMM tile */
-    TE_LOSS_COLUMNS = 256,          /* its columns are a multiple of this, the width of a GEMM tile */
+    TE_LOSS_COLUMNS = 256,          /* the columns of a piece are a multiple of this, the width of a GEMM tile */
     /* loss_in_backward is used if a piece has at least this many rows: reading and writing dweight for each piece then
-     * takes less time than computing the logits twice. */
+     * takes less time than computing the logits a second time. */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
-    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* or if dweight has at most this many elements: it then stays in the L2 */
+    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* loss_in_backward is also used if dweight has at most this many elements,
+                                            because dweight then stays in the L2 */
 };
-/* The shape of a piece of the logits. columns: the whole vocabulary, or a part of it. */
+/* The shape of a piece of the logits. columns: the size of the vocabulary, or of a part of it. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 
 /* The shape of forward's pieces. capacity: the number of rows that the call's workspace is sized for. */
@@ -86,9 +87,9 @@ TE_API double te__logits_traffic(te__logits_piece p, int64_t capacity, int64_t v
     const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * capacity : 0;
     return (double)hidden * ((double)te_ceil_div(capacity, p.rows) * (double)vocabulary + (double)of_dx);
 }
-/* The shape of backward's pieces that moves the fewest elements and fits into the memory of the logits. size: bytes of
- * a logit. dx_bytes: bytes of an element of the f32 buffer in which dx is summed, a part of that memory; 0: dx is
- * summed in place, without a buffer. */
+/* The shape of backward's pieces: of those that fit into the memory for logits, the one that moves the fewest elements.
+ * size: bytes of a logit. dx_bytes: bytes of an element of the f32 buffer in which dx is summed and which takes a part
+ * of that memory; 0: dx is summed in place, without a buffer. */
 TE_API te__logits_piece te__logits_of_backward(int64_t capacity, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
     te__logits_piece best = te__logits_of_forward(capacity, vocabulary), p;
@@ -116,11 +117,11 @@ typedef struct te__linear_loss {
     te_param *weight;
     te_value x;
     char *logits;
-    float *scratch; /* scratch memory for products on the host */
+    float *scratch; /* scratch memory for GEMMs on the host */
 } te__linear_loss;
 
 /* Acquire the memory of a pass. Its size, 1 / TE_LOSS_FRACTION of all logits, does not depend on the shape of the
- * pieces; it holds a piece of the logits and, if dx needs one, the f32 buffer in which dx is summed. */
+ * pieces. The memory holds a piece of the logits and, if dx needs one, the f32 buffer in which dx is summed. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
     const int64_t capacity = te__capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
@@ -131,7 +132,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te__convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te__scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    if (te__gemm_scratch(&any)) /* enough for any product of the pass: its operands are x, the weight or logits */
+    if (te__gemm_scratch(&any)) /* enough for any GEMM of the pass, whose operands are x, the weight or logits */
         TE_TRY(te__scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te__gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
@@ -142,11 +143,13 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
     return te_gemm_is_custom(unfused, g, r->ctx) ? te__unfused_gemm_run(unfused, g, r->ctx)
                                                  : r->plan->product(g, r->ctx);
 }
-/* The address of row `row` of a tensor; null if p is null. (Row c of the weight belongs to column c of the logits.) */
+/* Returns the address of row `row` of the tensor at p; null if p is null. (Row c of the weight belongs to column c of
+ * the logits.) */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
-/* Compute a piece of the logits, [p.rows, p.columns] of x weight^T, which begins at (row, column) of all logits. */
+/* Computes a piece of the logits x weight^T: the [p.rows, p.columns] logits that begin at (row, column) of all
+ * logits. */
 TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
                                         te__logits_piece p, te_product_kernels *unfused) {
     const te_dtype dtype = r->plan->dtype;
@@ -156,7 +159,7 @@ TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, voi
     g.b = te__row_address(l->weight->data, column, l->linear->in, dtype);
     return te__linear_loss_gemm(l, &g, r, unfused);
 }
-/* The cross_entropy arguments for the rows from `row` on: the pointers of `all` moved to that row. */
+/* Returns the cross_entropy arguments `all`, with the pointers moved to row `row`. */
 TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *all, int64_t row) {
     te_cross_entropy_args a = *all;
     a.labels += row;
@@ -211,8 +214,8 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Run the two products of a piece, whose gradient dlogits is at `logits`: dweight[columns, in] (+)= dlogits^T x, if the
- * weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. */
+/* Runs the two GEMMs of a piece, whose gradient dlogits is stored at `logits`: dweight[columns, in] (+)= dlogits^T x,
+ * if the weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p,
                                            te_product_kernels *unfused) {
@@ -228,8 +231,8 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
-/* Process all pieces of the rows [row, row + p.rows). sums: the f32 buffer in which their dx is summed; null: dx is
- * summed in place. */
+/* Processes all pieces that have the rows [row, row + p.rows). sums: the f32 buffer in which dx of these rows is
+ * summed; null: dx is summed in place. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {
@@ -290,8 +293,8 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
 /* ---- a vocabulary that is sharded over ranks ---------------------------------------------------------------------
  *
  * (linear, .., (shard, columns)) and (cross_entropy, .., (ranks, N)) run as one step. A piece has only columns of this
- * rank's shard. Forward stores this rank's statistics of each row, and after the last piece gathers the statistics of
- * all ranks once; backward then needs nothing from the other ranks. Forward computes the loss even if
+ * rank's shard. Forward stores the statistics of this rank's columns for each row and, after the last piece, gathers
+ * the statistics of all ranks once; backward then needs nothing from the other ranks. Forward computes the loss even if
  * te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every piece. */
 
 /* Run the two ops as separate steps, with all logits in memory. Used under a recipe, or if backward runs them as two

@@ -1,22 +1,23 @@
-/* linear_epilogue.h -- runs a step that begins with a matrix product as one kernel: the ops behind the product run in
- * the product's epilogue. Such kernels exist for elementwise and gated ops with constant widths, in 16 bits and, under
- * a recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel; all others run as
- * a product and a pointwise kernel, or as a product with one of cuBLASLt's epilogues (linear_strategy.h).
+/* linear_epilogue.h -- runs a step that begins with a GEMM as one kernel: the ops after the GEMM run in the GEMM's
+ * epilogue. Such kernels exist for elementwise and gated ops with constant widths, in 16 bits and, under a recipe, with
+ * operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All others run as a GEMM and a
+ * pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues (linear_strategy.h).
  *
- * Under a recipe the epilogue stores the outputs of the pointwise kernel: y, in 16 bits or in FP8 for the next product,
- * and y's amax. It also stores the FP8 transpose that a weight gradient reads; otherwise a separate kernel does.
+ * Under a recipe the epilogue stores what the pointwise kernel would store: y, in 16 bits or in FP8 for the next GEMM,
+ * and y's amax. The epilogue also stores the transpose of y in FP8, which the GEMM for a weight gradient reads and
+ * which would otherwise take a separate kernel.
  *
- * The wide side of a gated op (its input in forward, the gradient of that in backward) has rows of two halves. In
- * backward the epilogue reads the saved halves and writes the gradients of both; the product, the narrow side, is never
- * stored (te__sm90_gemm_config.source_has_halves). In forward a tile computes the same columns of both halves
- * (te__sm90_gemm_pairing.halves), so inference never stores the halves. Under a recipe this forward kernel serves
- * inference only, because training would have to store both halves as well. With few rows, a gated step is a product
+ * The input of a gated op has rows of two halves. In backward the epilogue reads the saved halves and writes the
+ * gradients of both; the GEMM's result, the gradient of the op's output, is never stored
+ * (te__sm90_gemm_config.source_has_halves). In forward a tile contains the same columns of both halves
+ * (te__sm90_gemm_pairing.halves), so inference never stores the halves. Under a recipe this forward kernel is for
+ * inference only, because training would have to store both halves as well. With few rows, a gated step runs as a GEMM
  * and a pointwise kernel.
  *
- * Floor: the product's 2 m n k flops, because memory traffic of the epilogue overlaps with the tensor cores' work. For
- * gelu of 8192 x 16384 from k of 4096 in FP8 the epilogue stores the pre-activation, which backward reads (2 bytes an
- * element), y (1) and the transpose of y (1): 0.54 GB; the floor is 0.81 ms. Three separate kernels take 0.21 ms more.
- * Measurements: docs/notes/linear.md.
+ * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
+ * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
+ * which backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the floor is 0.81 ms.
+ * Three separate kernels take 0.21 ms more. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_EPILOGUE_H
 #define TE_LINEAR_EPILOGUE_H
@@ -35,7 +36,7 @@
 typedef struct te_unfused_gemm {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
-    const void *c; /* matrix that is added to the product; null: nothing is added */
+    const void *c; /* matrix that is added to the GEMM's result; null: nothing is added */
     int n;
 } te_unfused_gemm;
 
@@ -59,8 +60,8 @@ TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const 
 }
 template <te_dtype T, int FORWARD>
 TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
-/* The persistent FP8 kernel serves only products that overlap a collective. An FP8 product without ops in its epilogue
- * that overlaps none, and is too large for the skinny and small-m kernels, runs in cuBLASLt. */
+/* The persistent FP8 kernel is only for GEMMs that overlap a collective. Any other FP8 GEMM without ops in its epilogue
+ * that is too large for the skinny and small-m kernels runs in cuBLASLt. */
 template <te_dtype T, te_dtype A>
 TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
@@ -74,9 +75,9 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused
              te_unfused_gemm)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
              te_unfused_gemm)
-/* The library's kernels for the product alone. SIXTEEN: 1: include the kernels with 16-bit operands of type T. FORM:
- * the operands that the skinny FP8 kernel reads; TE_OPERANDS_16BIT: no such kernel. A: the FP8 format of x (forward) or
- * dy (backward) in the persistent FP8 kernel; T: no such kernel. */
+/* The library's kernels for a GEMM without other ops. Template arguments: SIXTEEN: 1: include the kernels with 16-bit
+ * operands of type T. FORM: the operands that the skinny FP8 kernel reads; TE_OPERANDS_16BIT: no such kernel. A: the
+ * FP8 format of x (forward) or dy (backward) in the persistent FP8 kernel; A = T: no such kernel. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
 TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
@@ -94,8 +95,8 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
 }
 #define TE_UNFUSED_GEMM(dtype, pass) \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
-/* The kernels for the product of step `name` without its other ops: 16-bit kernels or, if the product has a recipe, FP8
- * kernels. */
+/* The kernels for the GEMM of step `name` without the step's other ops: 16-bit kernels or, if the linear has a recipe,
+ * FP8 kernels. */
 #define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                              \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8,          \
                              (te_gemm_operands)name##_skinny_form,                         \
@@ -125,23 +126,23 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
  * fp8_delayed no scale is known yet). Therefore an FP8 kernel tests its arguments once and contains up to three
  * variants of its epilogue: one stores all outputs of training and one the result alone, both without branches on the
  * arguments; the third tests each pointer and handles all other calls. Branches cost more in FP8, because an FP8 tile
- * takes half the time: in training, linear_bias_gelu of 8192 x 16384 from k of 4096 took 945 us with branches and 858
- * us without; the GEMM alone takes 830 us (one H200). */
+ * takes half the time of a 16-bit tile: in training, linear_bias_gelu of 8192 x 16384 from k of 4096 took 945 us with
+ * branches and 858 us without; the GEMM alone takes 830 us (one H200). */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
-    te_pointwise pointwise; /* pointwise.x: memory for the product itself; null: the product is not stored */
+    te_pointwise pointwise; /* pointwise.x: memory for the GEMM's result; null: that result is not stored */
 } te_product;
 
 /* Compile-time facts of a step in FP8. result: the form in which the step stores its result. saved, params: bit masks
- * over the ops behind the product, bit i for op i: `saved` marks the ops whose input is saved in training (so bit 0 is
- * the product's result), `params` the ops with a parameter. */
+ * of the ops after the GEMM, bit i for op i: `saved` marks the ops whose input is saved in training (so bit 0 stands
+ * for the GEMM's result), `params` the ops with a parameter. */
 typedef struct te_product_facts { te_pointwise_result result; int saved, params; } te_product_facts;
 
-/* Which variant of the epilogue fits the arguments: ALL if all outputs of training are stored, RESULT if the result is
- * stored and nothing is saved, ANY for all other arguments. */
+/* Returns which variant of the epilogue fits the arguments: ALL if all outputs of training are to be stored, RESULT if
+ * only the result is to be stored, ANY for all other arguments. */
 TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k,
                                            const te_product_facts facts) {
     const te_pointwise_fp8 *fp8 = &p->pointwise.fp8;
@@ -156,7 +157,8 @@ TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwi
     if (usual && stores == facts.saved) return TE_OUTPUTS_ALL;
     return facts.saved && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
 }
-/* Copy the pointwise arguments for the variants ALL and RESULT, in which the compiler knows which pointers are null. */
+/* Copies the pointwise arguments to *c for the variants ALL and RESULT, so that the compiler knows which pointers are
+ * null. */
 TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts facts) {
     c->fp8 = p->pointwise.fp8, c->rows = p->pointwise.rows;
     c->x = facts.saved & 1 ? p->pointwise.x : 0;
@@ -174,7 +176,7 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     }
 }
 
-/* Multiply eight elements of y by `scale` and store them in FP8. Updates the thread's amax. */
+/* Multiplies eight elements of y by `scale` and stores them in FP8. Also updates the thread's amax. */
 TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_pointwise_shape k,
                                  te_epilogue_state *state) {
     float v[8];
@@ -185,11 +187,11 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
-/* Store the result in each form that the arguments ask for. fp8: the result is stored in FP8. */
+/* Stores the result in each form that the arguments ask for. fp8: 1: one of these forms is FP8. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
-    if (k.fp8 && !fp8 && c->fp8.amax) { /* find the amax of the result, even if the result is not
-                                         * stored (te__pointwise_amax_only) */
+    if (k.fp8 && !fp8 && c->fp8.amax) { /* compute the amax of the result, even if the result is not stored
+                                           (te__pointwise_amax_only) */
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
         state->amax_bits = te_amax_bits8(state->amax_bits, l->v);
@@ -249,17 +251,17 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     stages(&l, c, 0, TE_MAX_PATTERN);
     te__product_store(p, c, &l, fp8, scale, k, state);
 }
-/* Defines the fused kernels of a step whose pointwise kernel is `name` (TE_POINTWISE). The product is x weight^T in
+/* Defines the fused kernels of a step whose pointwise kernel is `name` (TE_POINTWISE). The GEMM is x weight^T in
  * forward and dy weight in backward. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0, 0)
-/* Defines the fused kernels of a step in a list that names a recipe. If the product's recipe has one scale a tensor
+/* Defines the fused kernels of a step in a list that names a recipe. If the linear's recipe has one scale per tensor
  * (name##_by_tensor), the persistent kernel takes FP8 operands: x and the weight in forward, dy and the weight's
  * transpose in backward (linear_fp8.h). The skinny kernel takes FP8 operands in forward under any recipe
- * (name##_skinny_form). If the product is in FP8 (name##_in_fp8), the step has no 16-bit kernels, because they would
- * run only while the recipe is switched off and would double the compile time; the step is then a cuBLASLt product and
- * a pointwise kernel. A step with a gated op has only the persistent kernel. */
+ * (name##_skinny_form). If the GEMM is in FP8 (name##_in_fp8), the step has no 16-bit kernels, because they would run
+ * only while the recipe is switched off and would double the compile time. While the recipe is off, the step runs as a
+ * cuBLASLt GEMM and a pointwise kernel. A step with a gated op has only the persistent kernel. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                    \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                  \
     enum {                                                                                                             \
@@ -312,8 +314,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
                              int, te_epilogue_state *state) {                                                         \
         te_product_pair_epilogue((const te_product *)p, w, other, row, col, state, name##_stages, name##_shape(0));   \
     }
-/* Defines the 16-bit kernels of a step, and name##_kernels(), which returns all its kernels. persistent, skinny: 1: the
- * step has a 16-bit kernel of that kind. fp8, skinny_fp8, small_m_fp8: the FP8 kernels, or null. */
+/* Defines the 16-bit kernels of a step, and name##_kernels(), which returns all kernels of the step. persistent,
+ * skinny: 1: the step has a 16-bit kernel of that kind. fp8, skinny_fp8, small_m_fp8: the FP8 kernels, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, persistent, skinny, fp8, skinny_fp8, small_m_fp8)                             \
     enum {                                                                                                             \
         name##_is_persistent = (persistent) != 0,                                                                      \
@@ -342,8 +344,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return &kernels;                                                                                               \
     }
 
-/* Whether the value at `p` is still needed once the kernel's arguments are set up: an op of the step or the other use
- * of a fork reads it, or it is the result of the step. */
+/* Whether the value at `p` must be in memory, because an op of the step or another use of a fork reads it, or because
+ * it is the result of the step. Call this function when the kernel's arguments have been set up. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
@@ -353,8 +355,8 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_point
     }
     return read;
 }
-/* Let the kernel also store the transpose of its FP8 result: the next product reads the result, and the weight gradient
- * of that product reads the transpose. Forward saves only the transpose for backward. */
+/* Makes the kernel also store the transpose of its FP8 result: the next GEMM reads the result, and the GEMM for the
+ * weight gradient of the next linear reads the transpose. Forward saves only the transpose for backward. */
 TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *p) {
     const int next = te__consumer_of(r, s->op[s->count - 1]);
     te_value v;
@@ -375,9 +377,9 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     }
     return TE_OK;
 }
-/* Launch the step's kernel; the pointwise arguments of p are set up already. product: memory for the product itself.
- * The product is stored only if another op reads it (te__product_is_read) or if `keep` is 1, which says that backward
- * reads it. */
+/* Launches the step's kernel; the pointwise arguments of p have already been set up. product: memory for the GEMM's
+ * result. This result is stored only if another op reads it (te__product_is_read) or if `keep` is 1, which means that
+ * backward reads it. */
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_pointwise_shape k, te_product *p, te_value product, int keep) {
     const int skinny = te__gemm_is_skinny(kernels, g, r->ctx),
@@ -397,13 +399,13 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK
                   : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
-/* The shape without the scales of the FP8 result and without the tile kernel's transpose: an epilogue sees only a part
- * of a row or tile, so it cannot compute the scale of a whole row or tile. */
+/* Returns the shape without the scales of the FP8 result and without the tile kernel's transpose, because an epilogue
+ * sees only a part of a row or tile and so cannot compute the scale of a whole row or tile. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
 }
-/* Run the step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles
+/* Runs the step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles
  * no backward code. */
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
@@ -427,7 +429,7 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }
 
-#else /* no fused kernels: each step is a product, and behind it a pointwise kernel or, on the host, a loop */
+#else /* no fused kernels: each step is a GEMM, followed by a pointwise kernel or, on the host, by a loop */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
@@ -439,7 +441,7 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* Constants that follow from the recipe of the step's product and from the pass; they decide which kernels the step
+/* Constants that follow from the recipe of the step's linear and from the pass. They determine which kernels the step
  * has. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)), \

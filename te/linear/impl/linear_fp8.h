@@ -1,22 +1,22 @@
-/* linear_fp8.h -- the operands of a linear whose products run in FP8, by recipe. x and the weight are e4m3. dy is e5m2;
- * it is e4m3 under fp8_block, and where the list asks for that (gradients, e4m3). FP8 products read both operands along
- * k, so three operands are needed transposed as well:
+/* linear_fp8.h -- the operands of a linear whose GEMMs run in FP8, by recipe. x and the weight are e4m3. dy is e5m2; it
+ * is e4m3 under fp8_block, and if the list has the option (gradients, e4m3). FP8 GEMMs read both operands along k, so
+ * three transposes are needed as well, weight_t, dy_t and x_t:
  *
  *     y[rows, out] = x[rows, in]  weight[out, in]^T
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
- *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T        rows up to a multiple of 16, with zeros
+ *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T        rows padded with zeros to a multiple of 16
  *
  *   recipe       scales                                     x and dy become FP8 in
  *   fp8_delayed  one a tensor, from earlier steps           the kernel that produces them, else a cast
- *   fp8_current  one a tensor, from its own amax            a cast, behind the kernel that produces them and finds the
+ *   fp8_current  one a tensor, from its own amax            a cast, after the kernel that produces them and their
  *                                                           amax; or that kernel, run again (TE_VALUE_amax_only)
  *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
- *   fp8_row      a row of x, a row of the weight            the same, in forward; backward runs in the list's format
+ *   fp8_row      one for each row of x and of the weight    the kernel that produces x, else a cast; no FP8 in backward
  *
- * te_operand_policy.input says how backward obtains x_t: from the FP8 x that forward saved, which backward transposes
- * unless a cast or a product already stored it transposed; or by casting x again; or by running its producer's kernel
- * again, which then stores x_t alone. Under fp8_block each transpose is rounded from the original values, not from the
- * FP8 values of the other layout.
+ * te_operand_policy.input says how backward obtains x_t: from the FP8 x that forward saved, which backward transposes,
+ * unless a cast or a GEMM has already stored the transpose; or by casting x again; or by running the kernel that
+ * produces x again, which then stores only x_t. Under fp8_block each transpose is rounded from the original values, not
+ * from the FP8 values of the other layout.
  */
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H
@@ -28,10 +28,11 @@
 #include "../../gemm/gemm_blockwise.h" /* TE_GEMM_BLOCKWISE */
 #include "../../plan/impl/storage.h" /* te_run, te__policy */
 
-/* The padded number of rows, along which a transpose is stored: products read multiples of 16. */
+/* The number of columns of a transpose: the number of rows, padded to a multiple of 16, because FP8 GEMMs need a k that
+ * is a multiple of 16. */
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
-/* Check that this device supports products with a scale for each row or each tile. */
+/* Checks that this device supports GEMMs with a scale for each row or each tile. */
 TE_API te_status te__check_local_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
@@ -45,16 +46,16 @@ TE_API te_gemm_fp8 te__fp8_operand(te_scaling scaling, te_dtype dtype, const flo
     o.scaling = scaling, o.dtype = dtype, o.inverse = inverse;
     return o;
 }
-/* An operand with one scale for the tensor. index: which scale of `scales` is its own. scales null: this is a dry run
- * that only measures sizes. */
+/* An operand with one scale for the tensor. index: the index of the operand's scale in `scales`. scales: null in a dry
+ * run that only measures sizes. */
 TE_API te_gemm_fp8 te__tensorwise_operand(te_dtype dtype, const te_scales *scales, int index) {
     return te__fp8_operand(TE_SCALING_TENSORWISE, dtype, scales ? te_scales_inverse(scales, index) : 0);
 }
 
 /* ---- fp8_row ----------------------------------------------------------------------------------------------------- */
 
-/* The operands of y = x weight^T. x is already in FP8 if the kernel that produced it stored it so
- * (pointwise_quantize.h); else it is cast here. */
+/* Sets the operands of the GEMM y = x weight^T under fp8_row. x is already in FP8 if the kernel that produced it has
+ * stored it in FP8 (pointwise_quantize.h); otherwise this function casts it. */
 TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     void *inverse = 0;
@@ -89,7 +90,7 @@ TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int co
     t->inverse = (float *)inverse;
     return TE_OK;
 }
-/* Cast v to FP8: untransposed to `to` and transposed to `transposed`. An output whose data is null is skipped. */
+/* Casts v to FP8: untransposed to `to` and transposed to `transposed`. An output whose data is null is not stored. */
 TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to,
                                     te_blockwise_matrix transposed) {
     TE_TRY(te__convert_value(&v, r, r->plan->dtype));
@@ -98,7 +99,7 @@ TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_pr
     q.yt_cols = te__fp8_rows(v.rows), q.rule = f->own;
     return r->dry ? TE_OK : r->plan->fp8->quantize_blockwise(&q, r->ctx);
 }
-/* The operands of y = x weight^T. */
+/* Sets the operands of the GEMM y = x weight^T under fp8_block. */
 TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_saved_input saved = te__saved_input_of(r, i);
@@ -115,7 +116,7 @@ TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x)
     g->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_2D, TE_e4m3, f->inverse);
     return TE_OK;
 }
-/* The transpose of linear i's input, which forward did not save. */
+/* Computes the transpose of linear i's input in FP8, which forward did not save. */
 TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix transposed) {
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
@@ -123,8 +124,8 @@ TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix t
         return te__blockwise_cast_value(r, te__input_of(r, i), &r->param[i]->fp8, none, transposed);
     return r->dry ? TE_OK : te__recompute_input(r, i, &to);
 }
-/* The operands of both products of backward. w: the product for dweight, which is skipped if the weight is frozen. x:
- * the product for dx. */
+/* Sets the operands of both GEMMs of backward under fp8_block. w: the GEMM for dweight, which is skipped if the weight
+ * is frozen. x: the GEMM for dx. */
 TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_saved_input saved = te__saved_input_of(r, i);
@@ -158,9 +159,9 @@ TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i
  * those of the ops' streams, which count from 0. */
 enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 
-/* Cast v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Any of
- * these may be null, and is then skipped. Under fp8_current the scale is updated first, from the amax that v's producer
- * computed or, if it did not, from one that is computed here. */
+/* Cast v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Each of
+ * these three may be null and is then not stored. Under fp8_current the scale is updated first, from the amax that v's
+ * producer has computed or, if the producer computes no amax, from one that is computed here. */
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
     const int has_amax = v.amax != 0;
@@ -177,19 +178,19 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
     return index == f->dy ? r->plan->fp8->quantize_dy(&q, r->ctx) : r->plan->fp8->quantize(&q, r->ctx);
 }
-/* Transpose v, which is in FP8, to [cols, rows up to a multiple of 16]. */
+/* Transposes v, which is in FP8, to [cols, rows rounded up to a multiple of 16]. */
 TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed) {
     te_quantize q = te__quantize_of(v.rows, v.cols);
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
-/* Transpose v to scratch memory. wanted 0: only acquire the memory. */
+/* Transposes v, which is in FP8, to scratch memory. wanted 0: only acquires the memory. */
 TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
     TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
-/* Compute the transpose of linear i's input, which forward did not save, with the scale that forward used. wanted 0:
- * only acquire the memory. */
+/* Computes the transpose of linear i's input in FP8, which forward did not save, with the scale that forward used.
+ * wanted 0: only acquires the memory. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te__input_of(r, i);
@@ -203,8 +204,8 @@ TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, in
     const te_recompute_target to = {0, *transposed, 0, saved.inverse + 1, !r->policy[0][i].stored_by_producer};
     return r->dry || !wanted ? TE_OK : te__recompute_input(r, i, &to);
 }
-/* The producer of linear i's input computed only its amax (TE_VALUE_amax_only): update the scale, then run the producer
- * again, which now stores the input as FP8. */
+/* Called if the kernel that produces linear i's input has computed only the input's amax (TE_VALUE_amax_only): updates
+ * the scale, then runs that kernel again, which now stores the input in FP8 to y. */
 TE_IF_USED TE_API te_status te__fp8_run_producer(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_recompute_target to = {y, 0, te__saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
@@ -227,13 +228,14 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
     g->b_fp8 = te__tensorwise_operand(TE_e4m3, f->scales, f->weight);
     return TE_OK;
 }
-/* x_t of linear i for its weight's gradient: the saved one, or one that is computed here. If the weight does not train
- * in this call (trains 0) this takes the same memory but launches nothing. */
+/* Sets *xt to the transpose of linear i's input, for the weight's gradient: the saved transpose, or one that is
+ * computed here. If the weight is not trained in this call (trains 0), the function takes the same memory but launches
+ * nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
-    /* acquire memory for a transpose in any case: the workspace is sized before it is known in which layout forward
-     * saves x */
+    /* acquire memory for a transpose even if forward has saved it, because the workspace is sized before it is known in
+     * which layout forward saves x */
     const int transposed = te__saved_is_transposed(r->saved_transposed, i);
     const te_value x = te__value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
@@ -263,7 +265,7 @@ TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_r
 
 /* ---- by recipe --------------------------------------------------------------------------------------------------- */
 
-/* The operands of y = x weight^T. */
+/* Sets the operands of the GEMM y = x weight^T of linear i, according to the linear's recipe. */
 TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     switch (te__scaling_of_recipe(r->plan->op[i].recipe)) {
     case TE_SCALING_BLOCKWISE_1D: return te__blockwise_forward(g, r, i, x);
@@ -271,9 +273,9 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
     default: return te__tensorwise_forward(g, r, i, x);
     }
 }
-/* The operands of both products of backward. w: the product for dweight, which is skipped if the weight is frozen. x:
- * the product for dx. If dy is still being gathered (x->ranks), w->a is only memory for the transpose of dy, which is
- * computed after the product for dx. */
+/* Sets the operands of both GEMMs of backward, according to the linear's recipe. w: the GEMM for dweight, which is
+ * skipped if the weight is frozen. x: the GEMM for dx. If dy is still being gathered (x->ranks), w->a is only memory
+ * for the transpose of dy, which is computed after the GEMM for dx. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     return TE_IS_BLOCKWISE(r->plan->op[i].recipe) ? te__blockwise_backward(w, x, r, i, dy)
                                                   : te__tensorwise_backward(w, x, r, i, dy);

@@ -1,22 +1,24 @@
-/* linear_rope.h -- the patterns linear_rope and linear_bias_rope: one product computes q, k and v, and its epilogue
+/* linear_rope.h -- the patterns linear_rope and linear_bias_rope: one GEMM computes q, k and v, and its epilogue
  * rotates q and k by their positions (te/ops/rope.h) before it stores them.
  *
  * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, two kernels run. The first, a small one,
- * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. Computing them in the product's
- * epilogue instead would need double precision, and would repeat the work for each head. At 8192 rows and heads of 128
- * the table has 4 MB and stays in the L2. The second kernel is the product; its epilogue receives two vectors of eight
- * elements at once, whose elements form the pairs that are rotated (te__sm90_gemm_pairing).
+ * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. Computing the cosines and sines in
+ * the GEMM's epilogue instead would need double precision, and would repeat the work for each head. With 8192 rows and
+ * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. Its epilogue receives two
+ * vectors of eight elements at once, which together contain both elements of each pair to be rotated
+ * (te__sm90_gemm_pairing).
  *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head
- * sizes that do not divide 256 or are odd multiples of eight, and for products with so few rows or columns that a rule
+ * sizes that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
  * expects the two steps to be faster (te/gemm/impl/gemm_dispatch.h).
  *
- * Floor: the product's. A separate rope kernel reads and writes the product's result again: for 8192 x 12288 that is
- * 0.4 GB, 0.1 ms at 4.2 TB/s, while the product takes 1.2 ms. Measurements: docs/notes/linear.md.
+ * Floor (lower bound of the time): that of the GEMM. A separate rope kernel would read and write the GEMM's result once
+ * more: for 8192 x 12288 these are 0.4 GB, which take 0.1 ms at 4.2 TB/s; the GEMM takes 1.2 ms. Measurements:
+ * docs/notes/linear.md.
  *
- * The product is summed in f32 and rounded to 16 bits, as in a separate step. The epilogue then adds the bias and
- * rotates in f32, and rounds once more. So the result of linear_rope is bitwise identical to that of the two steps;
- * that of linear_bias_rope is not, because the two steps also round after the bias.
+ * The GEMM sums in f32 and rounds to 16 bits, as in a separate step. The epilogue then adds the bias and rotates in
+ * f32, and rounds once more. So the result of linear_rope is bitwise identical to that of the two steps. The result of
+ * linear_bias_rope is not, because the two steps round after the bias as well.
  */
 #ifndef TE_LINEAR_ROPE_H
 #define TE_LINEAR_ROPE_H
@@ -29,7 +31,7 @@
 
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
-enum { TE_ROPE_TABLE_ROWS = 4 /* rows of cosines and sines that a block computes */ };
+enum { TE_ROPE_TABLE_ROWS = 4 /* number of rows of the table that a block computes */ };
 
 /* Write TE_ROPE_TABLE_ROWS rows of the table y, [rows, rotary] in f32: a row holds the cosines of all pairs, then their
  * sines. */
@@ -41,25 +43,26 @@ TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int
 }
 
 /* The kernels of a step. rope: the separate rope kernel; table: the kernel that writes the table of cosines and sines;
- * fused: the product with rope in its epilogue. Null: no such kernel. */
+ * fused: the GEMM with rope in its epilogue. A member is null if there is no such kernel. */
 typedef struct te__rope_kernels {
-    te__linear_kernels linear; /* the kernels of the linear and its bias without rope */
+    te__linear_kernels linear; /* the kernels of the linear and its bias, without rope */
     te_rope_launch_fn rope, table;
     te_product_kernels *fused;
-    int rotated_columns; /* columns of q and k together: columns below this are rotated, those of v are not */
+    int rotated_columns; /* number of columns of q and k together; columns below this number are rotated, the columns of
+                            v, which follow, are not */
 } te__rope_kernels;
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_rope_product {
     te__sm90_gemm_params persistent;
-    const void *bias;   /* [n], or null */
+    const void *bias;   /* [n]; null: there is no bias */
     void *y;            /* [m, n] */
     const float *table; /* table of cosines and sines, [m, rotary] */
-    int rotated_columns;         /* as in te__rope_kernels */
+    int rotated_columns;         /* number of columns of q and k together, which are rotated */
 } te_rope_product;
 
-/* Compile-time constants of the heads. dtype: 16 bits; TE_f32 stands for a kernel that does not exist. */
+/* Compile-time constants of the heads. dtype: a 16-bit format; TE_f32 means that the kernel does not exist. */
 typedef struct te_rope_heads {
     te_dtype dtype;
     int head_dim, rotary, interleaved;
@@ -74,7 +77,8 @@ TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product
     te_load8(bias, p->bias, col, 8, 1, dtype);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += bias[i];
 }
-/* Interleaved RoPE: rotate the pairs among columns dim..dim+7 of a head that lie below its rotary dimensions. */
+/* Interleaved rope: v holds columns dim to dim + 7 of a head. Rotates the pairs among them that lie below column
+ * h.rotary. */
 TE_FN void te__rope_rotate_interleaved(float v[8], const float *table, int dim, const te_rope_heads h) {
     float4 c, s;
     if (dim >= h.rotary) return;
@@ -82,8 +86,8 @@ TE_FN void te__rope_rotate_interleaved(float v[8], const float *table, int dim, 
     const float cosine[4] = {c.x, c.y, c.z, c.w}, sine[4] = {s.x, s.y, s.z, s.w};
     te_rotate_interleaved8(v, cosine, sine);
 }
-/* The epilogue for sixteen elements of one head in row `row`: w holds eight columns from `col` on, u eight from `other`
- * on. Adds the bias, rotates the pairs and stores the results. */
+/* The epilogue for sixteen elements of one head in row `row`: w holds the eight columns from `col` on, and u the eight
+ * columns from `other` on. Adds the bias, rotates the pairs and stores the results. */
 TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
                              int other, const te_rope_heads h) {
     const float *table = p->table + (int64_t)row * h.rotary;
@@ -105,7 +109,8 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     te_store8(p->y, (int64_t)row * p->persistent.n + other, mate, 8, 1, h.dtype);
 }
 
-/* The kernel depends on the constants of the heads alone, so all lists and passes with the same heads share it. */
+/* The epilogue as a template. Its only arguments are the constants of the heads, so all lists and passes with the same
+ * heads share one kernel. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
                           te_epilogue_state *) {
@@ -113,7 +118,8 @@ TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint3
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
 }
 /* Whether the two columns of a pair lie 128 apart, in different halves of a tile. The kernel then swaps the second and
- * third 64 columns of the tile, which brings the pair into one half (swap_middle of te__sm90_gemm_pairing). */
+ * the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
+ * te__sm90_gemm_pairing). */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
@@ -130,13 +136,13 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
 }
 
 /* Whether a tile can process such heads: the head size divides the tile's 256 columns, and both columns of each pair
- * lie in the same 128 columns, or are brought there by TE__ROPE_CROSSED. */
+ * lie in the same 128 columns, or are brought there by the swap (TE__ROPE_CROSSED). */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
-/* name##_fits: whether the kernel with rope in the epilogue exists. A row of the product, in 16 bits, must have at
- * least as many bytes as a row of the table, in f32, because the table is stored in the memory that the two steps use
- * for the product's result. */
+/* name##_fits: whether the kernel with rope in the epilogue exists. A row of the GEMM's result, in 16 bits, must have
+ * at least as many bytes as a row of the table, in f32, because the table is stored in the memory that the two steps
+ * use for the GEMM's result. */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, rope)                                                               \
     enum {                                                                                                           \
         name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
@@ -158,8 +164,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
                                TE__INTERLEAVED(rope)>();                                              \
     }
 
-/* Run the product with rope in its epilogue. The table of cosines and sines is stored in the memory that the two steps
- * would use for the product's result. */
+/* Runs the GEMM with rope in its epilogue. The table of cosines and sines is stored in the memory that the two steps
+ * would use for the GEMM's result. */
 TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te__rope_kernels *kernels, int rope,
                                        te_gemm *g, te_value y) {
     const te_op *linear = &r->plan->op[first->op[0]];
@@ -168,9 +174,9 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     te_value memory, table;
     memset(&p, 0, sizeof p);
     TE_TRY(te__linear_operands(g, r, first->op[0]));
-    for (int j = 0; j < first->count; j++) /* Acquire as much memory as the two steps do: the number of rows decides
-                                            * whether the fused kernel or the two steps run, and the workspace must
-                                            * not depend on that. */
+    for (int j = 0; j < first->count; j++) /* Acquire as much memory as the two steps do, because the number of rows
+                                              decides whether the fused kernel or the two steps run, and the size of the
+                                              workspace must not depend on this choice. */
         TE_TRY(te__acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
     table = y, table.data = memory.data;
     te__rope_args(&a, r, rope, table);

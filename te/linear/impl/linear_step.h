@@ -1,6 +1,7 @@
 /* linear_step.h -- runs a step that contains a linear. In forward the linear is the first op of the step, and the ops
- * behind it are fused with it; in backward the step computes the linear's gradients, and the backward ops of the layers
- * before the linear are fused with its data gradient.
+ * that follow it in the list are fused with it. In backward the step computes the gradients of the linear's weight and
+ * of its input; the backward of the ops that come before the linear in the list is fused with the GEMM for the input's
+ * gradient.
  */
 #ifndef TE_LINEAR_STEP_H
 #define TE_LINEAR_STEP_H
@@ -10,14 +11,15 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* The sizes and formats of the product y = x weight^T of linear i, with operands in the list's format. */
+/* Returns the GEMM y = x weight^T of linear i, with its sizes and formats, for operands in the list's format. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
     g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype, g.trans_b = 1;
     return g;
 }
-/* Set the operands of that product: x, the current value converted to the list's format, and the weight. */
+/* Sets the operands of g, the GEMM y = x weight^T of linear i. x is the current value, converted to the list's
+ * format. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
@@ -47,8 +49,8 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Compute dx = dy weight, and from dx the gradients of the ops that come before the linear in the list. x: the
- * product. */
+/* Computes dx = dy weight, and from dx the backward of the step's other ops, which come before the linear in the list.
+ * x: the GEMM for dx. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
     te_gemm fused = *x;
@@ -64,8 +66,8 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     TE_TRY(te__end_converted(&dx, &converted, r));
     return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
-/* Compute dx[rows, in] = dy weight. If the linear reads a fork (its step then has a second op), add the gradient of the
- * fork's other use. x: the product. */
+/* Computes dx[rows, in] = dy weight. If the step has a second op, a fork whose output the linear reads, also adds the
+ * gradient from the fork's other use. x: the GEMM for dx. */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, converted;
@@ -105,20 +107,20 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
         x.a = dy.data, x.b = p->data;
     }
     TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
-    /* While dy is still being gathered (x.ranks), dx is computed before dweight, because the product for dx can begin
-     * with the rows of dy that have arrived. */
+    /* While dy is still being gathered (x.ranks), dx is computed before dweight, because the GEMM for dx can begin with
+     * the rows of dy that have arrived. */
     if (!x.ranks && te__wgrad_is_deferred(r, s)) TE_TRY(te__defer_wgrad(&w, r, i, dy));
     else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
     if (!te__needs_input_grad(r, i)) return te__set_current(r, te__no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    TE_TRY(te__wgrad_now(r)); /* runs the deferred weight gradient, unless it ran during the gather (it
-                              * does not with te__overlap_memory.serial) */
+    TE_TRY(te__wgrad_now(r)); /* runs the deferred GEMM of a weight gradient, unless it has run during the gather (with
+                                 te__overlap_memory.serial it has not) */
     if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }
 
-/* Separate entry points, so that an inference-only program compiles no backward code. */
+/* Forward and backward have separate entry points, so that an inference-only program compiles no backward code. */
 TE_IF_USED TE_API te_status te__linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                    te_pointwise_shape k, te_product_kernels *fused,
                                                    te_product_kernels *unfused) {

@@ -1,6 +1,6 @@
 /* linear_strategy.h -- the strategies for a forward step that begins with a linear. One strategy runs the whole step as
- * one kernel (linear_epilogue.h). The others run a matrix product, in whose epilogue the back end (such as cuBLASLt)
- * does none, some or all of the following ops (a bias, a gelu, a scale, a residual), and one pointwise kernel for the
+ * one kernel (linear_epilogue.h). The others run a GEMM in a back end (such as cuBLASLt), whose epilogue does none,
+ * some or all of the ops that follow the linear (a bias, a gelu, a scale, a residual), and one pointwise kernel for the
  * remaining ops.
  */
 #ifndef TE_LINEAR_STRATEGY_H
@@ -9,8 +9,8 @@
 #include "../../ops/elementwise.h" /* te_scale_options */
 #include "linear_epilogue.h" /* te__product_step_forward, te__unfused_gemm_run */
 
-/* The kernels of a step. launch, shape: the pointwise kernel behind the product; fused: the product with the ops in its
- * epilogue; unfused: the product alone. Null: no such kernel. */
+/* The kernels of a step. launch, shape: the pointwise kernel that runs after the GEMM; fused: the GEMM with the ops in
+ * its epilogue; unfused: the GEMM alone. A member is null if the step has no such kernel. */
 typedef struct te__linear_kernels {
     te_pointwise_launch_fn launch;
     te_pointwise_shape shape;
@@ -26,14 +26,14 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
-/* Which of a product's sizes, m or k, is the number of rows of the call. */
+/* Which size of a GEMM, m or k, is the call's number of rows. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
-/* Run the product by the library's kernels `unfused` (may be null) if one of them is chosen for it, else by the back
- * end. On the host the product gets scratch memory from the workspace. rows: the size of the product that is the number
- * of rows of the call. */
+/* Runs the GEMM g by one of the library's kernels `unfused` (may be null), if one of them is chosen for it, else by the
+ * back end. On the host the GEMM gets scratch memory from the workspace. rows: the size of the GEMM that is the call's
+ * number of rows. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
-    te_gemm capacity = *g; /* the product with the number of rows that the workspace is sized for */
+    te_gemm capacity = *g; /* the GEMM with the number of rows that the workspace is sized for */
     *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
     const size_t bytes = te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
@@ -63,14 +63,14 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     return same;
 }
 
-/* Whether a back end can run the product with this epilogue. */
+/* Whether a back end can run the GEMM g with the epilogue that g names. */
 TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
     if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D)
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
     return te__gemm_supports(g, r->ctx);
 }
-/* Set up the epilogue that `strategy` asks for. Returns how many ops the epilogue does, or -1 if the back end has no
- * such epilogue for this step. */
+/* Sets up g's epilogue as `strategy` requires. Returns how many of the step's ops this epilogue does, or -1 if the back
+ * end has no such epilogue for this step. */
 TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_gemm_strategy strategy) {
     const int rest = s->count - 1;
     int j = 1;
@@ -78,8 +78,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (strategy == TE_STRATEGY_BARE || strategy == TE_STRATEGY_CUSTOM) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (strategy == TE_STRATEGY_BIAS) {
-        /* pays only if backward needs the result of the bias: the product then stores that result, from which the
-         * pointwise kernel does the other ops */
+        /* this pays only if backward needs the output of the bias: the GEMM then stores that output, and the pointwise
+         * kernel, which reads it, does the other ops */
         const int saved = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!saved || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
@@ -89,8 +89,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
         g->alpha = ((const te_scale_options *)r->plan->op[s->op[j++]].options)->factor;
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
-        /* Backward recomputes gelu's result with the library's gelu, which is not bitwise identical to cuBLASLt's; so
-         * where backward does that, forward must use the library's gelu, too. */
+        /* Backward recomputes gelu's result with the library's gelu, which is not bitwise identical to cuBLASLt's gelu.
+         * So if backward recomputes the result, forward must use the library's gelu, too. */
         const int recomputed = r->pass == TE_FORWARD && j < rest &&
                           te__policy(r, te__consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !recomputed) {
@@ -103,7 +103,7 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (te__linear_has(r, s, j, TE_IS_ADD) && j == rest) g->beta = 1.0f, j++;
     return j > rest && te__linear_supports(g, r) ? rest : -1;
 }
-/* Run the step as a product alone, whose epilogue does all ops of the step. */
+/* Runs the step as one GEMM, whose epilogue does all other ops of the step. */
 TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
     const int last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[last];
@@ -121,22 +121,22 @@ TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__l
     te__set_current(r, y);
     return TE_OK;
 }
-/* Run the step as a product, whose epilogue does the first `taken` ops, and a pointwise kernel that does the rest.
- * product: memory for the product's result. */
+/* Runs the step as a GEMM, whose epilogue does the first `taken` ops after the linear, and a pointwise kernel that does
+ * the others. product: memory for the GEMM's result. */
 TE_API te_status te__linear_then_pointwise(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                            int taken, te_value product) {
     g->d = product.data;
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
     return te__pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
-/* Run the forward step by the chosen strategy. taken: how many ops the product's epilogue does. */
+/* Runs the forward step by the chosen strategy. taken: how many ops the GEMM's epilogue does. */
 TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                   te_gemm_strategy strategy, int taken) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int part = strategy != TE_STRATEGY_CUSTOM && taken < s->count - 1;
     te_value product = te__output_of(r, s->op[taken]), middle;
-    /* Acquire memory for the product's result under every strategy, even if the strategy does not store it: the number
-     * of rows and timings decide which strategy runs, and the size of the workspace must not depend on them. */
+    /* Acquire memory for the GEMM's result under every strategy, even if the strategy does not store it: the number of
+     * rows and timings decide which strategy runs, and the size of the workspace must not depend on them. */
     if (s->count > 1 && (r->pass != TE_FORWARD || !te__policy(r, s->op[0])->output_saved))
         TE_TRY(te__acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te__no_value();

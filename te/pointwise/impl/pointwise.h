@@ -1,5 +1,5 @@
-/* pointwise.h -- pointwise kernels: one skeleton for every fused kernel that is not a matrix product, [elementwise ops]
- * [a norm] [elementwise ops].
+/* pointwise.h -- pointwise kernels: one skeleton for every fused kernel that is not a GEMM. Such a kernel runs
+ * elementwise ops, then a norm, then elementwise ops again; each of these three parts may be missing.
  *
  * A group of lanes takes a row (without a norm: a part of a row), runs the kernel's ops on it in registers, eight
  * elements at a time, and stores the values that other kernels read. On a CPU a group is one lane. In backward a lane
@@ -11,7 +11,8 @@
  * pointwise_quantize_transpose.h store FP8 operands with scales; pointwise_kernel.h picks a body; pointwise_macros.h
  * generates the kernels of a list; pointwise_step.h fills in the arguments and launches the kernels.
  *
- * Floor: the bytes that a kernel reads and writes, at the memory's rate. Measurements: docs/notes/pointwise.md.
+ * Floor (lower bound of the time): the bytes that a kernel reads and writes, divided by the memory's bandwidth.
+ * Measurements: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_H
 #define TE_POINTWISE_H
@@ -25,14 +26,14 @@
 
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
-/* The result in FP8, for a consumer that uses one scale per tensor. y null: the result is not stored in FP8, and `amax`
- * is the amax of the result in the list's format, which the cast that follows needs. All pointers are to target
- * memory. */
+/* The result in FP8, for a consumer that uses one scale per tensor. If y is null, the result is not stored in FP8;
+ * `amax` then receives the amax of the result in the list's format, for the cast that follows. All pointers are to
+ * target memory. */
 typedef struct te_pointwise_fp8 {
     void *y;            /* [rows, out], e4m3; in backward the list's format of gradients */
-    const float *scale; /* the scale: y is the result multiplied by it */
-    float *amax;        /* raised to the largest |result|; null: no amax is computed */
-    float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_save); null: not wanted */
+    const float *scale; /* the scale: y = the result * scale */
+    float *amax;        /* is raised to the largest |result|; null: no amax is computed */
+    float *inverse;     /* [2]: receives 1 / scale and the scale (te_scale_save); null: they are not stored */
 } te_pointwise_fp8;
 
 /* How a kernel stores its result under a recipe with one scale per tensor: in the list's format; in FP8; or in the
@@ -40,69 +41,72 @@ typedef struct te_pointwise_fp8 {
 typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } te_pointwise_result;
 
 /* The result in FP8 with scales that the kernel computes, one for each 1 x 128 or for each row (pointwise_quantize.h),
- * and the transpose of the result (pointwise_quantize_transpose.h). y null: the FP8 result is not stored. All pointers
- * are to target memory. */
+ * and the transpose of the result (pointwise_quantize_transpose.h). If y is null, the FP8 result is not stored. All
+ * pointers are to target memory. */
 typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
-    float *inverse; /* 1 / its scales (te_scaling_count) */
+    float *inverse; /* 1 / each of y's scales; te_scaling_count: how many there are */
     te_scale_rule rule;
-    int tiles; /* the tile kernel of pointwise_quantize_transpose.h runs */
+    int tiles; /* 1: the tile kernel of pointwise_quantize_transpose.h runs */
     int64_t yt_cols;    /* columns of the transpose: rows, rounded up to a multiple of 16 */
-    void *yt;           /* [out, yt_cols]; null: not wanted */
-    float *yt_inverse;
+    void *yt;           /* the transpose, [out, yt_cols]; null: it is not stored */
+    float *yt_inverse;  /* 1 / each of the transpose's scales */
     const void *norm_x; /* the input of the kernel's norm */
-    int from;           /* the index of the first op to run; x is the input of that op */
-    const float *scale; /* the one scale of the transpose; null: it has scales for each 1 x 128 */
-    int rounded;        /* round the result to the list's format before multiplying it by `scale` above, or by
-                         * fp8.scale */
+    int from;           /* the index of the kernel's first op that runs; x is the input of that op */
+    const float *scale; /* the transpose's only scale; null: the transpose has a scale for each 1 x 128 */
+    int rounded;        /* 1: the result is rounded to the list's format before it is multiplied by `scale` above or by
+                           fp8.scale */
 } te_pointwise_quantize;
 
 /* The arguments of a pointwise kernel. */
 typedef struct te_pointwise {
     const void *x; /* [rows, in] */
-    void *y;       /* [rows, out]; null: not stored */
+    void *y;       /* [rows, out], in the list's format; null: not stored in this format */
     te_pointwise_fp8 fp8;
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
     int half; /* te_pointwise_shape.half, for kernels whose width is known only at run time */
-    te_rng_args take; /* forward advances the random state in this kernel; taken null: another kernel advances it */
+    te_rng_args take; /* arguments for advancing the random state in forward; taken null: another kernel advances it */
     te_pointwise_quantize scaled;
 } te_pointwise;
 
-/* A lane's eight elements in registers. g: eight elements of the second half of the row, on the side of a gated op that
- * has two halves. sum: the gradients of parameters, [0, 8) for the columns of v and [8, 16) for those of g; an op with
- * three parameters uses eight elements for each parameter. */
+/* The elements that a lane has in registers. v: eight elements of a row. g: if the row has two halves (the input of a
+ * gated op), the eight elements of the second half at the same columns. sum: the lane's sums of a parameter's gradient,
+ * [0, 8) for the columns of v and [8, 16) for those of g; an op with three parameters uses eight elements for each
+ * parameter instead. */
 typedef struct te_lane {
     float v[8], g[8], sum[24];
     te_place at;
 } te_lane;
 
-/* Runs the ops [from, to) of the kernel on one te_lane; a macro makes it, with one call for each op. */
+/* Runs the ops [from, to) of the kernel on one te_lane. A macro generates the function, with one call for each op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
-/* The properties that a kernel is compiled for. All members are constants. Where the list's widths are known only at
- * run time, `half` and the members that te_shape_at changes are not constants. */
+/* The properties that a kernel is compiled for. All members are compile-time constants; but if the list's widths are
+ * known only at run time, `half` and the members that te_shape_at changes are not. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     int half, in_halves, out_halves; /* a row of x has half * in_halves columns, a row of y half * out_halves */
-    int aligned;               /* half is a multiple of eight */
-    int norm;                  /* which op is the norm; -1: none */
+    int aligned;               /* whether half is a multiple of eight */
+    int norm;                  /* the index, in the kernel, of the op that is the norm; -1: there is none */
     te_norm_options norm_options;
     te_dtype norm_in, norm_out; /* formats of the norm's input and output in forward */
-    int sums, sum_halves;      /* which op sums the gradient over rows (bias); -1: none. It has half * sum_halves
-                                * columns */
-    int sums_three;            /* the op that sums has three parameters (dyt) */
+    int sums, sum_halves;      /* the index of the op whose parameter's gradient is a sum over rows (such as bias); -1:
+                                  there is none. The op has half * sum_halves columns */
+    int sums_three;            /* 1: the op that `sums` refers to has three parameters (dyt) */
     int backward, draws;
-    int reads; /* the first op that reads a 16-bit tensor of the row's shape (te_read8); -1: none */
-    int lanes, chunks, groups; /* lanes for a row, vectors of eight for a lane, rows for a block at a time */
-    int resident;              /* blocks on a multiprocessor */
-    int smem_gamma;            /* bytes of shared memory for gamma; 0: none */
-    int fp8;                   /* y may be stored in this FP8 format, a te_dtype: the list names a recipe; 0: it may
-                                * not */
+    int reads; /* the index of the first op that reads a further tensor of the row's shape (te_read8); -1: none */
+    int lanes, chunks, groups; /* lanes of a group; vectors of eight elements of a row that a lane has; groups of a
+                                  block, each of which works on one row at a time */
+    int resident;              /* blocks per multiprocessor that the kernel is compiled for */
+    int smem_gamma;            /* bytes of shared memory that hold gamma; 0: registers hold it */
+    int fp8;                   /* the FP8 format, a te_dtype, in which the result may be stored; 0: never in FP8,
+                                  because the list names no recipe */
     te_scaling scaled;         /* the kind of scales that the kernel computes for the FP8 result
                                 * (pointwise_quantize.h) */
-    int transposes; /* the step also has a tile kernel, which stores the transpose (pointwise_quantize_transpose.h) */
-    int norm_reads_x;          /* the norm reads x directly: only forks come before it */
+    int transposes; /* 1: the step also has a tile kernel, which stores the transpose
+                       (pointwise_quantize_transpose.h) */
+    int norm_reads_x;          /* 1: the norm reads x itself, because only forks come before it */
 } te_pointwise_shape;
 TE_BOTH te_pointwise_shape te_no_shape(void) {
     te_pointwise_shape k;
@@ -110,19 +114,20 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
     return k;
 }
 
-/* The kind of scales, a te_scaling, that the pointwise kernel `name` computes when it stores its result for the product
- * behind it; TE_SCALING_NONE: it computes none. In backward the tile kernel computes them instead
+/* The kind of scales, a te_scaling, that the pointwise kernel `name` computes when it stores its result for the GEMM
+ * that follows; TE_SCALING_NONE: it computes no scales. In backward the tile kernel computes them instead
  * (pointwise_quantize_transpose.h). A kernel without a norm whose width is known only at run time gives each group of
  * lanes only a part of a row, so it cannot compute a scale for the whole row. */
 #define TE__POINTWISE_SCALING(model, name)                                                                        \
     (name##_is_backward || TE_IS_TENSORWISE(model##_recipe)                          ? (int)TE_SCALING_NONE       \
      : TE_IS_ROWWISE(model##_recipe) && name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE              \
                                                                                     : TE_SCALING_OF(model##_recipe))
-/* The index of the norm, as the launch macros take it. It is 0 instead of -1 in a kernel without a norm whose groups of
- * lanes need the whole row to compute its scale, so that the launch is that of a norm. */
+/* The index of the norm that is passed to the launch macros. For a kernel without a norm it is 0 instead of -1 if a
+ * group of lanes must hold a whole row, to compute the row's scale: such a kernel is launched like a norm. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
     ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROWWISE ? 0 : (int)name##_norm)
-/* Lanes for a row whose scales are computed: whole warps, because the maximum is computed by shuffles. */
+/* The number of lanes of a group, `lanes`, raised to a whole warp in a kernel that computes scales, because it computes
+ * the maximum by shuffles. */
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
 #define TE__SCALED_LANES(name, lanes) TE__WARPS_OF(name##_scaled, lanes)
@@ -135,7 +140,7 @@ enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
-    /* each of 4 lanes finds the scale of one row's tile */
+    /* each row's tile has its scale computed by a different lane */
     if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
@@ -145,22 +150,22 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-/* Macros of constants, of which pointwise_macros.h makes enumerators. norm: which op is the norm, -1: none; w: columns
- * of a row; sums: which op sums a bias's gradient, -1: none. */
+/* Macros that compute constants; pointwise_macros.h defines enumerators by them. w: columns of a row. norm and sums:
+ * te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
-/* Forward: a row of up to 1024 columns is processed by one warp, a longer one by 64 to 1024 threads. Backward: a lane
- * has one vector of a row of up to 4096 columns, because the sums over rows take most of the registers; but it has two
- * vectors where the gradient of a bias is summed as well. */
+/* Forward: a row of up to 1024 columns is processed by one warp, a longer one by 64 to 1024 threads. Backward: if a row
+ * has up to 4096 columns, a lane has one vector of it, because the sums over rows take most of the registers; but a
+ * lane has two vectors if the gradient of a bias is summed as well. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
-/* Lanes of the norm kernel for forward calls with at most as many rows as multiprocessors: as many threads as a row has
- * vectors. In these calls latency dominates. With one vector per thread the kernel has half the instructions, and
- * instruction cache misses dominate its time, because the GEMM before this kernel evicted its code from the L2. A GPT
- * block of 4096 columns takes 127.5 us at 64 rows, and 130.2 us with the kernel for many rows. With many rows this
- * kernel is the slower one: a LayerNorm of 8192 rows takes 58 us instead of 35. */
+/* The lanes of a group in the norm kernel for forward calls with at most as many rows as multiprocessors: one lane for
+ * each vector of a row. In these calls latency dominates. With one vector per thread the kernel has half the
+ * instructions, and instruction cache misses dominate its time, because the GEMM before this kernel evicted its code
+ * from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, and 130.2 us with the kernel for many rows. With
+ * many rows this kernel is the slower one: a LayerNorm of 8192 rows takes 58 us instead of 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* In a kernel without a norm and without sums over rows, a block takes a few neighbouring rows, and as many columns of
  * each as it can. A block with rows that lie far apart, or with few columns of many rows, takes up to a tenth longer
@@ -173,7 +178,7 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_POINTWISE_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
 /* The number of blocks per multiprocessor that a kernel is compiled for; this bounds its registers. There are enough
- * threads to keep the memory busy, but fewer where a lane holds more vectors of a row. Where gradients are summed,
+ * threads to keep the memory busy, but fewer if a lane holds more vectors of a row. Where gradients are summed,
  * te__max_blocks launches no more blocks than fit on the device at once. */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
@@ -207,8 +212,8 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_NORM_KERNELS(X, ...) X(__VA_ARGS__, any_4k, 4096, half % 8 == 0) X(__VA_ARGS__, any_64k, 65536, \
     half % 8 == 0)
 #endif
-/* The parts of a shape that depend on the width at run time: on CUDA the lanes of a kernel without a norm, on the host
- * the vectors of its one lane. */
+/* Sets the members of a shape that depend on a width known only at run time: on CUDA the lanes of a kernel without a
+ * norm, on the host the number of vectors of the only lane. */
 TE_BOTH te_pointwise_shape te_shape_at(te_pointwise_shape k) {
 #if TE_CUDA
     if (k.norm < 0) k.lanes = TE__WARPS_OF(k.scaled, TE_MAP_LANES(k.half, k.sums));
@@ -236,13 +241,13 @@ TE_FN void te_store_lane(const te_lane *l, void *y, const te_pointwise_shape k) 
     te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.out);
     if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.out);
 }
-/* Round v as storing it would. */
+/* Rounds v to the format `to`, as storing v in that format would. */
 TE_FN void te__pointwise_round(float v[8], te_dtype to) {
     te_vec8 e;
     te_vec8_of_pairs(&e, v, to);
     te_vec8_floats(v, &e, to);
 }
-/* The larger of amax_bits and the bits of the largest |v|. Only elements that lie inside the row count. */
+/* Returns the larger of amax_bits and the bits of the largest |v| among the elements that lie inside the row. */
 TE_FN uint32_t te__pointwise_amax(uint32_t amax_bits, const float v[8], te_place at) {
     if (at.aligned) return te_amax_bits8(amax_bits, v);
     TE_UNROLL
@@ -289,8 +294,8 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
  * [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], which the pointers of te_norm_registers point into; smem_gamma:
  * k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
-    int tile; /* the first vector of a row */
-    int64_t first, step;
+    int tile; /* index of the first vector of a row that the block works on */
+    int64_t first, step; /* the group's first row; the distance to its next row */
     float *sums;
     te_vec8 *rows;
     te_smem16 *smem_gamma;

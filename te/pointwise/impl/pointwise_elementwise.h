@@ -49,24 +49,24 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* The slots of a lane's sums over its rows: the gradient (dbias), the gradient of the second half of a row, dgamma and
- * dbeta. An op with three parameters uses the first three slots for the gradients of its parameters. The sums are
- * [slot][chunk][8] floats in registers (TE__POINTWISE_KERNEL). */
+/* The slots of a lane's sums over its rows: the gradient of a parameter such as a bias, the same for the second half of
+ * a row, dgamma and dbeta. An op with three parameters uses the first three slots for the gradients of its parameters.
+ * The sums are [slot][chunk][8] floats in registers (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* Eight columns of the rows row, row + step, .. . vector: which eight columns; sums: the sums over rows of these
- * columns; amax_bits: see te_store_fn. */
+/* Eight columns of the rows row, row + step, row + 2 step, and so on. vector: the columns are 8 * vector to 8 * vector
+ * + 7; sums: the sums of these columns over the rows; amax_bits: the bits of the largest |y| so far (te_store_fn). */
 typedef struct te_map_slice {
     int64_t row, step;
     int vector;
     float *sums;
     uint32_t *amax_bits;
 } te_map_slice;
-/* Runs the kernel's ops on `count` rows of a slice. All rows are loaded before the first is computed, so that their
+/* Runs the kernel's ops on `count` rows of a slice. All rows are loaded before the first one is computed, so that their
  * loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
-    const int second = 8 * k.chunks; /* where the sums of the second half begin */
+    const int second = 8 * k.chunks; /* index at which the sums for the second half of the row begin */
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
     TE_UNROLL for (int r = 0; r < count; r++) {
@@ -83,14 +83,15 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
  * apart, until the last row is reached. */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
-/* The bodies of kernels without a norm. A block works on some columns (a tile) of a batch of neighbouring rows
- * (_adjacent), or of rows that are a whole grid apart (_strided). */
+/* The i-th slice of part p that this lane of the group works on. */
 TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *g, int i) {
     te_map_slice s;
     s.row = p->first, s.step = p->step, s.vector = p->tile + g->id + i * g->count;
     s.sums = p->sums + 8 * i, s.amax_bits = p->amax_bits;
     return s;
 }
+/* The body of a kernel without a norm whose blocks each work on some columns (a tile) of one batch of neighbouring
+ * rows. */
 TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                       const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     const int batch = te_map_batch(k);
@@ -103,6 +104,8 @@ TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages
                 te_map_rows(c, stages, store, k, s, 1);
     }
 }
+/* The body of a kernel without a norm whose blocks each work on some columns (a tile) of rows that are a whole grid
+ * apart. */
 TE_FN void te_pointwise_rows_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     const int batch = te_map_batch(k);

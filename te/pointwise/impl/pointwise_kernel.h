@@ -1,4 +1,4 @@
-/* pointwise_kernel.h -- the device function behind every pointwise kernel: it decides which rows a group of lanes
+/* pointwise_kernel.h -- the device function that every pointwise kernel runs: it decides which rows a group of lanes
  * works on, runs the kernel's body on them, and finally stores the partial sums and the amax.
  */
 #ifndef TE_POINTWISE_KERNEL_H
@@ -25,7 +25,7 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
     }
 }
 
-/* The function that runs a kernel's ops on the rows of one group of lanes (p). */
+/* A function that runs a kernel's ops on the rows of one group of lanes. p: these rows. */
 typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p);
 TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -56,8 +56,8 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
     te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m);
 }
 /* The body of the pointwise kernel `name`. The macro selects the body by constants, so that only the selected one is
- * compiled: when all bodies were inlined and the unused ones discarded afterwards, that took half of the compile time
- * of a pointwise kernel. */
+ * compiled. Inlining all bodies and discarding the unused ones afterwards took half of the compile time of a pointwise
+ * kernel. */
 #define TE_POINTWISE_ROWS_OF(name)                                                                          \
     ((int)name##_scaled != (int)TE_SCALING_NONE                                                         \
          ? (name##_norm < 0 ? te_pointwise_rows_quantized : te_pointwise_rows_norm_quantized)                         \

@@ -29,7 +29,7 @@
 #define TE__POINTWISE_OUT_backward(prefix, model, op) prefix##IN(model, op)
 #define TE__POINTWISE(name, widths, model, dtype, pass, in, out, x_dtype, y_dtype, ...)                                \
     enum {                                                                                                             \
-        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are < 0 */   \
+        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; dims are below 0 */  \
         name##_in_halves = (int)in / name##_half,                                                                      \
         name##_out_halves = (int)out / name##_half,                                                                    \
         name##_in_dtype = (int)x_dtype,                                                                                \
@@ -91,9 +91,10 @@
 #define TE__SUMS_THREE(x, i, op) + ((TE_FLAGS(op) & TE_SUMS_THREE) != 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
-/* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: the op's input is in memory; bit 16 +
- * position: backward reads that input. PARAM_AT: the op's backward sums the gradient of a parameter, so its forward
- * reads that parameter. OUTPUT_AT: the op stores to a tensor of the caller. */
+/* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: the bit is set if the op's input is in
+ * memory, and the bit at 16 + position if backward reads that input. PARAM_AT: set if the op's backward sums the
+ * gradient of a parameter, so that its forward reads that parameter. OUTPUT_AT: set if the op stores to a tensor of the
+ * caller. */
 #define TE__SAVED_AT(x, i, op) | (TE_FLAGS(op) & TE_SAVES_INPUT ? 0x10001 << i : TE_FLAGS(op) & TE_IS_FORK ? 1 << i : 0)
 #define TE__PARAM_AT(x, i, op) | (TE__SUMS(op) ? 1 << i : 0)
 #define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)
@@ -101,8 +102,9 @@
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-/* The bit of an op that reads a tensor which has the shape of the kernel's rows and the list's format; a GEMM may
- * prefetch such a tensor for its epilogue. The bit is not set if this same kernel has stored the tensor. */
+/* Sets the bit of an op that reads, in addition to its input, a tensor with the shape of the kernel's rows and in the
+ * list's format. A GEMM may prefetch such a tensor for its epilogue. The bit is not set if this same kernel has stored
+ * the tensor. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
@@ -120,7 +122,8 @@
 #define TE__IS_LOCAL_backward(name, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(op)), TE__IS_LOCAL_FORK, TE__IS_NOT_LOCAL)(name, model, op)
 #define TE__IS_LOCAL_FORK(name, model, op) ((int)name##_local_forks >> ((int)name##_first - (int)TE_ID(model, op)) & 1)
-/* Bit mask by position in a backward pattern: the forks of which a use is in the same pattern. */
+/* A bit mask with one bit per position in a backward pattern: set if the op there is a fork and a use of this fork is
+ * in the same pattern. */
 #define TE__LOCAL_FORKS(x, i, op) TE__LOCAL_FORKS2(TE_UNWRAP(x), op)
 #define TE__LOCAL_FORKS2(...) TE__LOCAL_FORKS3(__VA_ARGS__)
 #define TE__LOCAL_FORKS3(name, model, op)                                      \
@@ -137,7 +140,7 @@
 #define TE__JOINS_FORK_USE(model, op) \
     ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_uses((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_LOCAL(name, model, op) 0
-/* The calls that run the pattern's ops; each call gets the options of its op. */
+/* The calls that run the pattern's ops. Each call is passed the options of its op. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
@@ -277,10 +280,10 @@
 
 /* ---- kernels of lists under a recipe ----------------------------------------------------------------------------- */
 
-/* Each macro defines the kernels of one kind of list. The suffix says whether the widths are constants (fixed) or known
- * only at run time (dims), and whether the list names a recipe; it is the suffix of TE__PRODUCT_fixed and its variants
- * in linear_epilogue.h. Only a kernel whose consumer reads scales for rows or tiles contains code that computes such
- * scales. */
+/* Each macro defines the kernels of one kind of list. The macro's suffix says whether the widths are constants (fixed)
+ * or known only at run time (dims), and whether the list names a recipe. The macros TE__PRODUCT_fixed etc. in
+ * linear_epilogue.h have the same suffixes. Only a kernel whose consumer reads scales for rows or tiles contains code
+ * that computes such scales. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
@@ -292,7 +295,7 @@
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
 /* The recipe of the op that consumes the result of op i (in backward, the gradient of op i's input). te__consumer_of
  * finds the same op at run time. step: the direction of the pass through the list, 1 in forward and -1 in backward;
- * passes_through: the flag of an op that passes the result on unchanged, so that the op behind it is the consumer. */
+ * passes_through: the flag of an op that passes the result on unchanged, so that the next op is the consumer. */
 #define TE__CONSUMER_RECIPE(model, i, step, passes_through)                                                           \
     (~(int)TE_PASSES_THROUGH &                                                                                       \
      model##_facts_at((i) + (step) * te__consumer_distance(model##_facts_at((i) + (step)), passes_through)))
@@ -344,7 +347,7 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                             \
         return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);      \
     }
-/* Whether the consumer of the last op's output is a product with one scale per tensor, and backward may recompute this
+/* Whether the consumer of the last op's output is a GEMM with one scale per tensor, and backward may recompute this
  * output. */
 #define TE__POINTWISE_RECOMPUTES(name, model, dtype, op)                                                            \
     (!name##_is_backward && !(int)model##_saves_inputs &&                                                            \
@@ -355,8 +358,8 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
  * reads a saved input (name##_saved_inputs); the loads of saved inputs would wait for one another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
 /* Whether the pattern and its width allow a tile kernel that runs the whole pattern; among other conditions, no tile
- * may contain columns of both halves of a result. A tile kernel is used only if, in addition, a product reads what it
- * stores. */
+ * may contain columns of both halves of a result. A tile kernel is used only if, in addition, a GEMM reads the
+ * result. */
 #define TE__POINTWISE_HAS_TILES(name)                                                            \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) && \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))

@@ -1,5 +1,5 @@
 /* pointwise_norm.h -- the bodies of pointwise kernels with a norm (layernorm, rmsnorm, l2norm), forward and backward. A
- * group of lanes holds a whole row in registers, and sums over it by reductions over its lanes.
+ * group of lanes holds a whole row in registers. Sums over the row are reductions over the group's lanes.
  */
 #ifndef TE_POINTWISE_NORM_H
 #define TE_POINTWISE_NORM_H
@@ -7,9 +7,9 @@
 #include "pointwise_elementwise.h" /* te_store_saved */
 #include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
-/* Whether column `col` lies behind the end of the row. If the lanes cover the row exactly, the answer is the constant 0
- * in kernels that may store FP8: these kernels are limited by their instruction count, and the branches on this value
- * disappear. */
+/* Whether column `col` lies beyond the end of the row. In kernels that may store FP8, the answer is the constant 0 if
+ * the lanes cover the row exactly, so that the compiler removes the branches on it: the time of these kernels is
+ * limited by the number of their instructions. */
 TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
@@ -19,9 +19,9 @@ TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
-/* row_x: the input of the norm, rounded to the format in which it would be stored. With 16 bits per element this takes
- * half the registers of f32, so twice as many rows are in flight; and the norm computes from the same numbers whether
- * or not its input is stored. */
+/* row_x: the input of the norm, rounded to the format in which it would be stored. With 16 bits per element it takes
+ * half the registers that f32 would take, so twice as many rows are in flight. The rounding also makes the result
+ * independent of whether the norm's input is stored. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;
@@ -50,9 +50,9 @@ TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, con
 /* A row while it is normalised. */
 typedef struct te_norm_row {
     int64_t row;
-    te_vec8 *x;          /* see te_norm_row_load */
-    uint32_t *amax_bits; /* see te_store_fn */
-    const void *source;  /* see te_norm_load_fn */
+    te_vec8 *x;          /* the norm's input in registers (te_norm_row_load) */
+    uint32_t *amax_bits; /* the bits of the largest |y| so far (te_store_fn) */
+    const void *source;  /* an extra argument of the load function, or null (te_norm_load_fn) */
     float mean, rstd;    /* set by te_norm_forward */
 } te_norm_row;
 TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, const void *source) {
@@ -61,7 +61,7 @@ TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, c
     return n;
 }
 
-/* Normalises the row, runs the ops behind the norm and stores the result. scaled, a constant: whether the result is
+/* Normalises the row, runs the ops after the norm and stores the result. scaled, a constant: whether the result is
  * stored in FP8 with scales that this function computes. */
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, const te_norm_row *n, const int scaled) {
@@ -89,8 +89,8 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     const te_quantized_rows result = {n->row, 0, 0, n->x, k.chunks};
     if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
-/* How the result of a kernel is stored. te_norm_store uses `store`; te_norm_store_quantized stores FP8 with computed
- * scales in calls that ask for it, and uses `store` in other calls. */
+/* A function that stores the result of a kernel. te_norm_store uses `store`; te_norm_store_quantized stores FP8 with
+ * computed scales in calls that ask for it, and uses `store` in other calls. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_norm_row *n);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -145,15 +145,16 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* The registers of a lane in backward, which the kernel declares (TE__POINTWISE_KERNEL). They hold the lane's columns
- * of its rows, in the format of the tensors in memory. A backward kernel begins with its norm; a group of lanes works
- * on one row after another, and each lane sums its columns over these rows. */
+ * of the rows that its group works on, in the format of the tensors in memory. A backward kernel begins with its norm;
+ * a group of lanes works on one row after another, and each lane sums its columns over these rows. */
 typedef struct te_norm_registers {
-    te_vec8 *dy, *x;           /* [chunks] of the current row */
-    te_vec8 *next_dy, *next_x; /* of the next row, which is being loaded */
-    te_vec8 *gamma;            /* gamma, if it is not in shared memory */
-    uint32_t *amax_bits;            /* see te_store_fn */
-    float *sums;               /* see TE_SUM_SLOTS */
-    te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma, because the sums need the registers */
+    te_vec8 *dy, *x;           /* dy and x of the current row, [chunks] each */
+    te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded */
+    te_vec8 *gamma;            /* gamma in registers, if it is not in shared memory */
+    uint32_t *amax_bits;            /* the bits of the largest |y| so far (te_store_fn) */
+    float *sums;               /* the lane's sums over rows, in the slots of TE_SUM_SLOTS */
+    te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma is not 0: the registers are needed for
+                                       the sums */
 } te_norm_registers;
 
 TE_FN void te_norm_cache_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g,
@@ -181,8 +182,8 @@ TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, cons
 
 typedef struct te_norm_stats { float mean, rstd; } te_norm_stats;
 
-/* Loads dy, x and the statistics of a row while the previous row is computed. The loads go to registers: with cp.async
- * and a ring of three rows in shared memory, 8192 x 4096 took 92 us instead of 72. */
+/* Loads dy, x and the statistics of a row while the previous row is computed. The loads go directly to registers: with
+ * cp.async and a ring of three rows in shared memory, the kernel took 92 us instead of 72 at 8192 x 4096. */
 TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g,
                                  te_vec8 *dy, te_vec8 *x) {
     const te_stage *s = &c->op[0];
@@ -195,14 +196,15 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* for the fork behind the norm */
+        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* the op after the norm in backward, a
+                                                                                   fork, reads it */
     }
     return n;
 }
 
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
- * l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum over rows of dy. sums: by
- * TE_SUM_SLOTS. */
+ * l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum over rows of dy. The sums over rows
+ * are in m->sums, in the slots of TE_SUM_SLOTS. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
@@ -237,7 +239,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         if (l.at.col >= k.half) continue;
         te_vec8_opaque(&dy[i], k.in), te_vec8_opaque(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
-        te_vec8_floats(xhat, &x[i], k.norm_in); /* x itself, not normalised */
+        te_vec8_floats(xhat, &x[i], k.norm_in); /* here the variable xhat holds x itself, not normalised */
         te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {

@@ -1,11 +1,12 @@
 /* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one for
  * each 1 x 128 (fp8_block) or one for each row (fp8_row). A group of lanes holds all numbers of such a tile or row in
- * registers, so the kernel that produces a product's operand stores it quantized, without another pass. The result is
- * bitwise identical to that of two passes, which round the result to the list's format and then quantize it with
- * quantize_blockwise.h or quantize_rowwise.h.
+ * registers, so the kernel that produces a GEMM's operand also quantizes the operand, without another pass over it.
+ * The result is bitwise identical to that of two passes, which round the result to the list's format and then quantize
+ * it with quantize_blockwise.h or quantize_rowwise.h.
  *
- * Floor: a copy of as many bytes. For each element, a kernel in a 16-bit list reads 2 bytes of x and writes 1 byte of y
- * and 1/32 byte of tile scales; two passes move 7 bytes. Measurements: docs/notes/pointwise.md.
+ * Floor (lower bound of the time): a copy of as many bytes. For each element, a kernel in a 16-bit list reads 2 bytes
+ * of x and writes 1 byte of y and 1/32 byte of tile scales; two passes read and write 7 bytes. Measurements:
+ * docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_H
 #define TE_POINTWISE_QUANTIZE_H
@@ -13,19 +14,19 @@
 #include "../../fp8/scales.h" /* te_blockwise_1d_scale_at */
 #include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 
-enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* lanes that share a tile of 1 x 128; on a CPU the vectors of a tile, which
-                                         * its one lane has */ };
+enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* number of lanes that share a tile of 1 x 128, with eight elements each; on a
+                                           CPU one lane has all these vectors */ };
 
 /* Whether the kernel stores its result in FP8 with computed scales in this call. */
 TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_shape k) {
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
 
-/* Rows in registers, in the list's format. A lane has `chunks` vectors of each. */
+/* Rows in registers, in the list's format. A lane has k.chunks vectors of eight elements of each row. */
 typedef struct te_quantized_rows {
-    int64_t row, step; /* the first row, and the distance to the next */
-    int first;         /* the vector of a row that the first lane has */
-    const te_vec8 *v;  /* [rows][stride] */
+    int64_t row, step; /* the number of the first row, and the distance to the next row */
+    int first;         /* index, within a row, of the first vector that the first lane has */
+    const te_vec8 *v;  /* the lane's vectors, [rows][stride] */
     int stride;
 } te_quantized_rows;
 
@@ -56,8 +57,9 @@ TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwis
     return scale;
 }
 #if TE_CUDA
-/* In `count` rows together, the lanes that share a tile hold as many tiles as one lane holds vectors. Each lane
- * computes the scales of some of these tiles and passes them to the other lanes by shuffles. */
+/* Quantizes `count` rows, with a scale for each tile of 1 x 128. The TE_TILE_LANES lanes that share a tile have
+ * k.chunks tiles of each row in common: a lane has one vector of each of them. Each lane computes the scales of some of
+ * the tiles and passes them to the other lanes by shuffles. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
@@ -106,16 +108,17 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
         amax_bits = bits > amax_bits ? bits : amax_bits;
     }
     float amax =
-        te_float_of_bits(amax_bits < 0x7f800000u ? amax_bits : 0x7f800000u); /* infinity stands for a NaN, which the
-                                                                              * maximum over lanes would drop */
+        te_float_of_bits(amax_bits < 0x7f800000u ? amax_bits : 0x7f800000u); /* a NaN is replaced by infinity, because
+                                                                                the maximum over the lanes would drop
+                                                                                the NaN */
     te_lanes_max(&amax, g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), TE_E4M3_MAX, &c->scaled.rule);
     if (g->id == 0) c->scaled.inverse[rows.row] = 1.0f / scale;
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
-/* Stores `count` rows in FP8 and, if c->y is not null, in the list's format as well. `count` is a constant, and 1 if
- * each row has one scale. All lanes of the group must call this function. */
+/* Stores `count` rows in FP8 and, if c->y is not null, in the list's format as well. `count` is a constant; it is 1 if
+ * the kernel computes one scale for each row. All lanes of the group must call this function. */
 TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes *g) {
     if (c->y)
@@ -133,7 +136,7 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 /* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
 /* Runs the ops of a kernel without a norm on `count` rows from p->first on, p->step apart. The lanes' vectors in each
- * row begin at vector p->tile. All rows are loaded before the first is computed. p->rows: registers,
+ * row begin at vector p->tile. All rows are loaded before the first one is computed. p->rows: registers,
  * [count][in_halves][chunks]. scaled, a constant: the result is stored in FP8 with computed scales. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p, const int count,

@@ -1,21 +1,22 @@
 /* pointwise_quantize_transpose.h -- tile kernels: they store the result of a pointwise kernel in FP8, both untransposed
- * and transposed, in one pass. The weight's gradient reads the transpose. The result is bitwise identical to rounding
- * to the list's format followed by a separate quantize pass (quantize_blockwise.h) or a separate transpose.
+ * and transposed, in one pass. The GEMM for the weight's gradient reads the transpose. The result is bitwise identical
+ * to rounding to the list's format followed by a separate quantize pass (quantize_blockwise.h) or a separate transpose.
  *
- *   fp8_block, training           both layouts, each with a scale for each 128 elements along a row of it
- *   recipes with one scale a      a gradient in both layouts, with the scale known beforehand, its amax and
- *   tensor                        the sums over rows
+ *   fp8_block, training           both layouts, each with a scale for each 128 elements of a row of that layout
+ *   recipes with one scale per    a gradient in both layouts, with the scale known beforehand, the gradient's
+ *   tensor                        amax, and the sums of its columns over the rows
  *   recompute in backward         where forward saved no transpose: the transpose alone, under any recipe
  *
- * A block works on a tile of 128 x 128; a lane runs the kernel's ops on pieces of 8 x 8 of its elements and holds them
- * in registers. If the pattern has a norm, the row kernel runs first and stores y and the statistics; the tile kernel
- * then normalises the norm's input again and stores the transpose. Where a gradient is summed over rows, each tile
- * leaves one partial sum.
+ * A block works on a tile of 128 x 128. Each lane runs the kernel's ops on pieces of 8 x 8 elements of the tile, and
+ * holds the pieces in registers. If the pattern has a norm, the row kernel runs first and stores y and the statistics;
+ * the tile kernel then normalises the norm's input again and stores the transpose of the result. Where a gradient is
+ * summed over rows, each tile stores one partial sum for each of its columns.
  *
- * Floor: a copy of as many bytes. Bytes read and written for each element in a 16-bit list under fp8_block: gelu
- * 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With one scale a tensor: a
- * gradient 2 + 1 + 1 and the tensors that its ops read, a recomputed transpose 2 + 1. The kernels are limited by their
- * instructions. Measurements, also of a norm with persistent clusters that was not faster: docs/notes/pointwise.md.
+ * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit list
+ * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With
+ * one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that its ops read, and 2 + 1 for a recomputed
+ * transpose. The kernels are limited by their instructions. Measurements, including those of a norm with persistent
+ * clusters, which was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -24,11 +25,13 @@
 #include "pointwise_elementwise.h" /* te_stages_fn, te_lane */
 #include "pointwise_norm.h" /* te_norm_of8 */
 
-/* The elements that a lane holds; in the backward of a gated op, those of both halves of a row. */
+/* The elements that a lane holds in registers. half[1]: the second half of the row, in the backward of a gated op. */
 typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_pointwise_tiles_held;
 
-/* A lane's piece of the tile at (row0, col0): where it begins, and how many of its eight rows exist. */
+/* A piece of 8 x 8 elements. row: its first row; vector: its columns are 8 * vector to 8 * vector + 7; rows: how many
+ * of its eight rows lie inside the tensor. */
 typedef struct te__tile_piece { int64_t row; int vector, rows; } te__tile_piece;
+/* Piece i of the tile whose first row is row0 and whose first column is col0. */
 TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const te_pointwise_shape k, int64_t row0,
                                                   int64_t col0, int i) {
     te__tile_piece p;
@@ -36,13 +39,13 @@ TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const t
     p.rows = te__blockwise_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
-/* Half `half` of the rows of a tensor that have `halves` halves. */
+/* One half of each row of a tensor: rows have `halves` halves (1 or 2), and `half` is the number of the half. */
 typedef struct te__tile_source {
     const void *data;
     te_dtype dtype;
     int half, halves;
 } te__tile_source;
-/* Load rows [first, first + count) of a piece, as they are stored. */
+/* Loads the rows [first, first + count) of a piece, in the format in which they are stored. */
 TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const te__tile_source from, te__tile_piece at,
                                     const te_pointwise_shape k, int first, const int count) {
     const te_dtype dtype = from.dtype;
@@ -67,9 +70,9 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* The operands that the norm of a piece needs beside x: gamma and beta of the piece's columns, and the statistics of
- * its rows. They are loaded together with x, because a load that is issued behind the stores of a row waits for these
- * stores. */
+/* The operands that the norm of a piece needs in addition to x: gamma and beta of the piece's columns, and the
+ * statistics of its rows. They are loaded together with x, because a load that is issued after the stores of a row
+ * would wait for these stores. */
 typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
@@ -77,7 +80,7 @@ typedef struct te__piece_norm {
 } te__piece_norm;
 TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
                                          te__tile_piece p) {
-    if (!TE_CUDA) memset(n, 0, sizeof *n); /* quiets gcc: elements that are not loaded are not read */
+    if (!TE_CUDA) memset(n, 0, sizeof *n); /* avoids a warning of gcc; elements that are not loaded are never read */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
     const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;
@@ -92,7 +95,7 @@ TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *
         else n->row[r].rstd = s->stats[p.row + r];
     }
 }
-/* Normalise eight elements, as te_norm_forward does, and run the ops behind the norm. */
+/* Normalises eight elements, as te_norm_forward does, and runs the ops after the norm. */
 TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                 const te_vec8 *x, const te__piece_norm *n, int r) {
     const te_stage *s = &c->op[k.norm];
@@ -105,11 +108,11 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
 /* A piece in registers. */
 typedef struct te__piece {
     te__tile_piece at;
-    te_vec8 *x[2]; /* its rows, and those of the second half */
+    te_vec8 *x[2]; /* x[0]: the piece's eight rows; x[1]: those of the second half of the row */
     te__piece_norm norm;
-    float sums[16]; /* sums over the piece's rows: of its eight columns, then of those of the second half */
+    float sums[16]; /* sums over the piece's rows: [0, 8) of its eight columns, [8, 16) of those of the second half */
 } te__piece;
-/* Run the kernel's ops on row r of a piece, at l->at. */
+/* Runs the kernel's ops on row r of a piece. l->at: the coordinates of that row. */
 TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                    te__piece *p, int r) {
     if (k.norm >= 0) {
@@ -122,11 +125,11 @@ TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, c
     stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_PATTERN);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) p->sums[j] = l->sum[j];
 }
-/* The number of rows of a piece that are computed together. The tensor that an op reads beside the gradient is loaded
- * for all these rows at once, because otherwise the loads of one row would wait for the row before it. */
+/* The number of rows of a piece that are computed together. The tensor that an op reads in addition to the gradient is
+ * loaded for all these rows at once, because otherwise the loads of one row would wait for the row before it. */
 enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
 typedef struct te__piece_ahead {
-    const te_stage *of; /* null: nothing is loaded ahead */
+    const te_stage *of; /* the op whose operand has been loaded to `row`; null: none has been loaded */
     te_vec8 row[TE_TILES_BATCH];
 } te__piece_ahead;
 TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise *c, const te_pointwise_shape k,
@@ -136,10 +139,10 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
                             ? &c->op[k.reads] : 0;
     a->of = s && s->saved ? s : 0;
     if (!a->of) return;
-    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* or f16, which has as many bytes */
+    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* the format may also be f16, which has as many bytes */
     te__pointwise_tiles_rows(a->row, from, at, k, first, TE_TILES_BATCH);
 }
-/* Load a piece, the lane's h-th, to its registers. */
+/* Loads the lane's h-th piece, at `at`, to the lane's registers. */
 TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, const te_pointwise_shape k,
                                           te__tile_piece at, te_pointwise_tiles_held *held, int h) {
     p->at = at, p->x[0] = held->half[0].x[h], p->x[1] = held->half[1].x[h];
@@ -163,8 +166,9 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
         if (k.out_halves == 2) te_vec8_of_pairs(&p->x[1][r], l.g, k.out);
     }
 }
-/* The place in shared memory of one lane's sum of a column, which is then added to the sums of the lanes above and
- * below it. It uses the memory of the tile's amaxes, which are computed later. */
+/* The address in shared memory of one lane's sum over its eight rows, for one column. down: the lane's position among
+ * the lanes that have this column, from the top of the tile; their sums are then added up. The memory is that of the
+ * tile's amaxes, which are computed later. */
 TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
     return (float *)(void *)s->u.amax + (half * TE_BLOCKWISE_LANES_A_SIDE + down) * TE_FP8_TILE + col;
 }
@@ -176,8 +180,8 @@ TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwi
         *te__pointwise_tiles_sum(s, j / 8, i / TE_BLOCKWISE_LANES_A_SIDE, i % TE_BLOCKWISE_LANES_A_SIDE * 8 + j % 8) =
             sums[j];
 }
-/* Stores the tile's partial sums; the sum that te_defer_column_sum enqueues adds them to those of the tiles above and
- * below. */
+/* Stores the sum of each of the tile's columns over the tile's rows. The column sum that te_defer_column_sum enqueues
+ * adds up these sums of all tiles that are above one another. */
 TE_FN void te__pointwise_tiles_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
                                           te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
@@ -227,8 +231,8 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 
 /* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
-/* Rounds eight elements to FP8, into x. If they belong to a gradient, also stores them untransposed. rounded, a
- * constant: round to the list's format first. */
+/* Rounds the eight elements v to FP8 and returns them in x. If they belong to a gradient, also stores them
+ * untransposed. rounded (a constant): whether they are first rounded to the list's format. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
@@ -237,9 +241,9 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     te_vec8_of_fp8(x, v, (te_dtype)k.fp8);
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
-/* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows behind
- * the last row of the tensor are computed like the others: nothing of them is stored, and no op reads a tensor at these
- * rows except the input, which is zero there. */
+/* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows beyond
+ * the last row of the tensor are computed like the others: their results are not stored, and the only tensor that an op
+ * reads at these rows is the input, which counts as zero there. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
@@ -248,20 +252,20 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        if (k.backward && r >= at.rows) continue; /* they stay zero, in FP8 as well */
+        if (k.backward && r >= at.rows) continue; /* rows beyond the tensor stay zero, which is zero in FP8 as well */
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
-        l.at = te_place_of(k, at.row + r, at.vector, 1); /* behind a gated op a row has half as many columns */
+        l.at = te_place_of(k, at.row + r, at.vector, 1); /* after a gated op a row has half as many columns */
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
 }
-/* Sets the arguments with which forward's kernel recomputes the result of op `last`: only this op runs, and only the
- * transpose is stored. */
+/* Sets *recompute to the arguments with which forward's kernel recomputes the result of op `last`: only this op runs,
+ * and only the transpose of its result is stored. */
 TE_FN void te__pointwise_keep_last_op(te_pointwise *recompute, const te_pointwise *c, const int last) {
     memset(recompute, 0, sizeof *recompute);
     recompute->x = c->x, recompute->rows = c->rows, recompute->scaled = c->scaled, recompute->scaled.from = last;
     recompute->op[last] = c->op[last], recompute->op[last].out = 0;
 }
-/* Stores the transpose of the tile, whose FP8 elements the lanes hold. */
+/* Stores the transpose of the tile. held: this lane's elements of the tile, in FP8. */
 TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *transposed,
                                         te_lanes g, int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
@@ -273,7 +277,7 @@ TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_regi
     te_block_sync();
     te__fp8_store_tile(out, transposed, row, col, g);
 }
-/* The tile kernel. last: the index of the kernel's last op. */
+/* The tile kernel for one scale per tensor, or for the transpose alone. last: the index of the kernel's last op. */
 TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_stages_fn stages,
                                        const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
                                        te_blockwise_shared *s) {

@@ -20,11 +20,11 @@ typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const
 typedef struct te_pointwise_work {
     const te_step *step;
     int skip;    /* the number of leading ops of the step that are not part of this kernel: 1 if the step begins with a
-                  * product or a collective, else 0 */
-    int applied; /* the number of ops from `skip` on that the product's epilogue has already done (a bias) */
+                  * GEMM or a collective, else 0 */
+    int applied; /* the number of ops from `skip` on that the GEMM's epilogue has already done (a bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
-    int launches; /* the kernel has something to compute or to store, so it is launched */
+    int launches; /* 1: the kernel has something to compute or to store, so it is launched */
 } te_pointwise_work;
 
 TE_API te_pointwise_work te__pointwise_work_of(const te_step *s, int skip, te_pointwise_shape k, te_pointwise *args) {
@@ -47,18 +47,19 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 /* How the kernel stores the step's result. */
 typedef enum te_result_form {
     TE_RESULT_in_list_format,
-    TE_RESULT_in_fp8,      /* with the consumer's scale, which is known before the kernel runs */
+    TE_RESULT_in_fp8,      /* in FP8 with the consumer's scale, which is known before the kernel runs */
     TE_RESULT_with_scales  /* in FP8, with a scale for each row or each tile of 1 x 128, which the kernel computes */
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
-    int consumer; /* the index of the op that reads the result; -1: the caller reads it, or forks follow in this step */
-    int gathered; /* the product that reads the result after a gather of FP8 data; -1: there is none */
+    int consumer; /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with
+                     forks */
+    int gathered; /* the GEMM that reads the result after a gather of FP8 data; -1: there is none */
 } te_pointwise_exit;
 
-/* Whether the kernel stores the operand of product i in FP8 with scales that the kernel computes. saved: forward also
- * saves the result in the list's format. In training, fp8_block reads the operand transposed as well; storing the
- * transpose takes a tile kernel. */
+/* Whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
+ * forward also saves the result in the list's format. In training under fp8_block, the transpose of the operand is
+ * needed as well, and only a tile kernel stores it. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -79,7 +80,7 @@ TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwi
     return e;
 }
 
-/* For TE_RESULT_in_fp8: makes the kernel store v in FP8. v is the operand of product i, or this rank's rows of that
+/* For TE_RESULT_in_fp8: makes the kernel store v in FP8. v is the operand of GEMM i, or this rank's rows of that
  * operand. at: where the kernel stores it; null: in a new block of the workspace. On return *v describes the FP8
  * tensor. */
 TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows,
@@ -91,12 +92,12 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     v->scaling = TE_SCALING_TENSORWISE;
     c->fp8.y = v->data;
     if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 0);
-    if (!f->scales) return TE_OK; /* only sizes are measured */
+    if (!f->scales) return TE_OK; /* a dry run that only measures sizes */
     c->fp8.scale = f->scales->scale + index, c->fp8.amax = r->pass == TE_INFER ? 0 : f->scales->amax + index;
     c->fp8.inverse = r->pass == TE_FORWARD ? te__saved_input_of(r, i).inverse : 0;
     return TE_OK;
 }
-/* For TE_RESULT_with_scales: makes the kernel store v, the operand of product i, in FP8 with scales that the kernel
+/* For TE_RESULT_with_scales: makes the kernel store v, the operand of GEMM i, in FP8 with scales that the kernel
  * computes. If v->data is not null, the kernel stores v there as well, in the list's format. On return *v describes the
  * FP8 tensor. */
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
@@ -107,9 +108,8 @@ TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_poi
     c->scaled.yt_cols = te_round_up(v->rows, 16);
     return TE_OK;
 }
-/* The two functions below make the kernel also store the transpose of the operand of product i, with a scale for each
- * tile of 1 x 128; the weight's gradient reads it. te__pointwise_save_transposed: forward saves it for backward.
- * te__pointwise_transpose_blockwise: backward attaches it to v. */
+/* Forward under fp8_block: makes the kernel also store the transpose of the operand of GEMM i, with a scale for each
+ * tile of 1 x 128. The transpose is saved for the GEMM that computes the weight's gradient in backward. */
 TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (te__policy(r, i)->input != TE_INPUT_saved_fp8) return TE_OK;
@@ -117,6 +117,8 @@ TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i
     te__set_saved_transposed(r, i, 1);
     return TE_OK;
 }
+/* Backward under fp8_block: makes the kernel also store the transpose of v, the gradient that GEMM i reads, with a
+ * scale for each tile of 1 x 128, and attaches the transpose to v. The GEMM for the weight's gradient reads it. */
 TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed;
     c->scaled.tiles = 1;
@@ -126,14 +128,14 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
 }
-/* Makes the tile kernel run on the gradient that product i reads. With one scale for the tensor, it stores the gradient
+/* Makes the tile kernel run on the gradient that GEMM i reads. With one scale for the tensor, it stores the gradient
  * untransposed if c->fp8.y is not null, and transposed if yt is not null. */
 TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, void *yt) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
     c->scaled.yt = yt, c->scaled.yt_cols = te_round_up(c->rows, 16);
 }
-/* Makes the tile kernel store v, the gradient that product i reads, transposed as well. The tile kernel runs even if
+/* Makes the tile kernel store v, the gradient that GEMM i reads, transposed as well. The tile kernel runs even if
  * the weight is frozen and the transpose is therefore not stored: the order in which it sums gradients over rows, and
  * so the exact values of the other gradients, must not depend on what is frozen. The workspace does not depend on a
  * temporary freeze either: the transpose has memory there unless the op can never train (TE_IS_FROZEN). */
@@ -145,7 +147,7 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
-/* Makes the kernel compute the amax of v, which the kernel stores in the list's format for product i. */
+/* Makes the kernel compute the amax of v, which the kernel stores in the list's format for GEMM i. */
 TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -201,7 +203,7 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
 TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
     const te_step *s = w->step;
     const te_op *op = r->plan->op;
-    te_value stored = x; /* the tensor that the value was last stored in */
+    te_value stored = x; /* the tensor in which the value was last stored */
     int last = -1;       /* the position in the step of its last op that is not a fork */
     for (int j = w->skip; j < s->count; j++)
         if (!(op[s->op[j]].flags & TE_IS_FORK)) last = j;
@@ -241,8 +243,8 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
 
 /* The gradient on its way through the ops of a step. */
 typedef struct te_pointwise_grad {
-    te_value stored; /* the tensor that the gradient was last stored in */
-    int changed;     /* an op has changed the gradient since it was stored there */
+    te_value stored; /* the tensor in which the gradient was last stored */
+    int changed;     /* 1: an op has changed the gradient since the gradient was last stored */
 } te_pointwise_grad;
 
 /* Makes op i, an add or a mul, store the gradient of its fork's value. If the fork has uses later in the list, the op
@@ -329,8 +331,8 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* Nobody reads the gradient itself, only its sums over rows are needed. The tile kernel computes these too, so
-         * that the order of the additions is the same as when the gradient is stored. */
+        /* Here no kernel reads the gradient itself; only its sums over rows are needed. The tile kernel computes these
+         * sums in this case, too, so that the order of the additions is the same as when the gradient is stored. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
@@ -352,7 +354,7 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
         TE_TRY(te__pointwise_sums(r, w, i, st, blocks));
     }
     TE_TRY(te__pointwise_backward_result(r, w, s->op[s->count - 1], &g));
-    /* the tile kernel leaves one partial sum for each row of tiles */
+    /* the tile kernel stores one partial sum of each column for each row of tiles */
     for (int j = first_sum; w->args->scaled.tiles && j < r->sum_count; j++)
         r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
     for (int j = w->skip; j < s->count; j++)
@@ -381,8 +383,8 @@ TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwis
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* Recomputes the output of the step's last op; no other op runs. r->recompute says in which form the output is
- * stored. */
+/* Recomputes the output of the step's last op; no other op of the step runs. r->recompute says in which form the output
+ * is to be stored. */
 TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
     const te_recompute_target *to = r->recompute;
     const te_pointwise_shape k = w->shape;
@@ -421,7 +423,7 @@ TE_API void te__pointwise_set_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
 /* Runs the ops [skip, count) of the step as one kernel with the input x. applied: the number of these ops that the
- * epilogue of the product in front has already done. */
+ * epilogue of the GEMM in front has already done. */
 TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                            te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
@@ -437,8 +439,8 @@ TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int ski
     if (w.launches) c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? launch(r->ctx, te__grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
-/* The same for backward; dy is the gradient of the output of the kernel's ops. `applied` is not used: in backward no op
- * has been done by a product's epilogue. */
+/* Runs the backward of the step's ops [skip, count) as one kernel. dy: the gradient of the value that these ops compute
+ * in forward. `applied` is not used: in backward no op has already been done by a GEMM's epilogue. */
 TE_API te_status te__pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
                                             te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
