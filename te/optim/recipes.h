@@ -161,8 +161,8 @@ TE_API size_t te__fp8_cache_entry_bytes(int granularity) {
     return granularity == TE__WEIGHTS_TENSORWISE  ? sizeof(te_quantize_args)
            : granularity == TE__WEIGHTS_BLOCKWISE ? sizeof(te_blockwise_args) : sizeof(te_quantize_rowwise);
 }
-/* Offsets in the table. For each granularity: tensor: where the entries of its weights begin; first: where the array
- * with the index of each such weight's first chunk begins. */
+/* Offsets in the table, in bytes, for each granularity. tensor: of the entries of the weights that are cast with this
+ * granularity; first: of an array that has, for each of these weights, the index of its first chunk. */
 typedef struct te__fp8_cache_layout {
     size_t tensor[TE__WEIGHTS_GRANULARITIES], first[TE__WEIGHTS_GRANULARITIES], bytes;
 } te__fp8_cache_layout;

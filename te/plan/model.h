@@ -36,7 +36,7 @@ enum {
     TE_IS_ADD = 1 << 8,     /* adds a fork's value to its input */
     TE_IS_MUL = 1 << 9,     /* multiplies its input by a fork's value */
     TE_IS_LOAD = 1 << 10,   /* outputs a fork's value instead of its own input */
-    TE_IS_CROSS = 1 << 11,  /* attends to a fork's value (cross_attention) */
+    TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values are those of a fork */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
     TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are TE_ROWS_memory */
     TE_IS_OUTPUT = 1 << 14, /* stores the value for the caller: an extra output of the list */

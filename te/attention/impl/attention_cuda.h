@@ -170,8 +170,8 @@ typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
     te_sm90_kernel decode; /* this kernel itself stores the new rows' keys and values in the cache */
     const void *merge;
-    te_status (*store)(te_context *ctx, const te_attention_args *a); /* stores the new rows in the cache, before the
-                                                                        fallback */
+    te_status (*store)(te_context *ctx, const te_attention_args *a); /* stores the new rows' keys and values in the
+                                                                        cache; called before the fallback only */
 } te__attn_cached_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_cached_dispatch {

@@ -118,15 +118,16 @@ TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, 
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* A value without data, with the number of rows and the format of the fork or input that `op` uses, and `cols`
- * columns. */
+/* Describe a value that has no data yet. It has `cols` columns, and the rows and the format of the value that `op`
+ * takes besides its own input: that of an earlier (fork, ..), or of an extra (input, ..) of the list. */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
     return te__value_of(0, op->edge_dtype, te__rows_in(r, rows), cols);
 }
-/* Set *v to the value of the fork or input that `op` uses. Works in forward, inference and backward. */
+/* Set *v to the value that `op` takes besides its own input: that of an earlier (fork, ..), or of an extra (input, ..).
+ * Works in forward, inference and backward. */
 TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     if (fork->flags & TE_IS_INPUT) return te__edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
