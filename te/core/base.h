@@ -29,6 +29,19 @@
 #define TE_CUDA 0
 #endif
 
+/* With these options gcc and clang compile comparisons with NaN, and sums whose order matters, to other code: a NaN
+ * would be taken for a number, and 2^x would be wrong. */
+#if !TE_CUDA && (defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || __FINITE_MATH_ONLY__ + 0)
+#error "te: compile without -Ofast, -ffast-math, -funsafe-math-optimizations, -fassociative-math, -ffinite-math-only"
+#endif
+/* At the beginning of a function's body: keeps clang from reordering sums in the function. It is needed because clang
+ * has no macro that tells of -fassociative-math alone. */
+#if defined __clang__ && !TE_CUDA
+#define TE__SUMS_AS_WRITTEN _Pragma("clang fp reassociate(off)")
+#else
+#define TE__SUMS_AS_WRITTEN
+#endif
+
 #define TE_UNUSED __attribute__((unused))
 /* Declares a function that must not be called: a call does not compile, and the compiler prints `text`. */
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))

@@ -161,7 +161,7 @@ TE_FN float te__sample_logit(uint32_t key) {
  * relative error of 1e-7. The integer part of d * scale is taken from the low bits of a float; a Taylor series computes
  * 2 to the power of the fraction. */
 TE_FN uint64_t te__sample_mass(float d, float scale) {
-    const float magic = 12582912.0f, shifted = fmaf(d, scale, magic), n = shifted - magic;
+    TE__SUMS_AS_WRITTEN const float magic = 12582912.0f, shifted = fmaf(d, scale, magic), n = shifted - magic;
     if (!(n >= -45.0f)) return 0;
     const float f = fmaf(d, scale, -n);
     float p = 1.5252734e-5f;

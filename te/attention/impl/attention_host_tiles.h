@@ -51,6 +51,7 @@ TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeo
  * NaN. The function needs no branch and no table. */
 TE_FN void te__attn_exp2(te__attn_vector *x) {
     /* adding 12582912 = 1.5 * 2^23 leaves the integer nearest to x in the last bits */
+    TE__SUMS_AS_WRITTEN
     const te__attn_vector shifted = *x + 12582912.0f;
     const te__attn_vector f = *x - (shifted - 12582912.0f);
     /* a polynomial for 2^f, interpolated at the Chebyshev points of [-1/2, 1/2] */
