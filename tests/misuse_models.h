@@ -188,10 +188,11 @@ inline void wrong_instances(table &t) {
     instance("an instance full of 0xff", TE_ERROR_STATE, "has not been bound", [](misused &m, const misused &) { memset(&m, 0xff, sizeof m); });
     instance("an instance of another list", TE_ERROR_STATE, "has not been bound", [](misused &m, const misused &of) { m = of, m.model.plan = another_plan(); });
     refuse<model_scene>(t, "backward: bound without gradients", TE_ERROR_STATE, "without gradients", [](model_scene &s) {
-        static misused m;
-        NEED(misused_bind(&m, s.params, nullptr, s.ctx), s.ctx);
-        s.now.m = &m, s.now.dx = te_none(), s.now.edge[0].grad = te_none();
-        return s.backward();
+        NEED(misused_bind(&s.m, s.params, nullptr, s.ctx), s.ctx);
+        s.now.dx = te_none(), s.now.edge[0].grad = te_none();
+        const te_status status = s.backward();
+        NEED(misused_bind(&s.m, s.params, (float *)(void *)s.grads, s.ctx), s.ctx);
+        return status;
     });
     refuse<model_scene>(t, "backward: a parameter that has no memory for its gradient any more", TE_ERROR_STATE, "fc.weight is no longer frozen", [](model_scene &s) {
         NEED(te_freeze(&s.m.model, "fc", nullptr, s.ctx), s.ctx);
@@ -202,10 +203,10 @@ inline void wrong_instances(table &t) {
         return status;
     });
     fine<model_scene>(t, "backward: bound without gradients, for dx alone", [](model_scene &s) {
-        static misused m;
-        NEED(misused_bind(&m, s.params, nullptr, s.ctx), s.ctx);
-        s.now.m = &m;
-        return s.backward() == TE_OK;
+        NEED(misused_bind(&s.m, s.params, nullptr, s.ctx), s.ctx);
+        const te_status status = s.backward();
+        NEED(misused_bind(&s.m, s.params, (float *)(void *)s.grads, s.ctx), s.ctx);
+        return status == TE_OK;
     });
 }
 

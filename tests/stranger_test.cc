@@ -306,3 +306,29 @@ TEST_CASE("numbers of JSON that are none are refused") {
         CHECK(te_json_open(&j, (dir / "n.json").c_str(), t) == TE_ERROR_FORMAT);
     }
 }
+
+TEST_CASE("a JSON file does not take hundreds of times its size") {
+    target t;
+    folder dir;
+    for (const int values : {20000, 400000}) {
+        std::ofstream file(dir / "n.json");
+        file << "{\"" << std::string(values == 20000 ? 8 : 240, 'k') << "\": [0";
+        for (int i = 1; i < values; i++) file << ",0";
+        file << "]}";
+        file.close();
+        te_json j;
+        const te_status status = te_json_open(&j, (dir / "n.json").c_str(), t);
+        INFO(te_last_error(t));
+        CHECK(status == (values == 20000 ? TE_OK : TE_ERROR_FORMAT));
+        if (status == TE_OK) te_json_close(&j);
+    }
+    std::ofstream index(dir / "index.json"); // as long names as an index of weights has
+    index << "{\"weight_map\": {\"a\": \"b\"";
+    for (int i = 0; i < 60000; i++) index << ", \"model.layers." << i << ".self_attn.q_proj.weight\": \"model-00001-of-00030.safetensors\"";
+    index << "}}";
+    index.close();
+    te_json j;
+    REQUIRE(te_json_open(&j, (dir / "index.json").c_str(), t) == TE_OK);
+    CHECK(j.count == 60001);
+    te_json_close(&j);
+}

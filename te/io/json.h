@@ -226,6 +226,7 @@ typedef struct te_json {
     te_json_value *value; /* [count], sorted by name */
     int count;
     char *text;           /* the memory in which the strings lie */
+    size_t table_bytes;   /* of `value` and the names, as allocated at most */
 } te_json;
 
 TE_API void te_json_close(te_json *t) {
@@ -281,6 +282,11 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     return te__json_real(&v->number, j);
 }
 
+/* The table has a copy of each value's full name, so a file of many short values in an object with a long name could
+ * need hundreds of times its own size. Refuse a table of more bytes than this. n: bytes of the file. */
+#define TE__JSON_MAX_TABLE(n) (16 * (n) + ((size_t)4 << 20))
+enum { TE__JSON_NAME_OVERHEAD = 32 }; /* what an allocation needs besides its bytes, at most */
+
 /* The position of the parser: a stack of the objects and arrays around the current value, and the value's name. */
 typedef struct te__json_position {
     int depth;
@@ -315,6 +321,8 @@ TE_API te_status te__json_add(te_json *t, const te__json_position *at, te__json 
     t->value = (te_json_value *)grown;
     te_json_value *v = &t->value[t->count];
     memset(v, 0, sizeof *v);
+    t->table_bytes += n + TE__JSON_NAME_OVERHEAD + 3 * sizeof *v; /* while `value` grows, the old one exists, too */
+    if (t->table_bytes > TE__JSON_MAX_TABLE(j->n)) return te__json_fail(j, "too many values, or too long names");
     TE_TRY(te__json_scalar(v, j));
     char *name = (char *)malloc(n);
     TE_REQUIRE(name, j->ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate", j->path);
