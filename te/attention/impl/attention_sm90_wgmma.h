@@ -1,8 +1,8 @@
 /* attention_sm90_wgmma.h -- the building blocks of the attention kernels for compute capability 9.0 (sm_90a): wgmma in
  * the sizes that attention needs, tiles loaded by TMA, pipelines, named barriers, and bulk copies to global memory.
  *
- * Each warpgroup computes S = Q K^T for its 64 queries, the tile Q [64, D], and a tile of keys, K [KEYS, D], both in
- * shared memory, by the following calls:
+ * By the following calls a warpgroup computes S = Q K^T of two tiles in shared memory: Q [64, D], its 64 queries, and K
+ * [KEYS, D], a tile of keys:
  *     te__wgmma_fence_operand(s), te__wgmma_fence();
  *     te__attn_gemm_ss<T, KEYS, D>(s, te__attn_tile_descriptor(q, 64), te__attn_tile_descriptor(k, KEYS));
  *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // now s may be read
@@ -45,7 +45,8 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
 #define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
 
 /* Calls the macro X for each width N of B that a kernel uses. The arguments of X: N; the asm names of a thread's N / 2
- * accumulators; the numbers of the seven asm operands that follow these; the accumulators as asm operands. */
+ * accumulators; the numbers of the seven asm operands that follow the accumulators; and the accumulators as asm
+ * operands. */
 #define TE__WGMMA_ATOM_SIZES(X)                                                                                        \
     X(32, TE__L32, 16, 17, 18, 19, 20, 21, 22, TE__D16(0))                                                        \
     X(64, TE__L64, 32, 33, 34, 35, 36, 37, 38, TE__D32(0))                                                        \
@@ -151,9 +152,9 @@ template <int STAGES> TE_FN void te__attn_pipeline_advance(te__attn_pipeline_sta
     if (++state.stage == STAGES) state.stage = 0, state.phase ^= 1;
 }
 
-/* Loads a box [rows, 64] of a head to shared memory by TMA. x, y: the first column within the head, and the first row
- * within sequence number `batch`. Rows past the end of the sequence and columns past head_dim become zeros. bar: the
- * mbarrier that counts the bytes that have arrived. */
+/* Loads a box [rows, 64] of a head to shared memory by TMA. x: the box's first column, counted within the head; y: its
+ * first row, counted within sequence number `batch`. Rows past the end of the sequence and columns past head_dim become
+ * zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, int batch,
                                   uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -171,8 +172,9 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* The producer's side of a pipeline of tiles. full, empty, tiles: the addresses of the first stage's mbarriers and of
- * its tile; those of the other stages follow. state: the stage that the next tile is loaded to. */
+/* The producer's side of a pipeline of tiles. full, empty, tiles: the shared-memory addresses of the first stage's two
+ * mbarriers and of its tile; those of the other stages follow them. state: the stage to which the next tile is
+ * loaded. */
 template <int STAGES> struct te__attn_tile_producer {
     uint32_t full, empty, tiles;
     te__attn_pipeline_state<STAGES> state;
