@@ -6,7 +6,7 @@
  *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
  *                                       {"k_proj.weight", "fc1", "weight", 2, 0},
  *                                       {"v_proj.weight", "fc1", "weight", 2, 0},
- *                                       {"o_proj.weight", "proj", "weight", 0, 1}};   // all; transposed in the file
+ *                                       {"o_proj.weight", "proj", "weight", 0, 1}};   // all rows; transposed in the file
  *     te_packed_list list = te_packed_none();
  *     te_status status = te_packed_add(&list, &block.model, parts, 4, "model.layers.0.self_attn.", &ctx);
  *     if (status == TE_OK) status = te_packed_covers(&list, &block.model, &ctx);      // no parameter was forgotten
@@ -73,7 +73,7 @@ TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
-/* The number of units that the parts before parts[n] take of the parameter that parts[n] names. extent: the number of
+/* How many units of the parameter that parts[n] names are taken by parts[0] to parts[n - 1]. extent: the number of
  * units of that parameter. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
@@ -114,9 +114,10 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
 
 /* ---- views ------------------------------------------------------------------------------------------------------- */
 
-/* A region of a parameter: `rows` x `cols` elements, beginning at this rank's element `at`. In the file, the region is
- * a part of a tensor of shape[0] x shape[1] elements, and begins there at row first[0] and column first[1]. If the file
- * has the tensor transposed, shape and first describe it before the transposition. */
+/* A region of a parameter: `rows` x `cols` elements; `at` is the index of the first one in this rank's part of the
+ * parameter. In the file, the region is a part of a tensor of shape[0] x shape[1] elements, and begins there at row
+ * first[0] and column first[1]. If the file has the tensor transposed, shape and first describe it before the
+ * transposition. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
 /* Add a view of this region to the list. Its name is `prefix` followed by the part's name. */

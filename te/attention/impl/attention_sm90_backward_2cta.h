@@ -30,9 +30,9 @@
 #include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
 
 /* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ, and 16 for P or dS
- * in 16 bits. If enough are left, K or V is held in registers, too.
- * Shared memory at head size 256: 64 KB for K and V, 16 for boxes of the other block's K, 64 for Q, 32 for dO (one
- * stage, which is in use only from dP to dV), 32 for dS, and 16 for dQ; together 224 of 227 KB. */
+ * in 16 bits. If enough are left, K or V is held in registers, too. Shared memory at head size 256: 64 KB for K and V,
+ * 16 for boxes of the other block's K, 64 for Q, 32 for dO (one stage, which a step needs only from its product for dP
+ * to its product for dV), 32 for dS, and 16 for dQ; together 224 of 227 KB. */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -244,8 +244,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
-            /* issue the product for dQ of the previous step; in an item's first step there is none, and the result is
-             * not used */
+            /* issue the product for dQ of the previous step; in an item's first step there is no such dQ, and the
+             * result is not used */
             te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
             te__attn_wgmma_wait<1>(); /* waits for dV or dK */
             te__attn_2cta_tile_release(g, !G, g->i);

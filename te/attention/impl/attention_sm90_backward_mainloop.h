@@ -446,13 +446,14 @@ TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats
     const int st = g->i & 1; /* the stage of step g->i, which is also that of step g->i - 2 */
     const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
     if constexpr (C::DQ_ALTERNATES) {
-        te__attn_wgmma_wait<0>(); /* waits for dK: dQ will reuse the registers of dS, which the product for dK reads,
-                                     and S those of dQ */
+        te__attn_wgmma_wait<0>(); /* waits for the product for dK, because dQ will use the registers of dS, which that
+                                     product reads; S will then use the registers of dQ */
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    } else { /* after an item's first step there is no dQ of step g->i - 2 to compute, and the result is not used */
+    } else { /* after an item's first step there is no dQ of step g->i - 2; its product is issued nevertheless, and the
+                result is not used */
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
         te__attn_wgmma_wait<1>(); /* waits for dK */

@@ -4,8 +4,8 @@
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
  * added their dQ to that tile. A block waits for its turn, adds its dQ, waits until the sum is in memory, and
  * increments the semaphore. The first key tile stores its dQ instead of adding it, so that nothing has to be zeroed.
- * With any_order a block waits only for the first key tile, and the last bits of dQ may differ from run to run. In full
- * attention the order is always fixed.
+ * With any_order a block waits only for the first key tile, and the last bits of dQ may vary. Full attention ignores
+ * any_order.
  *
  * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
  * head. Bands whose keys are seen by more queries come first. In a band, dQ is added in the order in which the key
@@ -39,7 +39,8 @@ enum {
     TE__ATTN_BWD_THREADS = 384,
     TE__ATTN_BWD_STAGES = 2,               /* number of stages of Q and dS, and of dO if shared memory suffices */
     TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* a box of dQ: 64 queries by 64 columns of f32 */
-    TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a band */
+    TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a band, unless there are fewer key
+                                              tiles or clusters */
     TE__ATTN_BWD_PRE_THREADS = 256
 };
 
@@ -85,7 +86,7 @@ enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 /* The part of shared memory that holds no tiles. FOLDED: true if the products for S and dP also add lse and delta
  * (te__attn_bwd_folds_stats); the array lse then holds both, in 16 bytes for each query. */
 template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
-    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* times log2(e) */
+    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* lse times log2(e), unless FOLDED */
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
     float part[2][2][16]; /* for each warpgroup, partial column sums that its warps pass to each other */
     alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES]; /* aligned, so that one instruction copies an item */
@@ -93,9 +94,10 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* TWO_CTA: two for each warpgroup */
+    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* TWO_CTA: two mbarriers for each
+                                                                                     warpgroup */
     te_sequence rows[TE__ATTN_BWD_STAGES];  /* varlen: the rows of the item's sequence */
-    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA: P is in shared memory */
+    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA: signals that P is in shared memory */
 };
 
 /* The sizes that follow from two head sizes: D of q and k, and V of v and dO. They differ only if TWO_CTA is 1.
@@ -393,10 +395,10 @@ TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequen
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* In full attention a block calls this before it takes its next item. If that item may belong to the same band as the
- * current one, this waits until the block has added every dQ of the current item. item, i: the current item and its
- * ticket. w: the last two steps of the current item; it suffices to wait for these, because two warps add the dQ of
- * alternate steps, each in order. */
+/* In full attention a block calls this before it takes its next item. If the next item may belong to the same band as
+ * the current one, the function waits until the block has added every dQ of the current item. item, i: the current item
+ * and its ticket. w: the last two steps of the current item; it suffices to wait for these, because two warps add the
+ * dQ of alternate steps, each in order. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {

@@ -246,14 +246,13 @@ TE_FN void te__attn_shared_store2(uint32_t to, const float *v) {
 /* Makes this thread's earlier stores to shared memory visible to the wgmma and TMA operations (the async proxy) that
  * other threads issue after they have synchronised with this thread. */
 TE_FN void te__attn_fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/* TMA bulk copies of `bytes` bytes of f32 numbers from shared to global memory: te__attn_bulk_store overwrites the
- * numbers in global memory, te__attn_bulk_add adds to them. Each copy is a bulk group of its own.
- * te__attn_bulk_wait_read waits until all of this thread's groups have read shared memory, te__attn_bulk_wait until all
- * are complete. */
+/* Copies `bytes` bytes of f32 numbers from shared to global memory by a TMA bulk copy, which is a bulk group of its
+ * own. */
 TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
+/* The same as te__attn_bulk_store, but adds the numbers to those in global memory. */
 TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
@@ -267,7 +266,9 @@ TE_FN void te__attn_bulk_copy_to_peer(uint32_t from, int bytes, uint32_t bar, in
                  ::"r"(from), "r"(bytes), "r"(bar), "r"(cta)
                  : "memory");
 }
+/* Waits until all bulk groups of this thread have read shared memory. */
 TE_FN void te__attn_bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/* Waits until all bulk groups of this thread are complete. */
 TE_FN void te__attn_bulk_wait(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 TE_FN uint32_t te__attn_load_acquire(const uint32_t *p) {
     uint32_t v;
