@@ -41,9 +41,10 @@
  *                 I64 [2]: the number of updates made and the number of steps skipped. For parameters that SGD updates,
  *                 the prefix is "sgd." instead of "adamw.", for those of Muon "muon."; the counts are "sgd.step" and
  *                 "muon.step". Frozen parameters have no such tensors.
- *     random "random", U64 [2]: seed and offset. recipes "recipes.scales", U8; and "recipes.begun", I64 [3]: whether a
- *     step was made (1 or 0), the number of GEMMs under a recipe, and the length of the amax histories. metadata the
- *     caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
+ *     random      "random", U64 [2]: seed and offset.
+ *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: whether a step was made (1 or 0), the number of
+ *                 GEMMs under a recipe, and the length of the amax histories.
+ *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
  *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h). Loading into a model with
  *                 another list is an error, even if the shapes agree, and the error text names the op that differs;
  *                 differences in collectives are ignored. A file of an older version has neither the checksum nor the

@@ -21,8 +21,7 @@
  *     h0.fc1.input_scale       F32 [1], only under fp8_delayed after its first step: the GEMM's input is multiplied by
  *                              this factor before it is rounded. If this tensor is missing, the scale is computed from
  *                              the input's amax, as under fp8_current
- * and all other parameters as in a checkpoint. GEMM weights in F32, BF16 or F16, as in a checkpoint, are cast to FP8
- * when they are loaded.
+ * and all other parameters as in a checkpoint. Loading casts GEMM weights in F32, BF16 or F16.
  */
 #ifndef TE_FP8_WEIGHTS_H
 #define TE_FP8_WEIGHTS_H

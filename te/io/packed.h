@@ -6,7 +6,7 @@
  *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
  *                                       {"k_proj.weight", "fc1", "weight", 2, 0},
  *                                       {"v_proj.weight", "fc1", "weight", 2, 0},
- *                                       {"o_proj.weight", "proj", "weight", 0, 1}};   // all rows; transposed in the file
+ *                                       {"o_proj.weight", "proj", "weight", 0, 1}};   // all; transposed in the file
  *     te_packed_list list = te_packed_none();
  *     te_status status = te_packed_add(&list, &block.model, parts, 4, "model.layers.0.self_attn.", &ctx);
  *     if (status == TE_OK) status = te_packed_covers(&list, &block.model, &ctx);      // no parameter was forgotten

@@ -30,9 +30,10 @@
 #include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
 
 /* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ, and 16 for P or dS
- * in 16 bits. If enough are left, K or V is held in registers, too. Shared memory at head size 256: 64 KB for K and V,
- * 16 for boxes of the other block's K, 64 for Q, 32 for dO (one stage, which a step needs only from its product for dP
- * to its product for dV), 32 for dS, and 16 for dQ; together 224 of 227 KB. */
+ * in 16 bits. If enough are left, K or V is held in registers, too.
+ * Shared memory at head size 256: 64 KB for K and V, 16 for boxes of the other block's K, 64 for Q, 32 for dO (one
+ * stage, which a step needs only from its product for dP to its product for dV), 32 for dS, and 16 for dQ; together 224
+ * of 227 KB. */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 

@@ -4,8 +4,7 @@
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
  * added their dQ to that tile. A block waits for its turn, adds its dQ, waits until the sum is in memory, and
  * increments the semaphore. The first key tile stores its dQ instead of adding it, so that nothing has to be zeroed.
- * With any_order a block waits only for the first key tile, and the last bits of dQ may vary. Full attention ignores
- * any_order.
+ * With any_order a block waits only for the first key tile, and last bits may vary; full attention ignores any_order.
  *
  * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
  * head. Bands whose keys are seen by more queries come first. In a band, dQ is added in the order in which the key

@@ -4,10 +4,11 @@
  * Row i of te_sampling and of all arrays belongs to sequence i of the generation, which is sequence i of the cache. So
  * a batch consists of sequence 0 to the highest sequence that runs; those in between that do not run are padding. A
  * step is:
- *     copy copies the block of inputs from the host begin sets the batch's tokens: a prompt's tokens come from the
- *     host, a token to decode comes from the last step; and the batch's slots: a sequence that has ended is padding,
- *     even if the host does not know yet that it has ended models te_cache_begin, then all lists; the last list chooses
- *     tokens end finds out which sequences have a new token, and which have ended; for sequences without a new token,
+ *     copy       copies the block of inputs from the host
+ *     begin      sets the batch's tokens: a prompt's tokens come from the host, a token to decode comes from the last
+ *                step; and its slots: a sequence that has ended is padding, even if the host does not know that yet
+ *     models     te_cache_begin, then all lists; the last list chooses tokens
+ *     end        finds out which sequences have a new token, and which have ended; for sequences without a new token,
  *                undoes the changes that sample has made to their counts
  *     copy       copies the block of results to the host
  */

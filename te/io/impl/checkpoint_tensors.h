@@ -270,8 +270,7 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
 typedef struct te__gather {
     const te__checkpoint_tensors *l;
     char *part, *zeros[2]; /* in target memory; part: the current part of a tensor; zeros: buffers of -0.0 in f32, and
-                              in 16-bit
-                            * formats */
+                              in 16-bit formats */
     size_t size;           /* bytes of an element of the current tensor; in the file all tensors with 4-byte elements
                               come before those with 2-byte elements */
     int i;                 /* the index of the current tensor; l->count when all tensors of this element size are
