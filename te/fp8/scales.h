@@ -207,7 +207,8 @@ typedef struct te_scales_reduce_args {
     int first, count, ranks;
 } te_scales_reduce_args;
 /* Sets amax to its maximum over ranks. If amax is infinite or NaN on any rank, the result is infinite on all, so that
- * the next update changes the scale on no rank. Memory traffic: four bytes are read for each rank and tensor. */
+ * the next update leaves the scale unchanged on all ranks. Memory traffic: four bytes are read for each rank and
+ * tensor. */
 TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);

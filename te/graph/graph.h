@@ -199,7 +199,7 @@ typedef struct te_graph {
     int in_count, out_count;
     void *exec, *workspace; /* exec: a cudaGraphExec_t; workspace: the context's workspace at the time of the capture */
     size_t workspace_bytes;
-    const struct te_graph *at; /* the address of this struct at the capture; it must stay there */
+    const struct te_graph *at; /* the address of this struct at the capture; the struct must stay there */
 } te_graph;
 
 /* The static input at position i, counted from 0; te_none() if there is none. */
@@ -226,8 +226,8 @@ TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
 }
 TE_API size_t te__tensor_bytes(te_tensor t) { return (size_t)t.rows * (size_t)t.cols * te_dtype_bytes(t.dtype); }
 
-/* Release the memory from the pool that holds this graph's inputs and outputs, so that later captures can use it ("The
- * pool", above). */
+/* Return to the pool the memory that holds this graph's static inputs and outputs, so that later captures can use it
+ * ("The pool", above). */
 TE_API void te_graph_retire(te_graph *g) {
     for (int i = 0; g && g->at == g && i < g->in_count + g->out_count; i++)
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)

@@ -44,7 +44,8 @@
  *     random      "random", U64 [2]: seed and offset.
  *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: whether a step was made (1 or 0), the number of
  *                 GEMMs under a recipe, and the length of the amax histories.
- *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
+ *     metadata    the caller's strings; keys that begin with "te." are reserved. "te.checksum" is the checksum of the
+ *                 file.
  *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h). Loading into a model with
  *                 another list is an error, even if the shapes agree, and the error text names the op that differs;
  *                 differences in collectives are ignored. A file of an older version has neither the checksum nor the
@@ -215,7 +216,7 @@ TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_saf
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
 /* Check that a checkpoint can be saved at `path`: its folder is writable, and `path` is not the path of a device or
- * folder. Leaves no file behind. Useful before a training that takes days. */
+ * folder. Leaves no file behind. It is useful to call this before a training run that takes days. */
 TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     te__new_file f;
     TE_REQUIRE(path && ctx, ctx, TE_ERROR_NULL, "checkpoint: the path or the context is null");

@@ -211,8 +211,8 @@ TE_API void te__text_string(te__text *t, const char *s) {
 
 enum {
     TE_JSON_MAX_DEPTH = 16,
-    TE_JSON_MAX_NAME = 256,      /* bytes of a value's name, including the closing NUL */
-    TE_JSON_MAX_BYTES = 64 << 20 /* the size limit of a file */
+    TE_JSON_MAX_NAME = 256,      /* the largest number of bytes of a value's name, including the closing NUL */
+    TE_JSON_MAX_BYTES = 64 << 20 /* the largest size of a file, in bytes */
 };
 
 typedef enum te_json_kind { TE_JSON_null, TE_JSON_bool, TE_JSON_number, TE_JSON_string } te_json_kind;
@@ -288,8 +288,8 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
 typedef struct te__json_position {
     int depth;
     char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array: '}' or ']' */
-    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of that object's or array's name */
-    int index[TE_JSON_MAX_DEPTH];  /* if it is an array, the index of its next element */
+    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of each object's or array's name */
+    int index[TE_JSON_MAX_DEPTH];  /* the index of the next element of each array; not used for objects */
     int more[TE_JSON_MAX_DEPTH];   /* the argument `more` of te__json_next */
     char name[TE_JSON_MAX_NAME];
 } te__json_position;

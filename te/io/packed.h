@@ -30,9 +30,9 @@
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix */
     const char *op, *field; /* the op and the field of the parameter of which the tensor is a part */
-    int64_t rows;           /* the number of rows of the parameter that this part has, over all ranks; they follow the
-                               rows of the previous part. 0: all remaining rows. For a parameter with only one row (a
-                               bias), it is a number of columns instead */
+    int64_t rows;           /* how many rows of the parameter this part has, over all ranks; they follow the rows of the
+                               previous part. 0: all remaining rows. If the parameter has only one row (a bias), columns
+                               are counted instead of rows */
     int transposed;         /* 1: the file's tensor is the transpose of this part, [in, out] */
 } te_packed;
 
@@ -120,7 +120,7 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
  * transposition. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
-/* Add a view of this region to the list. Its name is `prefix` followed by the part's name. */
+/* Add a view of this region to the list. The view's name is `prefix` followed by the part's name. */
 TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_region v,
                                  const char *prefix, te_context *ctx) {
     const size_t name_bytes = strlen(prefix) + strlen(part->name) + 1;

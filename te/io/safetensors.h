@@ -50,8 +50,8 @@ TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_con
     if (status != TE_OK) te_safetensors_close(f);
     return status;
 }
-/* The same as te_safetensors_open, for a file whose bytes lie in host memory. They must stay there until the file is
- * closed. */
+/* The same as te_safetensors_open, for a file whose bytes lie in host memory. The bytes must stay there until the file
+ * is closed. */
 TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
     memset(f, 0, sizeof *f);

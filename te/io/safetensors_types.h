@@ -42,7 +42,8 @@ typedef struct te_safetensor {
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* host or target memory; null in the table of an open file */
     uint64_t bytes;  /* the size of the whole tensor: its number of elements times the bytes of an element */
-    uint64_t offset; /* in the table of an open file: the byte of the file's data at which the tensor begins */
+    uint64_t offset; /* in the table of an open file: the tensor's offset, in bytes, from the start of the tensors'
+                        data */
     int transposed;  /* 1: the tensor in the file is the transpose of data (te_safetensor_transposed) */
     int sliced;      /* 1: data holds only a part of the file's tensor (te_safetensor_slice) */
     int64_t first[2], count[2]; /* first: the slice's first row and column in the file's tensor; count: its number of
@@ -141,7 +142,7 @@ TE_API int te__safetensor_has_slice(const te_safetensor *t) {
                           t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
                           t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
 }
-/* The number of elements of t's data; if t is a slice, only those of the slice count. */
+/* The number of elements of t's data; if t is a slice, the number of elements of the slice. */
 TE_API int64_t te__safetensor_count(const te_safetensor *t) {
     const size_t each = te_safetensors_dtype_bytes(t->dtype);
     return t->sliced ? t->count[0] * t->count[1] : each ? (int64_t)(t->bytes / each) : 0;

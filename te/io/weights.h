@@ -26,7 +26,7 @@
 #include "safetensors.h"   /* te_safetensors_load */
 
 typedef struct te_named_model {
-    const char *name; /* the prefix of its tensors' names, such as "h0"; "" for no prefix */
+    const char *name; /* the prefix of the names of the model's tensors, such as "h0"; "" for no prefix */
     te_model *model;
 } te_named_model;
 

@@ -256,8 +256,7 @@ struct te__attn_sm90_backward {
                (size_t)(semaphores + 1) * sizeof(uint32_t);
     }
     /* Sets the numbers of tiles, items and semaphores of the tile scheduler, and the number of key tiles of a band.
-     * clusters: the number of clusters that run at the same time; if the kernel has no clusters, the number of blocks
-     * that do. */
+     * clusters: how many clusters (in a kernel without clusters: blocks) run at the same time. */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
         const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* the number of heads of K and V whose bands are
                                                                          scheduled together */

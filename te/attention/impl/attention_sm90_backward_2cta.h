@@ -60,7 +60,7 @@ template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], c
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, p_full, g->i & 1));
 }
-/* Called by the second warpgroup: computes dS from P. It loads P from shared memory for 16 queries at a time, because
+/* Called by the second warpgroup: computes dS from P. P is loaded from shared memory for 16 queries at a time, because
  * there are no registers for all of P. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], const te__attn_bwd_warpgroup<C> *g) {
@@ -131,8 +131,8 @@ TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4],
                                                   x > 0);
     te__wgmma_commit();
 }
-/* Waits until the dS of both blocks of step j is in this block's shared memory, then issues the product for warpgroup
- * G's columns of dQ, which sums over all 128 keys, 64 of each block. */
+/* Waits until both blocks' dS of step j is in this block's shared memory, then issues the product for warpgroup G's
+ * columns of dQ, which sums over all 128 keys, 64 of each block. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j) {
     const uint32_t own = g->base + C::dq_box(g->rank, G) * 8192, other = g->base + C::PEER_K_AT + G * 8192;

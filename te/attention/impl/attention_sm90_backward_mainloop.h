@@ -55,7 +55,7 @@ struct te__attn_bwd_output {
                            null: not wanted */
     float (*part)[16];  /* [2, 16] floats in this warpgroup's part of shared memory, for sums that one warp passes to
                            another */
-    int group;
+    int group;          /* the number of the warpgroup, 0 or 1 */
     float *amax;        /* te_attention_args.amax */
 };
 /* Stores to `sum`, for each of up to 64 columns, one sum over each group of SUM_ROWS rows. u: this lane's elements of
@@ -124,8 +124,8 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 
 /* The state of a consumer warpgroup. */
 template <class C> struct te__attn_bwd_warpgroup {
-    uint32_t base, at;     /* shared-memory addresses: of the tiles, and of te__attn_bwd_shared */
-    int group, warp, lane; /* warp: its index within the warpgroup */
+    uint32_t base, at;     /* shared-memory addresses; base: of the tiles; at: of te__attn_bwd_shared */
+    int group, warp, lane; /* group: the number of the warpgroup, 0 or 1; warp: the warp's index within the warpgroup */
     int rank;              /* TWO_CTA: the rank of this block in its cluster */
     int i;                 /* the number of the current step, counted over all items */
     int seq;               /* the number of queries of the item's sequence */
@@ -176,8 +176,8 @@ TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
-/* Issues the product dQ = dS K for 64 queries and 2 N columns. These are the whole dQ of a step or, up to head size 64,
- * the dQ of this warpgroup's half of the step's queries. stage: the stage that holds the step's dS. */
+/* Issues the product dQ = dS K for 64 queries and 2 N columns. The result is the whole dQ of a step or, up to head size
+ * 64, the dQ for this warpgroup's half of the step's queries. stage: the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
@@ -188,7 +188,7 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
 }
 /* Waits until the mbarrier `empty` has completed its phase of parity `phase`, then stores a part of dQ, 64 queries by 2
  * N columns, to shared memory at `to`. left: the number of queries from the part's first row to the end of the
- * sequence. The layout depends on whether these are 64 or more; te__attn_bwd_dq_at describes both layouts. */
+ * sequence. The layout depends on whether `left` is 64 or more; te__attn_bwd_dq_at describes both layouts. */
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
                                      uint32_t empty, int phase, int left) {
@@ -236,8 +236,8 @@ TE_FN float2 te__attn_bwd_stat(const float2 (&stats)[C::PREFETCH ? C::QUERIES / 
                                const te__attn_bwd_warpgroup<C> *g) {
     return C::PREFETCH ? stats[C::PREFETCH ? n : 0] : te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
 }
-/* A tile of scores. query: its first query; key: the first of the block's keys; head: its head, counted over all
- * sequences. */
+/* A tile of scores. query: the tile's first query; key: the first of the block's keys; head: the tile's head, counted
+ * over all sequences. */
 struct te__attn_bwd_tile { int query, key, head; };
 
 /* Draws the dropout mask of this lane's scores of a step: one bit for each score, which is set if the score is dropped.
@@ -438,8 +438,8 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
 }
 
 /* Runs between step g->i - 1, whose product for dK is still running, and step g->i: issues S of step g->i, and computes
- * dQ of step g->i - 2. n: the number of step g->i - 1 within its item. left: the number of queries from the first query
- * of step g->i - 2 whose dQ this warpgroup computes to the end of the sequence. */
+ * dQ of step g->i - 2. n: the number of step g->i - 1 within its item. left: how many queries remain in the sequence,
+ * counted from the first query of step g->i - 2 for which this warpgroup computes dQ. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
                                       te__attn_bwd_warpgroup<C> *g, int n, int left) {

@@ -64,7 +64,8 @@ typedef struct te__attn_bwd_params {
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    int key_tiles, query_tiles; /* numbers of tiles of a sequence; varlen: of all sequences (te_sequence_tiles) */
+    int key_tiles, query_tiles; /* the numbers of key tiles and of tiles of queries of a sequence; varlen: of all
+                                   sequences together (te_sequence_tiles) */
     int items, band;            /* items: the number of key tiles of all heads together; band: the number of key tiles
                                    of a band */
     int any_order;              /* te_context.attention_nondeterministic; ignored in full attention, where any order is
@@ -99,7 +100,7 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA: signals that P is in shared memory */
 };
 
-/* The sizes that follow from two head sizes: D of q and k, and V of v and dO. They differ only if TWO_CTA is 1.
+/* The sizes that follow from two head sizes: D of q and k, and V of v and dO. D and V differ only if TWO_CTA is 1.
  * TWO_CTA: the kernel is that of attention_sm90_backward_2cta.h, where a cluster of two blocks processes a key tile, 64
  * keys in each block. In shared memory a tile consists of whole boxes of 64 columns; columns of a box past head_dim
  * belong to the next head, and the results for them are not used. */
@@ -134,9 +135,9 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int DS_AT = Q_AT + TE__ATTN_BWD_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
     /* TWO_CTA: a block computes half of the columns of dQ, and each of its warpgroups one box of 64 columns. But if dQ
-     * has three boxes, the first warpgroup of each block computes half of the middle box: it gets the smaller part,
-     * because it also computes the exponentials. A warpgroup has one or two slots of shared memory for its box; if dQ
-     * has four boxes, both warpgroups use the same slot in turn. */
+     * has three boxes, the first warpgroup of each block computes half of the middle box: this warpgroup gets the
+     * smaller part, because it also computes the exponentials. A warpgroup has one or two slots of shared memory for
+     * its box; if dQ has four boxes, both warpgroups use the same slot in turn. */
     static constexpr int SHARED_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
     static constexpr int FIRST_DQ_BYTES = BOXES == 3 ? TE__ATTN_BWD_DQ_BOX_BYTES / 2 : TE__ATTN_BWD_DQ_BOX_BYTES;
     static constexpr int DQ_BYTES = !TWO_CTA      ? TE__ATTN_BWD_STAGES * 2 * TE__ATTN_BWD_DQ_BOX_BYTES
@@ -161,7 +162,7 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static __device__ __forceinline__ int dq_slot_barrier(int group, int i) {
         return 2 * group + (!SHARED_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
-    /* The parity of the phase of that mbarrier for which warpgroup `group` waits in step i. */
+    /* The parity of the phase for which warpgroup `group` waits in step i, at the mbarrier of dq_slot_barrier. */
     static __device__ __forceinline__ int dq_slot_phase(int group, int i) {
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
@@ -348,8 +349,8 @@ template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_ti
 
 /* Writes an item to the shared memory of the cluster's other block. One thread of the first block, which schedules the
  * items of both blocks, calls this, after all warps of both blocks have read the item that was in the same place
- * before. to, rows_to, full: the addresses, in a block's shared memory, of the item, of its rows and of its
- * mbarrier. */
+ * before. to: the address of the item; rows_to: that of its rows; full: that of its mbarrier. The addresses are those
+ * in this block's shared memory, which are the same in the other block. */
 TE_FN void te__attn_bwd_item_send_to_peer(uint32_t to, uint32_t full, te__attn_bwd_item v,
                                            te_sequence rows, uint32_t rows_to) {
     asm volatile(
@@ -388,7 +389,8 @@ TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, 
     return item->key_tile >= 0;
 }
 
-/* The sequence of an item, as te__attn_tma_load_box takes it: its rows with varlen, else its number. */
+/* The sequence of an item, as te__attn_tma_load_box takes it: the sequence's rows with varlen, else the sequence's
+ * number. */
 template <int KV_HEADS, class F>
 TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequence &rows) {
     if constexpr (F::VARLEN) return rows;
@@ -602,8 +604,8 @@ TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds COLUMNS columns of a box of dQ, from column x on, for `left` rows, but 64 rows at most. If COLUMNS is 64, these
- * are all columns of the box. */
+/* Adds COLUMNS columns of a box of dQ, from column x on, to global memory, for `left` rows, but 64 rows at most. If
+ * COLUMNS is 64, these are all columns of the box. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);

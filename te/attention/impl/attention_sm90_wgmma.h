@@ -224,8 +224,8 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the address in
- * shared memory of row l % 8 of matrix l / 8 as it is stored. */
+/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the
+ * shared-memory address to which row l % 8 of the transposed matrix l / 8 is stored. */
 TE_FN void te__attn_stmatrix_transposed(uint32_t to, const uint32_t (&w)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
                  "r"(w[1]), "r"(w[2]), "r"(w[3])

@@ -56,8 +56,7 @@ enum {
 };
 /* The part of the tile that a lane holds in registers. */
 typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_blockwise_registers;
-/* A line is a row of the tile, for which the first index of the arrays below is 0, or a column of the tile, for which
- * it is 1. */
+/* In the arrays below, a line is a row or a column of the tile; their first index is 0 for rows and 1 for columns. */
 typedef struct te_blockwise_shared {
     union {
         /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among elements 8 k to 8 k + 7 of the line, in the

@@ -31,8 +31,8 @@ enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
     TE__GENERATION_DECODES = 2, /* the sequence has one row in the batch, whose token the device has chosen in an
                                    earlier step */
-    TE__GENERATION_EMITS = 4,   /* the chosen token is the sequence's next one; not set while a part of the prompt is
-                                   still to come */
+    TE__GENERATION_EMITS = 4,   /* the token that this step chooses is the sequence's next token; not set while a part
+                                   of the prompt is still to come */
     TE__GENERATION_NEW = 8      /* this is the first step of the sequence */
 };
 /* The values of te__generation_result.code, for each sequence. */
@@ -79,7 +79,8 @@ typedef struct te__generation_state {
                                 chosen */
     int32_t *tokens;         /* of the current step: the batch's tokens, [rows] */
     uint16_t *history;       /* [sequences, vocabulary], how often each token was generated; null: no penalties */
-    uint32_t *prompt;        /* [sequences, words], a bit for each token of the vocabulary: whether the prompt has it */
+    uint32_t *prompt;        /* [sequences, words], a bit for each token of the vocabulary: 1 if the prompt has this
+                                token */
     void *x[2];              /* two buffers, used by turns, for the tensors that a list passes to the next list; each
                                 has space for `rows` rows of the widest such tensor */
 } te__generation_state;
@@ -138,7 +139,7 @@ TE_API size_t te__generation_row_bytes(te_model *const *models, int count) {
     return (size_t)widest;
 }
 /* Set the pointers in *d to parts of `memory`, the device's memory; the sizes in *d must be set before. Returns the
- * number of bytes that this takes; memory may be null to find out this number. */
+ * number of bytes that all these parts take. If memory is null, the call only finds out this number. */
 TE_API size_t te__generation_place_device(te__generation_device *d, char *memory) {
     const int n = d->sequences;
     const int64_t x = d->rows * (int64_t)te__generation_row_bytes(d->models, d->count);
