@@ -45,11 +45,10 @@
  *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: whether a step was made (1 or 0), the number of
  *                 GEMMs under a recipe, and the length of the amax histories.
  *     metadata    the caller's strings; keys that begin with "te." are reserved. "te.checksum" is the checksum of the
- *                 file.
- *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h). Loading into a model with
- *                 another list is an error, even if the shapes agree, and the error text names the op that differs;
- *                 differences in collectives are ignored. A file of an older version has neither the checksum nor the
- *                 lists, and loads without these checks. */
+ *                 file. "te.list.h0" is the list of ops of the model h0 as a text (weights.h). Loading into a model
+ *                 with another list is an error, even if the shapes agree, and the error text names the op that
+ *                 differs; differences in collectives are ignored. A file of an older version has neither the checksum
+ *                 nor the lists, and loads without these checks. */
 typedef struct te_checkpoint {
     const te_named_model *models;
     int count;

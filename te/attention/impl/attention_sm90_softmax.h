@@ -243,8 +243,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
         const int row = to.query + 8 * e;
         float sum = r.row_sum[e] + __shfl_xor_sync(~0u, r.row_sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, because P of the score that equals row_max is
-                                                                 1 */
+        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, because one score of the row equals row_max,
+                                                                 and its P is 1 */
         void *const first = te__attn_out_at(to.out, (int64_t)row * to.width + lane % 4 * 8, to.scale);
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];
