@@ -71,9 +71,9 @@ TE_BOTH int64_t te_blockwise_1d_scale_at(int64_t rows, int64_t cols, int64_t row
     const int64_t rest = te_fp8_blocks(cols) * aligned + block * (rows - aligned) - aligned;
     return (row < aligned ? block * aligned : rest) + row;
 }
-/* Two functions for 2D blocks: the pitch of the array of scales, i.e. the distance in scales from one row of blocks to
- * the next, and the index of the scale of block (row, col). */
+/* The pitch of an array of 2D blocks' scales: the distance, in scales, from one row of blocks to the next. */
 TE_BOTH int64_t te_blockwise_2d_scale_pitch(int64_t cols) { return te_round_up(te_fp8_blocks(cols), 4); }
+/* The index, in a matrix's array of scales, of the scale of the 2D block in row `row` and column `col` of blocks. */
 TE_BOTH int64_t te_blockwise_2d_scale_at(int64_t cols, int64_t row, int64_t col) {
     return row * te_blockwise_2d_scale_pitch(cols) + col;
 }
@@ -102,13 +102,14 @@ TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t ro
 
 typedef struct te_scales {
     float *amax;       /* [count], the largest |x| in this step so far; an update reads it and resets it to 0 */
-    float *scale;      /* [count], numbers of the tensor are multiplied by it before they are rounded; initially 1 */
+    float *scale;      /* [count], the factor by which the tensor's numbers are multiplied before they are rounded;
+                          initially 1 */
     float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, which GEMMs multiply by */
     float *format_max; /* [count], the largest number that the tensor's format represents */
-    float *history;    /* [count, length], a ring buffer of amax for each tensor; initially 0 */
+    float *history;    /* [count, length], for each tensor a ring buffer of its amax in earlier steps; initially 0 */
     int32_t *at;       /* [count], the index in the ring buffer of the entry for the next amax */
     int count, length;
-    void *memory; /* the one piece of memory that holds all of the above, for a checkpoint */
+    void *memory; /* the one piece of memory that holds all arrays above; a checkpoint saves it */
     size_t bytes;
 } te_scales;
 
@@ -153,7 +154,8 @@ TE_API size_t te_scales_bytes(int count, int length) {
 #define TE__SCALE_MAX 8.507059173023462e37f /* 2^126 */
 #define TE__SCALE_MIN 1.1754943508222875e-38f
 
-/* The scale for an amax. Either amax or rule->epsilon must be above 0. format_max: the largest number of the format. */
+/* The scale for an amax. At least one of amax and rule->epsilon must be above 0. format_max: the largest number of the
+ * format. */
 TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule *rule) {
     const float a = amax < rule->epsilon ? rule->epsilon : amax;
     float s = format_max / a * te_float_of_bits((uint32_t)(127 - rule->margin) << 23);
@@ -205,7 +207,8 @@ typedef struct te_scales_reduce_args {
     int first, count, ranks;
 } te_scales_reduce_args;
 /* Sets amax to its maximum over ranks. If amax is infinite or NaN on any rank, the result is infinite on all, so that
- * the next update changes the scale on no rank. Memory traffic: four bytes are read for each rank and tensor. */
+ * the next update leaves the scale unchanged on all ranks. Memory traffic: four bytes are read for each rank and
+ * tensor. */
 TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);

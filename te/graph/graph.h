@@ -14,14 +14,14 @@
  *     te_named in[] = {te_named_ints("tokens", 0, rows)};
  *     te_named out[] = {te_named_tensor("loss", te_matrix(0, TE_f32, rows, 1))};
  *     te_graph_spec spec = te_graph_spec_of("step", step, t, 0, in, 1, out, 1);
- *     TE_TRY(te_graph_capture(&g, &spec, &pool, &ctx));    // records only. Before it, one eager step loads the kernels
+ *     TE_TRY(te_graph_capture(&g, &spec, &pool, &ctx));    // only records; an eager step before it loads the kernels
  *     ...
  *     in[0] = te_named_ints("tokens", next, rows);
  *     TE_TRY(te_graph_replay(&g, in, 1, &ctx));            // copies `next` to the graph's own tokens and launches
  *
- * On the host a replay calls the function, with the same checks and results. There a capture does not call the
- * function, so an error in the function shows only at the first replay, when a part of the function may have run
- * already.
+ * If the target is the host, a replay calls the function, with the same checks and results. A capture then does not
+ * call the function, so an error in the function shows only at the first replay, when a part of the function may have
+ * run already.
  */
 #ifndef TE_GRAPH_H
 #define TE_GRAPH_H
@@ -47,15 +47,16 @@ enum { TE_GRAPH_BLOCKS = 1024 }; /* the largest number of pieces that may be in 
 /* A first-fit allocator. The struct may not be copied or moved, and must outlive the graphs that use it. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    size_t bytes, used, high; /* bytes: the pool's size; used: the bytes in use now; high: the highest end of a piece so
-                                 far */
+    size_t bytes, used, high; /* bytes: the pool's size; used: the bytes in use now; high: the largest offset at which a
+                                 piece has ended so far */
     int measures;             /* 1: the pool has no memory and only computes `high` */
     int count, next_id;
     struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count]: the pieces in use, sorted by address */
 } te_graph_pool;
 
-/* memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns the memory, and must free it only after
- * the graphs are destroyed. If memory is null, the pool only measures. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
+/* Initialise a pool. memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns the memory, and must
+ * free it only after the graphs are destroyed. If memory is null, the pool only measures. Errors: TE_ERROR_NULL,
+ * TE_ERROR_ALIGNMENT. */
 TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the struct is null");
     TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -144,8 +145,8 @@ TE_API te_named te_named_tensor(const char *name, te_tensor t) {
     n.name = name, n.tensor = t;
     return n;
 }
-/* For tokens or labels. A graph copies inputs bit by bit, so the int32 numbers p[count] can be passed as a tensor
- * [count, 1] of f32. */
+/* Describe an array of tokens or labels. A graph copies inputs bit by bit, so the int32 numbers p[count] can be passed
+ * as a tensor [count, 1] of f32. */
 TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count) {
     return te_named_tensor(name, te_matrix((void *)(uintptr_t)p, TE_f32, count, 1));
 }
@@ -155,9 +156,9 @@ TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count)
 enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size of a generated name, such as "#2", of a tensor without a name */
 
 struct te_graph;
-/* The function that a graph records. It enqueues library calls on ctx->stream, which during a capture is the graph's
- * stream. It may not allocate or release memory, wait, copy from or to pageable memory, or use another stream without
- * joining it to this one by events. */
+/* The function that a graph records. It enqueues library calls on ctx->stream, which during a capture is a stream that
+ * only the capture uses. It may not allocate or release memory, wait, copy from or to pageable memory, or use another
+ * stream without joining it to this one by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
 /* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */
@@ -165,8 +166,8 @@ typedef struct te_graph_spec {
     const char *name;         /* the graph's name, for error texts */
     te_graph_fn run;
     const void *arg;          /* passed to run */
-    size_t arg_bytes;         /* the number of bytes at `arg` that are copied, so that run gets the copy; 0: run gets
-                                 `arg` itself */
+    size_t arg_bytes;         /* the number of bytes at `arg`. The capture copies them, and run gets the copy; 0: run
+                                 gets `arg` itself */
     const te_named *in, *out; /* [in_count] and [out_count]; a tensor whose data is null gets memory from the pool */
     int in_count, out_count;
 } te_graph_spec;
@@ -198,14 +199,14 @@ typedef struct te_graph {
     int in_count, out_count;
     void *exec, *workspace; /* exec: a cudaGraphExec_t; workspace: the context's workspace at the time of the capture */
     size_t workspace_bytes;
-    const struct te_graph *at; /* the address of this struct at the capture; it must stay there */
+    const struct te_graph *at; /* the address of this struct at the capture; the struct must stay there */
 } te_graph;
 
-/* Four functions find a static input or output of a graph, by its position or by its name; te_none() if there is
- * none. */
+/* The static input at position i, counted from 0; te_none() if there is none. */
 TE_API te_tensor te_graph_input_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
 }
+/* The static output at position i, counted from 0; te_none() if there is none. */
 TE_API te_tensor te_graph_output_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->out_count ? g->tensor[g->in_count + i].tensor : te_none();
 }
@@ -215,16 +216,18 @@ TE_API int te__static_find(const te__static *s, int from, int to, const char *na
         if (!strcmp(s[i].name, name)) return i - from;
     return -1;
 }
+/* The static input with this name; te_none() if there is none. */
 TE_API te_tensor te_graph_input(const te_graph *g, const char *name) {
     return te_graph_input_at(g, !g ? -1 : te__static_find(g->tensor, 0, g->in_count, name));
 }
+/* The static output with this name; te_none() if there is none. */
 TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
     return te_graph_output_at(g, !g ? -1 : te__static_find(g->tensor, g->in_count, g->in_count + g->out_count, name));
 }
 TE_API size_t te__tensor_bytes(te_tensor t) { return (size_t)t.rows * (size_t)t.cols * te_dtype_bytes(t.dtype); }
 
-/* Release the memory from the pool that holds this graph's inputs and outputs, so that later captures can use it ("The
- * pool", above). */
+/* Return to the pool the memory that holds this graph's static inputs and outputs, so that later captures can use it
+ * ("The pool", above). */
 TE_API void te_graph_retire(te_graph *g) {
     for (int i = 0; g && g->at == g && i < g->in_count + g->out_count; i++)
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
@@ -275,7 +278,7 @@ TE_API te_status te__graph_copy(te_context *ctx, void *dst, const void *src, siz
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     const int known =
         cudaPointerGetAttributes(&d, dst) == cudaSuccess && cudaPointerGetAttributes(&s, src) == cudaSuccess;
-    (void)cudaThreadExchangeStreamCaptureMode(&mode); /* back */
+    (void)cudaThreadExchangeStreamCaptureMode(&mode); /* restores the mode */
     if (known && (d.type == cudaMemoryTypeUnregistered || s.type == cudaMemoryTypeUnregistered))
         return te__graph_refuse(ctx, "copies from or to pageable host memory");
     if (!known) (void)cudaGetLastError();
@@ -410,7 +413,7 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     g->name = strcpy(text, name), text += strlen(text) + 1;
     te_status status = TE_OK;
     for (int i = 0; i < count && status == TE_OK; i++, text += strlen(text) + 1) {
-        if (i >= g->in_count) g->out_count++; /* counts the tensors that are initialised, for te_graph_destroy */
+        if (i >= g->in_count) g->out_count++; /* counts the outputs that are initialised, for te_graph_destroy */
         status = te__static_init(g, i, te__graph_spec_tensor(spec, i), text, ctx);
     }
     if (status == TE_OK && !(pool && pool->measures)) status = te__graph_record(g, ctx);

@@ -28,12 +28,12 @@ enum { TE__CACHE_FILE_NAME = 32 };
 /* The state while a file is written or read. All arrays lie in host memory. */
 typedef struct te__cache_file {
     const te_cache *cache;
-    te_safetensor *tensor; /* [2 layers + 1]: keys and values of each layer, then the tokens */
+    te_safetensor *tensor; /* [2 * layers + 1]: the keys and the values of each layer, then the tokens */
     char (*name)[TE__CACHE_FILE_NAME];
     int32_t *page;         /* [pages]: the sequence's pages, in order */
     char *staging;         /* the keys or the values of one layer in the order of the pages: [pages, kv_heads,
                               page_rows, dim] */
-    char *rows;            /* when saving: the same numbers in the order of the file: [kv_heads, length, dim] */
+    char *rows;            /* when saving: the numbers of `staging` in the order of the file: [kv_heads, length, dim] */
     char *memory;          /* when loading: the data of all tensors of the file */
     int length, pages, count;
 } te__cache_file;
@@ -121,9 +121,9 @@ TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_
     }
     return te_synchronize(ctx);
 }
-/* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. Its rows are in the order
- * of the pages in f->staging, and in the order of the file in `rows`. The 16-byte chunks within a row are in the order
- * of the target (te__cache_is_swizzled) in f->staging, and in ascending order in `rows`. */
+/* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. In f->staging, the
+ * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row as on the target (te__cache_is_swizzled).
+ * In `rows`, the rows are ordered as in the file, and the chunks of a row are in ascending order. */
 TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_cache) {
     const te_cache_tables *t = &f->cache->t;
     const te_safetensor *s = &f->tensor[i];
@@ -163,8 +163,8 @@ TE_API te_named_model te__cache_file_model(const te_cache *c, int k, char name[T
     m.name = name, m.model = (te_model *)(uintptr_t)c->layer[k].model;
     return m;
 }
-/* Write the metadata key and the text of each layer's list to t, and the addresses of both to `pairs`. If t->p is null,
- * only count the bytes. */
+/* Write the metadata key and the text of each layer's list to t, and store the addresses of these strings in `pairs`.
+ * If t->p is null, only count the bytes. */
 TE_API void te__cache_file_lists(te__text *t, te_safetensors_pair *pairs, const te_cache *c, te_context *ctx) {
     const int ranks = te_tensor_group(ctx)->size;
     char name[TE__CACHE_FILE_NAME];
@@ -192,9 +192,9 @@ TE_API te_status te__cache_file_write(te__cache_file *f, const char *path, te_co
     return status;
 }
 /* Save the keys and values of all tokens of sequence `slot`. tokens: the sequence's tokens, [length], in host or target
- * memory. They are saved, too, so that a program can later find out whether a prompt begins with them. If tokens is
- * null, no tokens are saved. An old file at the path stays as it is until the new one is complete on the disk. Waits
- * for the stream. */
+ * memory. They are saved, too, so that a program can later find out whether a prompt begins with the saved sequence. If
+ * tokens is null, only the keys and values are saved. An old file at the path stays as it is until the new one is
+ * complete on the disk. Waits for the stream. */
 TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *tokens, const char *path, te_context *ctx) {
     te__cache_file f;
     int32_t length = 0;
@@ -246,7 +246,7 @@ TE_API te_status te__cache_file_check(te__cache_file *f, te_safetensors *file, i
     }
     return TE_OK;
 }
-/* Read all tensors to host memory. This comes before the cache is changed, because reading may fail. */
+/* Read all tensors to host memory. The cache is changed only after that, because reading may fail. */
 TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *file, te_context *ctx) {
     size_t bytes = 0;
     for (int i = 0; i < f->count; i++) bytes += (size_t)f->tensor[i].bytes;
@@ -307,11 +307,12 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     return TE_OK;
 }
 /* Replace sequence `slot` by the sequence in a file that te_cache_save has written. tokens: output, the file's tokens,
- * [capacity of the cache], in host memory; null: they are not wanted. length: output, the number of tokens; may be
- * null. Must not be called between te_cache_begin and the models of its batch. The whole file is checked, and read to
- * host memory, before the cache is changed; so after an error the cache is unchanged. Waits for the stream. Errors:
- * TE_ERROR_FORMAT and TE_ERROR_IO (not such a file, or a damaged one), TE_ERROR_SHAPE, TE_ERROR_DTYPE and
- * TE_ERROR_VALUE (a file of other lists, or longer than the capacity), TE_ERROR_MEMORY (no free pages). */
+ * [capacity of the cache], in host memory; null: the tokens are not wanted. length: output, the number of tokens; may
+ * be null. Must not be called between te_cache_begin and the runs of the models on the batch that it began. The whole
+ * file is checked, and read to host memory, before the cache is changed; so after an error the cache is unchanged.
+ * Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (not such a file, or a damaged one), TE_ERROR_SHAPE,
+ * TE_ERROR_DTYPE and TE_ERROR_VALUE (a file of other lists, or longer than the capacity), TE_ERROR_MEMORY (no free
+ * pages). */
 TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
                                           te_context *ctx) {
     te__cache_file f;

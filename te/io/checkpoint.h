@@ -42,13 +42,13 @@
  *                 the prefix is "sgd." instead of "adamw.", for those of Muon "muon."; the counts are "sgd.step" and
  *                 "muon.step". Frozen parameters have no such tensors.
  *     random      "random", U64 [2]: seed and offset.
- *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: first 1 if a step was made, else 0; then the
- *                 number of GEMMs under a recipe; then the length of the amax histories.
- *     metadata    the caller's; keys that begin with "te." are reserved. "te.checksum" is the checksum of the file.
- *                 "te.list.h0" is the list of ops of the model h0 as a text (weights.h). Loading into a model with
- *                 another list is an error, even if the shapes agree, and the error text names the op that differs;
- *                 differences in collectives are ignored. A file of an older version has neither the checksum nor the
- *                 lists, and loads without these checks. */
+ *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: whether a step was made (1 or 0), the number of
+ *                 GEMMs under a recipe, and the length of the amax histories.
+ *     metadata    the caller's strings; keys that begin with "te." are reserved. "te.checksum" is the checksum of the
+ *                 file. "te.list.h0" is the list of ops of the model h0 as a text (weights.h). Loading into a model
+ *                 with another list is an error, even if the shapes agree, and the error text names the op that
+ *                 differs; differences in collectives are ignored. A file of an older version has neither the checksum
+ *                 nor the lists, and loads without these checks. */
 typedef struct te_checkpoint {
     const te_named_model *models;
     int count;
@@ -68,8 +68,8 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
-/* Add all tensors to the list or, if the memory of the list is not allocated yet, only count them. The numbers (small
- * arrays in host memory) come first. */
+/* Add all tensors to the list or, if the memory of the list is not allocated yet, only count them. The numbers (step
+ * counts and others, which are small arrays in host memory) come first. */
 TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     l->count = 0, l->used = 0;
     if (c->optimizer)
@@ -164,7 +164,7 @@ typedef struct te__checkpoint_metadata {
     int count;
 } te__checkpoint_metadata;
 
-/* Write the metadata key and the text of each model's list to t. If t->p is null, only compute the size of these
+/* Write the metadata key and the text of each model's list of ops to t. If t->p is null, only compute the size of these
  * strings. */
 TE_API void te__checkpoint_metadata_fill(te__checkpoint_metadata *n, te__text *t, const te_checkpoint *c, int ranks) {
     n->count = c->metadata_count;
@@ -215,7 +215,7 @@ TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_saf
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
 /* Check that a checkpoint can be saved at `path`: its folder is writable, and `path` is not the path of a device or
- * folder. Leaves no file behind. Useful before a training that takes days. */
+ * folder. Leaves no file behind. It is useful to call this before a training run that takes days. */
 TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     te__new_file f;
     TE_REQUIRE(path && ctx, ctx, TE_ERROR_NULL, "checkpoint: the path or the context is null");
@@ -224,7 +224,7 @@ TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     return TE_OK;
 }
 
-/* Write the file when there are several ranks: all ranks take part in gathering the tensors, and rank 0 of the world
+/* Write the file if there are several ranks: all ranks take part in gathering the tensors, and rank 0 of the world
  * writes them. status: the status of this rank so far; l: null if this rank failed before it had a list. */
 TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, const te__checkpoint_tensors *l,
                                                           const te__checkpoint_metadata *n, te__safetensors_extra extra,
@@ -280,7 +280,8 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Refuse scales whose histories have another length than these, or that te__scales_are_valid refuses. */
+/* Refuse the scales in the file if their amax histories have another length than those of c->recipes, or if
+ * te__scales_are_valid refuses them. */
 TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, const te_checkpoint *c,
                                              const te_safetensors *f, te_context *ctx) {
     const te_scales *s = &c->recipes->scales;
@@ -323,7 +324,7 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     TE_TRY(te__moments_8bit_clear(c->optimizer, ctx));
     if (l->is_sharded || l->has_8bit) {
         TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
-        /* that skips the scales, because they are no parameter's */
+        /* te__sharded_tensors_load skips the scales of recipes, because they belong to no parameter */
         if (c->recipes) TE_TRY(te_safetensors_load(f, l->tensor + first, 1, 0, ctx));
     } else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
     l->state.step = l->step[0], l->state.skipped = l->step[1];
@@ -332,13 +333,13 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     if (c->recipes) TE_TRY(te_recipes_loaded(c->recipes, (int)l->recipes[0], ctx));
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
-/* Load from an open file. It must have exactly the tensors that *c asks for: those of the models, and those of the
- * optimizer, the random state and the recipes if these are set. Errors: a wrong checksum; a list that differs; tensors
- * that are missing, unknown or of another shape. The error text names the tensor or list and says what was expected;
- * nothing has been changed then. Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors may
- * have been loaded. The file is read twice, first to verify its checksum, unless te_safetensors_verify has verified it
- * before. Waits for the stream; if there are several ranks, all of them must call it, each with the file open, and they
- * wait for each other. */
+/* Load from an open file. The file must have exactly the tensors that *c asks for: those of the models, and those of
+ * the optimizer, the random state and the recipes if these are set. Errors: a wrong checksum; a list that differs;
+ * tensors that are missing, unknown or of another shape. The error text names the tensor or list and says what was
+ * expected; after such an error nothing has been changed. Only after TE_ERROR_IO, when the disk fails during the load,
+ * a part of the tensors may have been loaded. The file is read twice, first to verify its checksum, unless
+ * te_safetensors_verify has verified it before. Waits for the stream; if there are several ranks, all of them must call
+ * it, each with the file open, and they wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);

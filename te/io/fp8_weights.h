@@ -21,7 +21,7 @@
  *     h0.fc1.input_scale       F32 [1], only under fp8_delayed after its first step: the GEMM's input is multiplied by
  *                              this factor before it is rounded. If this tensor is missing, the scale is computed from
  *                              the input's amax, as under fp8_current
- * and all other parameters as in a checkpoint. Loading casts GEMM weights in F32, BF16 or F16, as a checkpoint has.
+ * and all other parameters as in a checkpoint. Loading casts GEMM weights in F32, BF16 or F16.
  */
 #ifndef TE_FP8_WEIGHTS_H
 #define TE_FP8_WEIGHTS_H
@@ -30,8 +30,8 @@
 #include "impl/safetensors_write.h" /* te__safetensors_write */
 #include "weights.h"                /* te_named_model, TE_WEIGHTS_MAX_NAME, te__plan_text */
 
-/* The scales of models whose weights are only in FP8. The struct must stay at its address, because the models point to
- * it. */
+/* The scales of models that hold the weights of their GEMMs only in FP8. The struct must stay at its address, because
+ * the models point to it. */
 typedef struct te_fp8_weights {
     te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input */
 } te_fp8_weights;
@@ -41,8 +41,8 @@ typedef struct te_fp8_weights {
 /* Iterates over the parameters of several models, except tied ones. */
 typedef struct te__fp8_param_iter {
     const te_named_model *models;
-    int count, model, op, in_op, next; /* in_op: the number of parameters of the current op that were visited; next: the
-                                          index of the model's next parameter */
+    int count, model, op, in_op, next; /* in_op: how many parameters of the current op were visited; next: the index in
+                                          the model of the next parameter to visit */
     te_param *param;
     te_recipe recipe; /* the recipe of the GEMM whose weight this parameter is; none: it is not the weight of a GEMM
                          under a recipe */
@@ -155,7 +155,7 @@ TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__f
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* Add to the list a tensor of `count` numbers, which are the next unused entries of l->numbers. */
+/* Add to the list a tensor in F32 whose data are the next `count` unused entries of l->numbers. */
 TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, const int64_t *size, int64_t count) {
     l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, rank, size, l->numbers + l->used);
     l->used += count;
@@ -201,7 +201,8 @@ TE_API te_status te__fp8_save_param(te__fp8_tensors *l, const te__fp8_param_iter
     te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* Write the models' lists as texts, as in a checkpoint. If `pair` is null, only the size of the texts is computed. */
+/* Write the models' lists of ops as texts, as in a checkpoint. If `pair` is null, only the size of the texts is
+ * computed. */
 TE_API void te__fp8_metadata(te_safetensors_pair *pair, te__text *t, const te_named_model *models, int count) {
     for (int i = 0; i < count; i++) {
         if (pair) pair[i].key = t->p + t->n;
@@ -243,7 +244,8 @@ TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *mod
 
 /* ---- loading: the expected tensors ------------------------------------------------------------------------------- */
 
-/* The bytes that the scales of all weights and GEMM inputs take. *products: the number of GEMMs under a recipe. */
+/* The bytes that the scales of the weights and inputs of all GEMMs under a recipe take. *products: the number of GEMMs
+ * under a recipe. */
 TE_API size_t te__fp8_scales_bytes(const te_named_model *models, int count, int *products) {
     te__fp8_param_iter it = te__fp8_params(models, count);
     while (te__fp8_next_param(&it)) {}

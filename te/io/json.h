@@ -211,8 +211,8 @@ TE_API void te__text_string(te__text *t, const char *s) {
 
 enum {
     TE_JSON_MAX_DEPTH = 16,
-    TE_JSON_MAX_NAME = 256,      /* bytes of a value's name, including the closing NUL */
-    TE_JSON_MAX_BYTES = 64 << 20 /* the size limit of a file */
+    TE_JSON_MAX_NAME = 256,      /* the largest number of bytes of a value's name, including the closing NUL */
+    TE_JSON_MAX_BYTES = 64 << 20 /* the largest size of a file, in bytes */
 };
 
 typedef enum te_json_kind { TE_JSON_null, TE_JSON_bool, TE_JSON_number, TE_JSON_string } te_json_kind;
@@ -235,8 +235,9 @@ TE_API void te_json_close(te_json *t) {
     free(t->value), free(t->text);
     memset(t, 0, sizeof *t);
 }
-/* Parse a number such as -12, 0.5 or 1e-05. strtod is given the digits without the point and a smaller exponent, here
- * -12, 5e-1 and 1e-5, because which character it takes for the point depends on the program's locale. */
+/* Parse a number such as -12, 0.5 or 1e-05. The digits are passed to strtod without the point and with an exponent that
+ * makes up for it (here -12e0, 05e-1 and 1e-5), because the character that strtod accepts as the point depends on the
+ * program's locale. */
 TE_API te_status te__json_real(double *out, te__json *j) {
     char digits[64 + 16];
     size_t n = 0;
@@ -257,7 +258,8 @@ TE_API te_status te__json_real(double *out, te__json *j) {
         p += p[1] == '+' || is_negative ? 2 : 1;
         const char *power = p;
         for (; *p >= '0' && *p <= '9' && p < limit; p++)
-            if (exponent < 100000) exponent = exponent * 10 + (*p - '0'); /* larger ones give 0 or infinity, too */
+            if (exponent < 100000) exponent = exponent * 10 + (*p - '0'); /* with an even larger exponent the number
+                                                                             would be 0 or infinite, too */
         if (p == power) return te__json_fail(j, "digits should follow the e of a number");
         if (is_negative) exponent = -exponent;
     }
@@ -287,12 +289,13 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
 #define TE__JSON_MAX_TABLE(n) (16 * (n) + ((size_t)4 << 20))
 enum { TE__JSON_NAME_OVERHEAD = 32 }; /* what an allocation needs besides its bytes, at most */
 
-/* The position of the parser: a stack of the objects and arrays around the current value, and the value's name. */
+/* The position of the parser: a stack of the objects and arrays around the current value, the outermost first, and the
+ * value's name. */
 typedef struct te__json_position {
     int depth;
     char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array: '}' or ']' */
-    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of that object's or array's name */
-    int index[TE_JSON_MAX_DEPTH];  /* for an array, the index of its next element */
+    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of each object's or array's name */
+    int index[TE_JSON_MAX_DEPTH];  /* the index of the next element of each array; not used for objects */
     int more[TE_JSON_MAX_DEPTH];   /* the argument `more` of te__json_next */
     char name[TE_JSON_MAX_NAME];
 } te__json_position;

@@ -30,9 +30,9 @@
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix */
     const char *op, *field; /* the op and the field of the parameter of which the tensor is a part */
-    int64_t rows;           /* the number of rows of the parameter that this part has, over all ranks; they follow the
-                               rows of the previous part. 0: all remaining rows. For a parameter with only one row (a
-                               bias), it is a number of columns instead */
+    int64_t rows;           /* how many rows of the parameter this part has, over all ranks; they follow the rows of the
+                               previous part. 0: all remaining rows. If the parameter has only one row (a bias), columns
+                               are counted instead of rows */
     int transposed;         /* 1: the file's tensor is the transpose of this part, [in, out] */
 } te_packed;
 
@@ -73,7 +73,7 @@ TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
-/* The number of units that the parts before parts[n] take of the parameter that parts[n] names. extent: the number of
+/* How many units of the parameter that parts[n] names are taken by parts[0] to parts[n - 1]. extent: the number of
  * units of that parameter. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
@@ -114,12 +114,13 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
 
 /* ---- views ------------------------------------------------------------------------------------------------------- */
 
-/* A region of a parameter: `rows` x `cols` elements, beginning at this rank's element `at`. In the file, the region is
- * a part of a tensor of shape[0] x shape[1] elements, and begins there at row first[0] and column first[1]. If the file
- * has the tensor transposed, shape and first describe it before the transposition. */
+/* A region of a parameter: `rows` x `cols` elements; `at` is the index of the first one in this rank's part of the
+ * parameter. In the file, the region is a part of a tensor of shape[0] x shape[1] elements, and begins there at row
+ * first[0] and column first[1]. If the file has the tensor transposed, shape and first describe it before the
+ * transposition. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
-/* Add a view of this region to the list. Its name is `prefix` followed by the part's name. */
+/* Add a view of this region to the list. The view's name is `prefix` followed by the part's name. */
 TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_region v,
                                  const char *prefix, te_context *ctx) {
     const size_t name_bytes = strlen(prefix) + strlen(part->name) + 1;

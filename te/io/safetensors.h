@@ -50,8 +50,8 @@ TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_con
     if (status != TE_OK) te_safetensors_close(f);
     return status;
 }
-/* The same as te_safetensors_open, for a file whose bytes lie in host memory. They must stay there until the file is
- * closed. */
+/* The same as te_safetensors_open, for a file whose bytes lie in host memory. The bytes must stay there until the file
+ * is closed. */
 TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
     memset(f, 0, sizeof *f);
@@ -127,7 +127,7 @@ TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uin
 TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
     TE_REQUIRE(f && f->path && ctx, ctx, TE_ERROR_NULL, "safetensors: the file is not open, or the context is null");
     const char *was = te_safetensors_metadata(f, TE_SAFETENSORS_SUM);
-    for (int i = 0; !was && i < f->metadata_count; i++) /* if a file has another key of the library but no checksum, it
+    for (int i = 0; !was && i < f->metadata_count; i++) /* a file that has other keys of the library, but no checksum,
                                                            is a sealed file whose checksum key was damaged */
         TE_REQUIRE(strncmp(f->metadata[i].key, "te.", 3), ctx, TE_ERROR_FORMAT,
                    "%.120s: has the metadata %.40s, but no checksum: it was changed after it was saved", f->path,
@@ -253,8 +253,8 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     return status;
 }
 
-/* Read tensor t, or a slice of it, into want->data as te__safetensors_read_as does, where the data is the transpose of
- * the file's tensor. Allocates twice the bytes of the data in host memory. */
+/* The same as te__safetensors_read_as, but stores the transpose of the file's tensor or slice in want->data. Allocates
+ * twice the bytes of the data in host memory. */
 TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const te_safetensor *t,
                                                  const te_safetensor *want, te_context *ctx) {
     te_safetensor host = *want;
@@ -292,7 +292,8 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
                "safetensors: the file is not open, or the list is null");
     TE_REQUIRE(n >= 0, ctx, TE_ERROR_SHAPE, "safetensors: a list of %d tensors", n);
     enum { UNUSED, WHOLE, SLICES };
-    char *used = (char *)calloc(1, (size_t)f->count + 1); /* [f->count]: one of these for each tensor */
+    char *used = (char *)calloc(1, (size_t)f->count + 1); /* [f->count]: one of these three constants for each tensor of
+                                                             the file */
     TE_REQUIRE(used, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %d bytes", f->count + 1);
     te_status status = TE_OK;
     for (int i = 0; i < n && status == TE_OK; i++) {

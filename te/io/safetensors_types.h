@@ -42,9 +42,10 @@ typedef struct te_safetensor {
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* host or target memory; null in the table of an open file */
     uint64_t bytes;  /* the size of the whole tensor: its number of elements times the bytes of an element */
-    uint64_t offset; /* in the table of an open file: the byte of the file's data at which the tensor begins */
+    uint64_t offset; /* in the table of an open file: the tensor's offset, in bytes, from the start of the tensors'
+                        data */
     int transposed;  /* 1: the tensor in the file is the transpose of data (te_safetensor_transposed) */
-    int sliced;      /* 1: data is only a part of the file's tensor (te_safetensor_slice) */
+    int sliced;      /* 1: data holds only a part of the file's tensor (te_safetensor_slice) */
     int64_t first[2], count[2]; /* first: the slice's first row and column in the file's tensor; count: its number of
                                  * rows and of columns */
 } te_safetensor;
@@ -134,19 +135,19 @@ TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int
 }
 TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2 ? t->shape[0] : 1; }
 TE_API int64_t te__safetensor_cols(const te_safetensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
-/* Whether t is valid with respect to slicing: either t is not a slice, or the slice lies within the tensor. */
+/* Whether t is not a slice, or is a slice that lies within the file's tensor. */
 TE_API int te__safetensor_has_slice(const te_safetensor *t) {
     const int64_t rows = te__safetensor_rows(t), cols = te__safetensor_cols(t);
     return !t->sliced || (t->rank <= 2 && t->first[0] >= 0 && t->first[1] >= 0 && t->count[0] >= 1 &&
                           t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
                           t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
 }
-/* Two functions for the elements of t's data (if t is a slice, only those of the slice): their number, and their size
- * in bytes. */
+/* The number of elements of t's data; if t is a slice, the number of elements of the slice. */
 TE_API int64_t te__safetensor_count(const te_safetensor *t) {
     const size_t each = te_safetensors_dtype_bytes(t->dtype);
     return t->sliced ? t->count[0] * t->count[1] : each ? (int64_t)(t->bytes / each) : 0;
 }
+/* The size in bytes of t's data; if t is a slice, that of the slice. */
 TE_API uint64_t te__safetensor_data_bytes(const te_safetensor *t) {
     return (uint64_t)te__safetensor_count(t) * te_safetensors_dtype_bytes(t->dtype);
 }

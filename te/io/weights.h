@@ -26,7 +26,7 @@
 #include "safetensors.h"   /* te_safetensors_load */
 
 typedef struct te_named_model {
-    const char *name; /* the prefix of its tensors' names, such as "h0"; "" for no prefix */
+    const char *name; /* the prefix of the names of the model's tensors, such as "h0"; "" for no prefix */
     te_model *model;
 } te_named_model;
 
@@ -126,7 +126,8 @@ TE_API void te__plan_text_strip(char *text) {
     }
     *to = 0;
 }
-/* Check that the list that the file stores for this model, if there is one, agrees with the model's own list. */
+/* Check that the list of ops that the file stores for this model, if it stores one, agrees with the model's own
+ * list. */
 TE_API te_status te__weights_check_plan(const te_safetensors *f, const te_named_model *m, te_context *ctx) {
     te__text key = {0, 0}, is = {0, 0};
     te__plan_mismatch d;
@@ -263,7 +264,8 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     te_status status = TE_OK;
     if (!f->memory)
         status = te_fail(ctx, TE_ERROR_STATE, "%.120s: is not in memory; te_safetensors_map or _open_memory", f->path);
-    for (int i = 0; i < w.count && status == TE_OK; i++) /* check all parameters before changing the first one */
+    for (int i = 0; i < w.count && status == TE_OK; i++) /* checks all parameters, before the next loop changes the
+                                                            first one */
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);
     for (int i = 0; i < w.count && status == TE_OK; i++) {
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);

@@ -17,9 +17,10 @@
  *
  * Floor: 10 n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head size 128 a step of 128
  * keys by 64 queries takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared
- * memory, at 128 bytes a cycle. These are 544 for each of the products S and dP, which read both operands, and lse or
- * delta, from shared memory; 384 for the product dQ; 512 for dV and dK together; 512 to write dQ and to read it again
- * when it is added to global memory; 384 to write Q, dO and dS. Measurements: docs/notes/attention_sm90.md.
+ * memory, at 128 bytes a cycle. The cycles of shared memory are 544 for each of the products S and dP, which read both
+ * operands, and lse or delta, from shared memory; 384 for the product dQ; 512 for dV and dK together; 512 to write dQ
+ * and to read it again when it is added to global memory; 384 to write Q, dO and dS. Measurements:
+ * docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
@@ -54,12 +55,13 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* Threads of a block of postprocess: one or more sets of warps, where a set has one warp for every 32 columns of a
- * head. */
+/* The number of threads of a block of postprocess. They form one or more sets of warps, and each set has one warp for
+ * every 32 columns of a head. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
-/* Reads the f32 sums of dQ, and stores them times scale in 16 bits; also stores the column sums of the rounded numbers,
- * unless p->a.sum is null. A block processes 64 tokens of a head; a thread processes 8 columns of two tokens at a time.
- * For each element the kernel reads 4 bytes and writes 2, and its time is bound by memory. */
+/* Reads the f32 sums of dQ, and stores them times scale in 16 bits. Unless p->a.sum is null, also stores the sum of
+ * each column of the rounded numbers over each group of SUM_ROWS rows. A block processes 64 tokens of a head; a thread
+ * processes 8 columns of two tokens at a time. For each element the kernel reads 4 bytes and writes 2, and its time is
+ * bound by memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
@@ -68,7 +70,7 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     __shared__ float part[4][D];                          /* the sum of each column over each group of 16 rows */
     const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
     int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
-    int64_t row = 0; /* the tile's first row, counted over all sequences */
+    int64_t row = 0; /* the index of the tile's first row among the rows of all sequences */
     if constexpr (F::VARLEN) {
         const int i = te_sequence_of(&p->sequences, tile, 64);
         const te_sequence rows = te_sequence_rows(&p->sequences, i);
@@ -124,8 +126,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     __syncthreads();
     constexpr int SUM_ROWS = te__attn_bwd_traits<D>::SUM_ROWS;
     const int c = (int)threadIdx.x % D;
-    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* sums of each column, over every SUM_ROWS of the 64
-                                                                   rows */
+    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* stores, for each column, one sum over each group of
+                                                                   SUM_ROWS of the 64 rows */
         const int n = s + (int)threadIdx.x / D;
         if (n >= 64 / SUM_ROWS || n * SUM_ROWS >= left) return;
         const int64_t to = (int64_t)batch * ((p->a.seq + SUM_ROWS - 1) / SUM_ROWS) + tile * (64 / SUM_ROWS) + n;
@@ -140,20 +142,21 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
 
 /* Initialises the mbarriers of a block. One thread of the block calls this. */
 template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh) {
-    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* the arriving lanes of both consumer
+    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* the number of arriving lanes of both consumer
                                                                           warpgroups */
-    /* the arrivals that report a dQ as stored: those of the one warpgroup that computes it, or of both */
+    /* the number of arrivals that signal that a dQ is in shared memory: the arriving lanes of the one warpgroup that
+     * computes this dQ, or of both if each computes a part of it */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
-    enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* arriving lanes of the warps that receive items, which are all warps
-                                                  except the one that writes the items */
+    enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* the number of arriving lanes of the warps that receive items, i.e. of
+                                                  all warps except the one that writes the items */
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* one arrival of the thread that issues the TMA load, and those of the warp that loads lse and delta */
+        /* arrivals: one of the thread that issues the TMA load, and those of the warp that loads lse and delta */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* TWO_CTA: one arrival, which announces the bytes of the other block's dS; the phase ends when these have
-         * arrived, too */
+        /* TWO_CTA: one arrival, which announces the bytes of the other block's dS; the phase is complete when these
+         * bytes have arrived, too */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -253,16 +256,16 @@ struct te__attn_sm90_backward {
                (size_t)(semaphores + 1) * sizeof(uint32_t);
     }
     /* Sets the numbers of tiles, items and semaphores of the tile scheduler, and the number of key tiles of a band.
-     * clusters: the number of clusters that run at the same time; without clusters, of blocks. */
+     * clusters: how many clusters (in a kernel without clusters: blocks) run at the same time. */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
         const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* the number of heads of K and V whose bands are
                                                                          scheduled together */
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
-        /* A band is so large that one band of each head, together, occupy all multiprocessors; then no band waits for
-         * the one before it. But a band has at most as many key tiles as can run at the same time, because a key tile
-         * may wait for key tiles of its band that are scheduled later. */
+        /* A band has so many key tiles that one band of each head, taken together, occupies all multiprocessors; then
+         * no band waits for the band before it. But a band has at most as many key tiles as can run at the same time,
+         * because a key tile may wait for key tiles of its band that are scheduled later. */
         p->band = (int)te_min(te_min(p->key_tiles, clusters),
                               te_max(TE__ATTN_BWD_MIN_BAND, te_ceil_div(clusters, heads)));
         if (F::VARLEN) {

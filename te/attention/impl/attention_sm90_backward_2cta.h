@@ -18,10 +18,10 @@
  *
  * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if values have another head size V: 6 n, plus 4 n with V in
  * place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of the tensor cores and 3392
- * cycles of shared memory, at 128 bytes a cycle: 512 each for the products S, dP and dQ, for writing dQ and reading it
- * again, and for writing Q and dO; 256 each for dV and dK; 320 for P and dS. It reads 64 KB from the L2, and adds 32 KB
- * of dQ there. At head size 192 with values of size 128 a step takes 1664 cycles of the tensor cores and 2112 of shared
- * memory.
+ * cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ; 512 for writing dQ and
+ * reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A step reads 64 KB from the
+ * L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664 cycles of the tensor cores
+ * and 2112 of shared memory.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H
@@ -32,22 +32,24 @@
 /* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ, and 16 for P or dS
  * in 16 bits. If enough are left, K or V is held in registers, too.
  * Shared memory at head size 256: 64 KB for K and V, 16 for boxes of the other block's K, 64 for Q, 32 for dO (one
- * stage, which is in use only from dP to dV), 32 for dS, and 16 for dQ; together 224 of 227 KB. */
+ * stage, which a step needs only from its product for dP to its product for dV), 32 for dS, and 16 for dQ; together 224
+ * of 227 KB. */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* Addresses in the current step: te__attn_2cta_ds_at returns that of this block's dS, te__attn_2cta_p_at that of this
- * lane's part of P. P and dS share memory: dS is stored when P has been read. */
+/* The shared-memory address of this block's dS of the current step. P and dS share memory: dS is stored when P has been
+ * read. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
+/* The shared-memory address of this lane's part of P of the current step. */
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
 /* The first warpgroup stores P, packed to 16 bits. Each lane of the second warpgroup later reads the numbers that the
- * same lane of the first warpgroup stored. */
+ * lane with the same index in the first warpgroup has stored. */
 template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t to = te__attn_2cta_p_at(g);
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
@@ -58,7 +60,7 @@ template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], c
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, p_full, g->i & 1));
 }
-/* Called by the second warpgroup: computes dS from P. It loads P from shared memory for 16 queries at a time, because
+/* Called by the second warpgroup: computes dS from P. P is loaded from shared memory for 16 queries at a time, because
  * there are no registers for all of P. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], const te__attn_bwd_warpgroup<C> *g) {
@@ -91,15 +93,16 @@ template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], 
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* Three functions for a tile of step i, that of Q (if is_do is 0) or that of dO (if it is 1). They return the tile's
- * address, wait until the tile is loaded, and release the tile's memory. */
+/* The shared-memory address of the tile of Q (if is_do is 0) or of dO (if is_do is 1) of step i. */
 template <class C> TE_FN uint32_t te__attn_2cta_tile_at(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     return g->base + (is_do ? C::DO_AT + C::do_stage(i) * C::Q_PITCH : C::Q_AT + (i & 1) * C::Q_PITCH);
 }
+/* Waits until the tile of te__attn_2cta_tile_at is loaded. */
 template <class C> TE_FN void te__attn_2cta_tile_wait(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     if (is_do) te__barrier_wait(TE__ATTN_BWD_AT(g, do_full, C::do_stage(i)), C::do_phase(i));
     else te__barrier_wait(TE__ATTN_BWD_AT(g, q_full, i & 1), i >> 1 & 1);
 }
+/* Releases the shared memory of the tile of te__attn_2cta_tile_at. */
 template <class C> TE_FN void te__attn_2cta_tile_release(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     te__attn_bwd_arrive(g, is_do ? TE__ATTN_BWD_AT(g, do_empty, C::do_stage(i)) : TE__ATTN_BWD_AT(g, q_empty, i & 1));
 }
@@ -128,8 +131,8 @@ TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4],
                                                   x > 0);
     te__wgmma_commit();
 }
-/* Waits until the dS of both blocks of step j is in this block's shared memory, then issues the product for warpgroup
- * G's columns of dQ, which sums over all 128 keys, 64 of each block. */
+/* Waits until both blocks' dS of step j is in this block's shared memory, then issues the product for warpgroup G's
+ * columns of dQ, which sums over all 128 keys, 64 of each block. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j) {
     const uint32_t own = g->base + C::dq_box(g->rank, G) * 8192, other = g->base + C::PEER_K_AT + G * 8192;
@@ -168,8 +171,9 @@ TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup
 
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* Computes P (warpgroup G = 0) or dS (G = 1) of step g->i in p16, and stores it in shared memory (with F::SEPARATE_DS
- * the first warpgroup stores the factor of dS instead of P). s: the complete S (G = 0) or dP (G = 1) of the step. */
+/* Computes P (warpgroup G = 0) or dS (G = 1) of step g->i, puts it in p16, and stores it in shared memory (but with
+ * F::SEPARATE_DS the first warpgroup stores the factor of dS instead of P). s: the complete S (G = 0) or dP (G = 1) of
+ * the step. */
 template <te_dtype T, int HEADS, class F, class C, int G>
 TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te__attn_bwd_params *p,
                                  const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
@@ -241,8 +245,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
-            /* issue the product for dQ of the previous step; in an item's first step there is none, and the result is
-             * not used */
+            /* issue the product for dQ of the previous step; in an item's first step there is no such dQ, and the
+             * result is not used */
             te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
             te__attn_wgmma_wait<1>(); /* waits for dV or dK */
             te__attn_2cta_tile_release(g, !G, g->i);

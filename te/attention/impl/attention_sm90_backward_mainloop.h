@@ -1,5 +1,5 @@
 /* attention_sm90_backward_mainloop.h -- the consumer warpgroups of attention_sm90_backward.h for head sizes up to 128.
- * Parts of their step are also used above that size, by attention_sm90_backward_2cta.h.
+ * attention_sm90_backward_2cta.h uses some of these functions for larger head sizes, too.
  *
  * A block holds 128 keys, their values, and their dK and dV; each of its two consumer warpgroups works on 64 of the
  * keys. A step processes a tile of queries of one head:
@@ -22,12 +22,12 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Ping-pong of the two warpgroups: te__attn_bwd_pingpong_wait waits until the other warpgroup signals,
- * te__attn_bwd_pingpong_pass gives the other warpgroup that signal. */
+/* Ping-pong scheduling: waits until the other consumer warpgroup has called te__attn_bwd_pingpong_pass. */
 TE_FN void te__attn_bwd_pingpong_wait(int group) {
     if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
     else asm volatile("bar.sync 3, 256;" ::: "memory");
 }
+/* Ping-pong scheduling: lets the other consumer warpgroup return from te__attn_bwd_pingpong_wait. */
 TE_FN void te__attn_bwd_pingpong_pass(int group) {
     if (group) asm volatile("bar.arrive 3, 256;" ::: "memory");
     else asm volatile("bar.arrive 4, 256;" ::: "memory");
@@ -50,14 +50,16 @@ struct te__attn_bwd_output {
     uint16_t *to;       /* the address of row 0, column 0 */
     int64_t width;      /* the distance from one row to the next, in elements, in `to` and in `sum` */
     int valid;          /* the number of rows that lie in the sequence */
-    float factor;       /* the accumulators are multiplied by it */
-    float *sum;         /* output: the sum of each column of the stored numbers, over every SUM_ROWS rows; or null */
-    float (*part)[16];  /* [2, 16] floats in this warpgroup's part of shared memory, for sums that its warps pass on */
-    int group;
+    float factor;       /* the factor by which the accumulators are multiplied before they are stored */
+    float *sum;         /* output: for each column of the stored numbers, one sum over each group of SUM_ROWS rows;
+                           null: not wanted */
+    float (*part)[16];  /* [2, 16] floats in this warpgroup's part of shared memory, for sums that one warp passes to
+                           another */
+    int group;          /* the number of the warpgroup, 0 or 1 */
     float *amax;        /* te_attention_args.amax */
 };
-/* Stores to `sum`, for each of up to 64 columns, the sums over every SUM_ROWS rows. u: this lane's elements of these
- * columns, already rounded to 16 bits. */
+/* Stores to `sum`, for each of up to 64 columns, one sum over each group of SUM_ROWS rows. u: this lane's elements of
+ * these columns, already rounded to 16 bits. */
 template <te_dtype T, int SUM_ROWS>
 TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, const uint32_t (&u)[8][2], int columns) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -122,8 +124,8 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 
 /* The state of a consumer warpgroup. */
 template <class C> struct te__attn_bwd_warpgroup {
-    uint32_t base, at;     /* shared-memory addresses: of the tiles, and of te__attn_bwd_shared */
-    int group, warp, lane; /* warp: its index within the warpgroup */
+    uint32_t base, at;     /* shared-memory addresses; base: of the tiles; at: of te__attn_bwd_shared */
+    int group, warp, lane; /* group: the number of the warpgroup, 0 or 1; warp: the warp's index within the warpgroup */
     int rank;              /* TWO_CTA: the rank of this block in its cluster */
     int i;                 /* the number of the current step, counted over all items */
     int seq;               /* the number of queries of the item's sequence */
@@ -174,8 +176,8 @@ TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
-/* Issues the product dQ = dS K for 64 queries and 2 N columns. These are the whole dQ of a step or, up to head size 64,
- * the dQ of this warpgroup's half of the step's queries. stage: the stage that holds the step's dS. */
+/* Issues the product dQ = dS K for 64 queries and 2 N columns. The result is the whole dQ of a step or, up to head size
+ * 64, the dQ for this warpgroup's half of the step's queries. stage: the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
@@ -186,7 +188,7 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
 }
 /* Waits until the mbarrier `empty` has completed its phase of parity `phase`, then stores a part of dQ, 64 queries by 2
  * N columns, to shared memory at `to`. left: the number of queries from the part's first row to the end of the
- * sequence. The layout depends on whether these are 64 or more; te__attn_bwd_dq_at describes both layouts. */
+ * sequence. The layout depends on whether `left` is 64 or more; te__attn_bwd_dq_at describes both layouts. */
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
                                      uint32_t empty, int phase, int left) {
@@ -217,9 +219,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const t
         te__attn_bwd_dq_to_shared(part, g, to + (slot + n) * TE__ATTN_BWD_DQ_BOX_BYTES, empty, (j >> 1 & 1) ^ 1, left);
     }
 }
-/* Two functions for the lse or the delta of this lane's columns of S^T, which are queries. te__attn_bwd_prefetch_stats
- * loads them ahead of their use, if there are registers for them; te__attn_bwd_stat returns those of this lane's two
- * columns among columns 8 n to 8 n + 7. from: the address of the step's lse or delta in shared memory. */
+/* If there are registers for it (C::PREFETCH), loads the lse or the delta of this lane's columns of S^T, which are
+ * queries, ahead of its use. from: the address of the step's lse or delta in shared memory. */
 template <class C>
 TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from,
                                const te__attn_bwd_warpgroup<C> *g) {
@@ -228,13 +229,15 @@ TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES 
         for (int n = 0; n < C::QUERIES / 8; n++) stats[n] = te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
     }
 }
+/* Returns the lse or the delta of this lane's two columns among columns 8 n to 8 n + 7 of S^T: from stats, if it was
+ * loaded ahead of its use, else from shared memory at address `from`. */
 template <class C>
 TE_FN float2 te__attn_bwd_stat(const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from, int n,
                                const te__attn_bwd_warpgroup<C> *g) {
     return C::PREFETCH ? stats[C::PREFETCH ? n : 0] : te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
 }
-/* A tile of scores. query: its first query; key: the first of the block's keys; head: its head, counted over all
- * sequences. */
+/* A tile of scores. query: the tile's first query; key: the first of the block's keys; head: the tile's head, counted
+ * over all sequences. */
 struct te__attn_bwd_tile { int query, key, head; };
 
 /* Draws the dropout mask of this lane's scores of a step: one bit for each score, which is set if the score is dropped.
@@ -277,7 +280,8 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_softcapped<F>(s[i], p->a.scale);
     if (te__attn_needs_mask(te__attn_keys_of(m, t.query, C::QUERIES), key0,
-                      64)) { /* queries past the end of the sequence need no mask: their lse makes P 0 */
+                      64)) { /* queries past the end of the sequence need no mask, because their lse is infinite, which
+                                makes P 0 */
         const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -359,12 +363,11 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Three functions for the dQ of step j. te__attn_bwd_computes_dq returns whether this warpgroup computes it, or half of
- * it; te__attn_bwd_compute_dq computes it and stores it in shared memory; te__attn_bwd_publish_dq signals to the warps
- * that add it to global memory that it is there. */
+/* Whether this warpgroup computes the dQ of step j, or half of that dQ. */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
+/* Computes this warpgroup's part of the dQ of step j, and stores it in shared memory. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, int left) {
     float dq[C::DQ_REGISTERS];
@@ -374,6 +377,8 @@ TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, in
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
     te__attn_bwd_dq_to_shared<C>(dq, g, j, left);
 }
+/* Signals to the warps that add dQ to global memory that this warpgroup's part of the dQ of step j is in shared
+ * memory. */
 template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     te__attn_fence_async_proxy();
     __syncwarp();
@@ -433,21 +438,22 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
 }
 
 /* Runs between step g->i - 1, whose product for dK is still running, and step g->i: issues S of step g->i, and computes
- * dQ of step g->i - 2. n: the number of step g->i - 1 within its item. left: the number of queries from the first query
- * of step g->i - 2 whose dQ this warpgroup computes to the end of the sequence. */
+ * dQ of step g->i - 2. n: the number of step g->i - 1 within its item. left: how many queries remain in the sequence,
+ * counted from the first query of step g->i - 2 for which this warpgroup computes dQ. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
                                       te__attn_bwd_warpgroup<C> *g, int n, int left) {
     const int st = g->i & 1; /* the stage of step g->i, which is also that of step g->i - 2 */
     const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
     if constexpr (C::DQ_ALTERNATES) {
-        te__attn_wgmma_wait<0>(); /* waits for dK: dQ will reuse the registers of dS, which the product for dK reads,
-                                     and S those of dQ */
+        te__attn_wgmma_wait<0>(); /* waits for the product for dK, because dQ will use the registers of dS, which that
+                                     product reads; S will then use the registers of dQ */
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    } else { /* after an item's first step there is no dQ of step g->i - 2 to compute, and the result is not used */
+    } else { /* after an item's first step there is no dQ of step g->i - 2; its product is issued nevertheless, and the
+                result is not used */
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
         te__attn_wgmma_wait<1>(); /* waits for dK */
@@ -502,7 +508,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         const int dq_query = D > 64 ? 0 : g->group * 64; /* the index within a tile of queries of the first query for
                                                             which this warpgroup computes dQ */
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
-        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* of this lane's queries: lse, and later in a step delta */
+        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* the lse, and later in a step the delta, of this lane's
+                                                           queries */
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);

@@ -4,7 +4,7 @@
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
  * added their dQ to that tile. A block waits for its turn, adds its dQ, waits until the sum is in memory, and
  * increments the semaphore. The first key tile stores its dQ instead of adding it, so that nothing has to be zeroed.
- * With any_order a block waits only for the first key tile, and last bits may vary. Full attention keeps the order.
+ * With any_order a block waits only for the first key tile, and last bits may vary; full attention ignores any_order.
  *
  * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
  * head. Bands whose keys are seen by more queries come first. In a band, dQ is added in the order in which the key
@@ -38,7 +38,8 @@ enum {
     TE__ATTN_BWD_THREADS = 384,
     TE__ATTN_BWD_STAGES = 2,               /* number of stages of Q and dS, and of dO if shared memory suffices */
     TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* a box of dQ: 64 queries by 64 columns of f32 */
-    TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a band */
+    TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a band, unless there are fewer key
+                                              tiles or clusters */
     TE__ATTN_BWD_PRE_THREADS = 256
 };
 
@@ -52,8 +53,8 @@ enum { TE__ATTN_BWD_ARRIVING_LANES = 1 };
 #endif
 
 typedef struct te__attn_bwd_params {
-    CUtensorMap qkv, dout; /* of tensors [batch, seq, width]; varlen: [rows, width] */
-    CUtensorMap kv;        /* cross-attention: of a tensor [batch, kv_seq, width] */
+    CUtensorMap qkv, dout; /* the tensor maps of tensors [batch, seq, width] or, with varlen, [rows, width] */
+    CUtensorMap kv;        /* cross-attention: the tensor map of a tensor [batch, kv_seq, width] */
     te_attention_args a;
     float *dq;        /* the f32 sums of dQ, [heads, ceil(head_dim / 64), batch * seq, 64]; see te__attn_bwd_dq_at */
     uint32_t *ticket; /* the number of the next item to be taken; the preprocess kernel zeroes the ticket and the
@@ -63,8 +64,10 @@ typedef struct te__attn_bwd_params {
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    int key_tiles, query_tiles; /* numbers of tiles of a sequence; varlen: of all sequences (te_sequence_tiles) */
-    int items, band;            /* the number of key tiles of all heads together; the number of key tiles of a band */
+    int key_tiles, query_tiles; /* the numbers of key tiles and of tiles of queries of a sequence; varlen: of all
+                                   sequences together (te_sequence_tiles) */
+    int items, band;            /* items: the number of key tiles of all heads together; band: the number of key tiles
+                                   of a band */
     int any_order;              /* te_context.attention_nondeterministic; ignored in full attention, where any order is
                                    slower */
     te_sequences sequences;     /* varlen */
@@ -72,7 +75,7 @@ typedef struct te__attn_bwd_params {
 
 /* An item, the unit of a block's work: a key tile of one head of K and V. */
 struct te__attn_bwd_item {
-    int head;                  /* of K and V, counted over all sequences: batch * kv_heads + kv_head */
+    int head;                  /* the head of K and V, counted over all sequences: batch * kv_heads + kv_head */
     int key_tile;              /* the index of the key tile, or TE__ATTN_BWD_ITEM_END or TE__ATTN_BWD_ITEM_INVALID */
     int band_first, band_last; /* the first and the last key tile of the item's band */
 };
@@ -80,10 +83,10 @@ struct te__attn_bwd_item {
  * number. */
 enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 
-/* FOLDED: the products for S and dP also add lse and delta (te__attn_bwd_folds_stats). Then the array lse holds both,
- * in 16 bytes for each query. */
+/* The part of shared memory that holds no tiles. FOLDED: true if the products for S and dP also add lse and delta
+ * (te__attn_bwd_folds_stats); the array lse then holds both, in 16 bytes for each query. */
 template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
-    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* times log2(e) */
+    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* lse times log2(e), unless FOLDED */
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
     float part[2][2][16]; /* for each warpgroup, partial column sums that its warps pass to each other */
     alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES]; /* aligned, so that one instruction copies an item */
@@ -91,12 +94,13 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* TWO_CTA: two for each warpgroup */
+    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* TWO_CTA: two mbarriers for each
+                                                                                     warpgroup */
     te_sequence rows[TE__ATTN_BWD_STAGES];  /* varlen: the rows of the item's sequence */
-    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA: P is in shared memory */
+    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA: signals that P is in shared memory */
 };
 
-/* The sizes that follow from two head sizes: D of q and k, and V of v and dO. They differ only if TWO_CTA is 1.
+/* The sizes that follow from two head sizes: D of q and k, and V of v and dO. D and V differ only if TWO_CTA is 1.
  * TWO_CTA: the kernel is that of attention_sm90_backward_2cta.h, where a cluster of two blocks processes a key tile, 64
  * keys in each block. In shared memory a tile consists of whole boxes of 64 columns; columns of a box past head_dim
  * belong to the next head, and the results for them are not used. */
@@ -108,14 +112,15 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
     static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* the number of rows over which a column sum of dK or dV is
                                                           taken */
-    /* PREFETCH: lse and delta are loaded ahead of their use, because there are registers for them. */
+    /* PREFETCH: 1 if lse and delta are loaded ahead of their use, which is possible only if there are registers for
+     * them. */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
     /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step, so that only one warpgroup
      * reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS: the number of a
      * thread's accumulators of dQ. */
     static constexpr int DQ_ALTERNATES = !TWO_CTA && D > 64, DQ_REGISTERS = DQ_ALTERNATES ? 64 : 32;
-    /* PINGPONG: the two warpgroups issue their products in turn, so that one computes exponentials while the products
-     * of the other one run. */
+    /* PINGPONG: 1 if the two warpgroups issue their products in turn, so that one computes exponentials while the
+     * products of the other one run. */
     static constexpr int PINGPONG = D <= 64;
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
@@ -130,9 +135,9 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int DS_AT = Q_AT + TE__ATTN_BWD_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
     /* TWO_CTA: a block computes half of the columns of dQ, and each of its warpgroups one box of 64 columns. But if dQ
-     * has three boxes, the first warpgroup of each block computes half of the middle box: it gets the smaller part,
-     * because it also computes the exponentials. A warpgroup has one or two slots of shared memory for its box; if dQ
-     * has four boxes, both warpgroups use the same slot in turn. */
+     * has three boxes, the first warpgroup of each block computes half of the middle box: this warpgroup gets the
+     * smaller part, because it also computes the exponentials. A warpgroup has one or two slots of shared memory for
+     * its box; if dQ has four boxes, both warpgroups use the same slot in turn. */
     static constexpr int SHARED_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
     static constexpr int FIRST_DQ_BYTES = BOXES == 3 ? TE__ATTN_BWD_DQ_BOX_BYTES / 2 : TE__ATTN_BWD_DQ_BOX_BYTES;
     static constexpr int DQ_BYTES = !TWO_CTA      ? TE__ATTN_BWD_STAGES * 2 * TE__ATTN_BWD_DQ_BOX_BYTES
@@ -140,32 +145,34 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* TWO_CTA: dq_columns returns the number of columns of dQ that warpgroup `group` computes; dq_box returns the box
-     * in which these columns lie, for block `rank`. */
+    /* TWO_CTA: the number of columns of dQ that warpgroup `group` computes. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
+    /* TWO_CTA: the number of the box in which the columns of dQ of warpgroup `group` of block `rank` lie. */
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
-    /* Four functions for the slot of shared memory of a warpgroup's dQ of step i. They return, in this order: the
-     * slot's offset in bytes; the index in dq_empty of the mbarrier that signals that the slot is free; the parity of
-     * the phase to wait for; and the index in dq_empty of the mbarrier to arrive at when the slot has been read. */
+    /* TWO_CTA: the offset in bytes of the slot of shared memory for warpgroup `group`'s dQ of step i. */
     static __device__ __forceinline__ int dq_slot_at(int group, int i) {
         if (SHARED_SLOT) return DQ_AT;
         const int slot = SLOTS == 2 ? i & 1 : 0;
         return DQ_AT + (group ? slot * TE__ATTN_BWD_DQ_BOX_BYTES
                               : SLOTS * TE__ATTN_BWD_DQ_BOX_BYTES + slot * FIRST_DQ_BYTES);
     }
+    /* The index in dq_empty of the mbarrier that signals that the slot of dq_slot_at is free. */
     static __device__ __forceinline__ int dq_slot_barrier(int group, int i) {
         return 2 * group + (!SHARED_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
+    /* The parity of the phase for which warpgroup `group` waits in step i, at the mbarrier of dq_slot_barrier. */
     static __device__ __forceinline__ int dq_slot_phase(int group, int i) {
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
+    /* The index in dq_empty of the mbarrier to arrive at when the slot of dq_slot_at has been read. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i); /* if both warpgroups share a slot, the other one
                                                                        uses it next */
     }
-    /* The stage of dO in step i, and the parity of the current phase of that stage's mbarriers. */
+    /* do_stage: the stage that holds dO of step i; do_phase: in step i, the parity of the phase of that stage's
+     * mbarriers. */
     static __device__ __forceinline__ int do_stage(int i) { return DO_STAGES > 1 ? i & 1 : 0; }
     static __device__ __forceinline__ int do_phase(int i) { return DO_STAGES > 1 ? i >> 1 & 1 : i & 1; }
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
@@ -219,20 +226,21 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
     }
     return item;
 }
-/* Three functions for the item's sequence: the number of its queries, the number of its keys, and its mask. rows: with
- * varlen, the rows of the sequence; without varlen it is not used, because all sequences have the length in the call's
- * arguments. */
+/* The number of queries of an item's sequence. rows: with varlen, the rows of the sequence; without varlen it is not
+ * used, because all sequences have the length in the call's arguments. */
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
+/* The number of keys of an item's sequence. */
 template <class F> TE_FN int te__attn_bwd_keys(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::CROSS ? p->a.kv_seq : te__attn_bwd_seq<F>(p, rows);
 }
+/* The mask of a sequence with `seq` queries. */
 template <class F> TE_FN te__attn_mask te__attn_bwd_mask(const te__attn_bwd_params *p, int seq) {
     if constexpr (F::CROSS) return te__attn_mask_between(p->a.seq, p->a.kv_seq, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
 }
-/* The first row of the sequence, counted over all sequences. */
+/* The index of the sequence's first row among the rows of all sequences. */
 template <class F>
 TE_FN int64_t te__attn_bwd_first_row(const te__attn_bwd_params *p, const te_sequence &rows, int batch) {
     return F::VARLEN ? rows.first : (int64_t)batch * p->a.seq;
@@ -251,11 +259,11 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* Two functions for full attention: the tile of queries at which key tile n of a band begins, and the number of tiles
- * of queries that this key tile processes before `tile`. */
+/* In full attention: the tile of queries at which key tile n of a band begins. */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
+/* In full attention: how many tiles of queries key tile n of a band processes before it reaches `tile`. */
 template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p, int n, int tile) {
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
@@ -304,7 +312,8 @@ template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, i
 /* Iterates over the steps of an item: the outer loop is over the tiles of queries, the inner one over the query heads
  * that share the item's head of K and V. */
 typedef struct te__attn_bwd_query_tiles {
-    int head, tile; /* of the current step; head: its number within one sequence */
+    int head, tile; /* the query head and the tile of queries of the current step; head is its number within one
+                       sequence */
     int left;       /* the number of remaining steps, including the current one */
     int tiles;      /* the number of tiles of queries of the sequence */
 } te__attn_bwd_query_tiles;
@@ -340,8 +349,8 @@ template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_ti
 
 /* Writes an item to the shared memory of the cluster's other block. One thread of the first block, which schedules the
  * items of both blocks, calls this, after all warps of both blocks have read the item that was in the same place
- * before. to, rows_to, full: the addresses, in a block's shared memory, of the item, of its rows and of its
- * mbarrier. */
+ * before. to: the address of the item; rows_to: that of its rows; full: that of its mbarrier. The addresses are those
+ * in this block's shared memory, which are the same in the other block. */
 TE_FN void te__attn_bwd_item_send_to_peer(uint32_t to, uint32_t full, te__attn_bwd_item v,
                                            te_sequence rows, uint32_t rows_to) {
     asm volatile(
@@ -380,16 +389,17 @@ TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, 
     return item->key_tile >= 0;
 }
 
-/* The sequence of an item, as te__attn_tma_load_box takes it: its rows with varlen, else its number. */
+/* The sequence of an item, as te__attn_tma_load_box takes it: the sequence's rows with varlen, else the sequence's
+ * number. */
 template <int KV_HEADS, class F>
 TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequence &rows) {
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* In full attention a block calls this before it takes its next item. If that item may belong to the same band as the
- * current one, this waits until the block has added every dQ of the current item. item, i: the current item and its
- * ticket. w: the last two steps of the current item; it suffices to wait for these, because two warps add the dQ of
- * alternate steps, each in order. */
+/* In full attention a block calls this before it takes its next item. If the next item may belong to the same band as
+ * the current one, the function waits until the block has added every dQ of the current item. item, i: the current item
+ * and its ticket. w: the last two steps of the current item; it suffices to wait for these, because two warps add the
+ * dQ of alternate steps, each in order. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {
@@ -587,23 +597,24 @@ TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C:
 
 /* ---- producer: add dQ to global memory -------------------------------------------------------------------------- */
 
-/* Adds `bytes` bytes of dQ in shared memory to global memory, by TMA. If first is 1, stores them instead. */
+/* Adds `bytes` bytes of dQ in shared memory to global memory, by TMA. If first is 1, overwrites global memory with them
+ * instead. */
 TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (bytes <= 0) return;
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds COLUMNS columns of a box of dQ, from column x on, for `left` rows, but 64 rows at most. If COLUMNS is 64, these
- * are all columns of the box. */
+/* Adds COLUMNS columns of a box of dQ, from column x on, to global memory, for `left` rows, but 64 rows at most. If
+ * COLUMNS is 64, these are all columns of the box. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
     for (int y = 0; y < left; y++)
         te__attn_bwd_dq_add(box + y * 64 + x, from + y * COLUMNS * 4, COLUMNS * 4, first);
 }
-/* A step whose dQ is to be added. i: the number of the step; row: its first query, as a row counted over all sequences;
- * left: the number of queries from its first query to the end of the sequence; first: whether this dQ is the first one
- * that is added to its tile of queries. */
+/* A step whose dQ is to be added. i: the number of the step; row: the index of its first query among the rows of all
+ * sequences; left: the number of queries from its first query to the end of the sequence; first: whether this dQ is the
+ * first one that is added to its tile of queries. */
 struct te__attn_bwd_dq_step {
     int i, head;
     int64_t row;
@@ -668,7 +679,8 @@ TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shar
             while (before && (int)te__attn_load_acquire(semaphore) < before) {}
             if constexpr (C::TWO_CTA) te__attn_bwd_dq_add_step_2cta<D, C>(p, sh, base, step, rank);
             else te__attn_bwd_dq_add_step<D, C>(p, sh, base, step);
-            /* waits until the sums are in memory, not only until shared memory was read */
+            /* waits until the sums are in global memory; it would not be enough that the copies have read shared
+             * memory */
             if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore);
             __syncwarp(); /* makes the warp converge: lanes that polled the semaphore on their own would slow down the
                              lane that adds */

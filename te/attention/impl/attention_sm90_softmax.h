@@ -3,7 +3,7 @@
  *
  * Softmax subtracts the same number from all scores of a row before it exponentiates. That number need not be the
  * maximum, as long as P neither overflows nor underflows. So row_max, the number that is subtracted, stays the maximum
- * of the first tile of keys until, in some later tile, the sum of a lane's elements of P exceeds
+ * of the first tile of keys until, in some later tile, the sum of a lane's elements of P in one row exceeds
  * te__attn_rescale_threshold. Then P of that tile is discarded: the warp recomputes S of the tile from Q and K, which
  * are still in shared memory, updates row_max, and rescales O and the rows' sums of P (the conditional rescale of
  * FlashAttention-4). So most tiles of keys need no maximum, no shuffle and no rescaling of O, and their exponentials
@@ -32,8 +32,8 @@ template <class C> struct te__attn_fwd_fragments {
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
-/* A warpgroup's tile of scores. head: the number of its head, counted over all sequences; query, key: its first query
- * and its first key. */
+/* A warpgroup's tile of scores. head: the head of the tile, counted over all sequences; query, key: the tile's first
+ * query and first key. */
 struct te__attn_score_tile {
     te__attn_mask mask;
     int head, query, key;
@@ -141,9 +141,9 @@ TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max,
 template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
-/* The limit for the sum of a lane's elements of P in one row of a tile. As no element is negative, no single element
- * exceeds the limit either. In f16 an element of P must not exceed 65504, the largest f16. bf16 has the range of float,
- * but the limit must keep the product P V far from the end of that range. */
+/* The limit for the sum of a lane's elements of P in one row of a tile. No element is negative, so while the sum is
+ * within the limit, each element is, too. In f16 an element of P must not exceed 65504, the largest f16. bf16 has the
+ * range of float, but the limit must keep the product P V far from the end of that range. */
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }
@@ -175,10 +175,10 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         }
     }
 }
-/* The number to subtract from a row's scores when their maximum so far is row_max. That is row_max; but while all keys
- * of the row were masked, row_max is -inf, and the number is 0, which makes P of the row 0. In the row's first tile
- * with a visible key, subtracting the -inf makes P infinite, which exceeds the threshold, so that row_max is
- * updated. */
+/* The number to subtract from a row's scores when their maximum so far is row_max. It is row_max itself, unless all
+ * keys of the row so far were masked: then row_max is -inf, and the number is 0, which makes P of the row 0. In the
+ * row's first later tile with a visible key, te__attn_exp_row is called with row_max = -inf, which makes P infinite;
+ * that exceeds the threshold, so that row_max is updated. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
 }
@@ -195,8 +195,8 @@ TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], f
         if (threadIdx.x % 4 == 0) row_sum[e] += te_exp2((sink - te__attn_finite_max<F>(row_max[e])) * scale_log2);
     }
 }
-/* To be called after S was recomputed: updates row_max, computes P, and rescales O and row_sum. sum: output, for each
- * of the two rows this lane's part of the sum of P over this tile. */
+/* To be called after S was recomputed: updates row_max, computes P, and rescales O and row_sum. sum: output, this
+ * lane's part of the sum of P over this tile, for each of its two rows. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, float sum[2]) {
     float factor[2];
@@ -230,7 +230,8 @@ struct te__attn_fwd_output {
     float *lse;         /* the lse of query 0 of this head and sequence, or null */
     int query, seq;     /* query: this thread's first row; rows outside 0 to seq - 1 are not stored */
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
-    float factor;       /* O is multiplied by it: the factor of dropout, or in FP8 the factor that dequantizes V */
+    float factor;       /* the factor by which O is multiplied: that of dropout or, in FP8, the one that dequantizes
+                           V */
     float *amax;        /* te_attention_args.amax */
 };
 /* Divides O by the rows' sums of P and stores it. Each lane stores 16 bytes at a time, so that four lanes together
@@ -242,8 +243,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
         const int row = to.query + 8 * e;
         float sum = r.row_sum[e] + __shfl_xor_sync(~0u, r.row_sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, because P of the score that equals row_max is
-                                                                 1 */
+        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, because one score of the row equals row_max,
+                                                                 and its P is 1 */
         void *const first = te__attn_out_at(to.out, (int64_t)row * to.width + lane % 4 * 8, to.scale);
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];

@@ -1,8 +1,8 @@
 /* attention_sm90_wgmma.h -- the building blocks of the attention kernels for compute capability 9.0 (sm_90a): wgmma in
  * the sizes that attention needs, tiles loaded by TMA, pipelines, named barriers, and bulk copies to global memory.
  *
- * Each warpgroup computes S = Q K^T for its 64 queries, the tile Q [64, D], and a tile of keys, K [KEYS, D], both in
- * shared memory, by the following calls:
+ * By the following calls a warpgroup computes S = Q K^T of two tiles in shared memory: Q [64, D], its 64 queries, and K
+ * [KEYS, D], a tile of keys:
  *     te__wgmma_fence_operand(s), te__wgmma_fence();
  *     te__attn_gemm_ss<T, KEYS, D>(s, te__attn_tile_descriptor(q, 64), te__attn_tile_descriptor(k, KEYS));
  *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // now s may be read
@@ -10,10 +10,10 @@
  * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
  * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
  *
- * Accumulator layout: lane l of warp w has columns 8 j + 2 (l % 4) and 8 j + 2 (l % 4) + 1, for each j, of two rows: of
- * row 16 w + l / 4 in its elements 4 j and 4 j + 1, and of row 16 w + l / 4 + 8 in its elements 4 j + 2 and 4 j + 3. An
- * A operand in registers has the same layout, packed to 16 bits in pairs: the wgmma that multiplies columns 16 k to 16
- * k + 15 of A takes the lane's elements 8 k to 8 k + 7.
+ * Accumulator layout: lane l of warp w has elements of two rows, r = 16 w + l / 4 and r + 8. For each j it has two
+ * columns of both rows, c = 8 j + 2 (l % 4) and c + 1: those of row r are its elements 4 j and 4 j + 1, those of row r
+ * + 8 its elements 4 j + 2 and 4 j + 3. An A operand in registers has the same layout, packed to 16 bits in pairs: the
+ * wgmma that multiplies columns 16 k to 16 k + 15 of A takes the lane's elements 8 k to 8 k + 7.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_WGMMA_H
@@ -45,7 +45,8 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
 #define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
 
 /* Calls the macro X for each width N of B that a kernel uses. The arguments of X: N; the asm names of a thread's N / 2
- * accumulators; the numbers of the seven asm operands that follow these; the accumulators as asm operands. */
+ * accumulators; the numbers of the seven asm operands that follow the accumulators; and the accumulators as asm
+ * operands. */
 #define TE__WGMMA_ATOM_SIZES(X)                                                                                        \
     X(32, TE__L32, 16, 17, 18, 19, 20, 21, 22, TE__D16(0))                                                        \
     X(64, TE__L64, 32, 33, 34, 35, 36, 37, 38, TE__D32(0))                                                        \
@@ -151,9 +152,9 @@ template <int STAGES> TE_FN void te__attn_pipeline_advance(te__attn_pipeline_sta
     if (++state.stage == STAGES) state.stage = 0, state.phase ^= 1;
 }
 
-/* Loads a box [rows, 64] of a head to shared memory by TMA. x, y: the first column within the head, and the first row
- * within sequence number `batch`. Rows past the end of the sequence and columns past head_dim become zeros. bar: the
- * mbarrier that counts the bytes that have arrived. */
+/* Loads a box [rows, 64] of a head to shared memory by TMA. x: the box's first column, counted within the head; y: its
+ * first row, counted within sequence number `batch`. Rows past the end of the sequence and columns past head_dim become
+ * zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, int batch,
                                   uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -171,8 +172,9 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* The producer's side of a pipeline of tiles. full, empty, tiles: the addresses of the first stage's mbarriers and of
- * its tile; those of the other stages follow. state: the stage that the next tile is loaded to. */
+/* The producer's side of a pipeline of tiles. full, empty, tiles: the shared-memory addresses of the first stage's two
+ * mbarriers and of its tile; those of the other stages follow them. state: the stage to which the next tile is
+ * loaded. */
 template <int STAGES> struct te__attn_tile_producer {
     uint32_t full, empty, tiles;
     te__attn_pipeline_state<STAGES> state;
@@ -222,8 +224,8 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the address in
- * shared memory of row l % 8 of matrix l / 8 as it is stored. */
+/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the
+ * shared-memory address to which row l % 8 of the transposed matrix l / 8 is stored. */
 TE_FN void te__attn_stmatrix_transposed(uint32_t to, const uint32_t (&w)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
                  "r"(w[1]), "r"(w[2]), "r"(w[3])
@@ -244,14 +246,13 @@ TE_FN void te__attn_shared_store2(uint32_t to, const float *v) {
 /* Makes this thread's earlier stores to shared memory visible to the wgmma and TMA operations (the async proxy) that
  * other threads issue after they have synchronised with this thread. */
 TE_FN void te__attn_fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/* TMA bulk copies of `bytes` bytes of f32 numbers from shared to global memory: te__attn_bulk_store overwrites the
- * numbers in global memory, te__attn_bulk_add adds to them. Each copy is a bulk group of its own.
- * te__attn_bulk_wait_read waits until all of this thread's groups have read shared memory, te__attn_bulk_wait until all
- * are complete. */
+/* Copies `bytes` bytes of f32 numbers from shared to global memory by a TMA bulk copy, which is a bulk group of its
+ * own. */
 TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
+/* The same as te__attn_bulk_store, but adds the numbers to those in global memory. */
 TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
@@ -265,7 +266,9 @@ TE_FN void te__attn_bulk_copy_to_peer(uint32_t from, int bytes, uint32_t bar, in
                  ::"r"(from), "r"(bytes), "r"(bar), "r"(cta)
                  : "memory");
 }
+/* Waits until all bulk groups of this thread have read shared memory. */
 TE_FN void te__attn_bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/* Waits until all bulk groups of this thread are complete. */
 TE_FN void te__attn_bulk_wait(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 TE_FN uint32_t te__attn_load_acquire(const uint32_t *p) {
     uint32_t v;

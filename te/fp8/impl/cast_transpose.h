@@ -35,7 +35,7 @@ enum {
     TE_FP8_TILE = 128,
     TE_FP8_LANES = TE_FP8_TILE / 8 * (TE_FP8_TILE / 8), /* the number of 8 x 8 pieces in a tile, one for each lane */
     TE_FP8_THREADS = TE_CUDA ? TE_FP8_LANES : 1,
-    TE_FP8_MAX_INPUTS = 3 /* reached by the backward of a gated activation, which reads dy and both halves of x */
+    TE_FP8_MAX_INPUTS = 3 /* the backward of a gated activation has three: dy and the two halves of x */
 };
 
 /* The outputs of a cast. All pointers point to target memory. */
@@ -43,7 +43,7 @@ typedef struct te_fp8_out {
     uint8_t *y, *yt;    /* y: [rows, cols]; yt: its transpose, [cols, yt_cols]; null: not wanted */
     float *amax;        /* set to the maximum of its current value and all |v|, where v is not scaled yet; null: not
                            wanted */
-    const float *scale; /* v is multiplied by *scale before it is rounded; null: by 1 */
+    const float *scale; /* v is multiplied by *scale before it is rounded; null: the scale is 1 */
     float *inverse;     /* [2], output: 1 / scale and scale (te_scale_save); null: not wanted */
     int64_t rows, cols;
     int64_t yt_cols;    /* rows, or up to 127 more, for GEMMs that need a multiple of 16; the additional columns are
@@ -258,7 +258,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
         return o->cols % 8 == 0 ? name##_aligned_launch(ctx, te__fp8_grid(o), args)                                \
                                 : name##_unaligned_launch(ctx, te__fp8_grid(o), args);                             \
     }
-/* Define one of these two kernels. If stochastic is 1, the kernel rounds stochastically; then aligned must be 1. */
+/* Define one kernel of a producer. aligned: 1 if it is for cols that are a multiple of eight. stochastic: 1 if it
+ * rounds stochastically, for which aligned must be 1. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
                        te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \
@@ -340,7 +341,7 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* the number o
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
 /* The same as TE_QUANTIZE, but only for tensors whose cols are a multiple of eight, as is always the case in a list of
- * ops. So this defines only one kernel. */
+ * ops. Therefore one kernel suffices, and only that one is defined. */
 #define TE_QUANTIZE_VEC8(name, from)                                                                                  \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_of, from, 0)                                                                \

@@ -47,8 +47,8 @@ TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t col
 typedef struct te_blockwise_args { te_fp8_out out; te_quantize_blockwise q; } te_blockwise_args;
 
 enum {
-    TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* the number of 8 x 8 pieces, one for each lane, along a side
-                                                            of the tile */
+    TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* the number of 8 x 8 pieces along a side of the tile; on CUDA
+                                                            each lane has one piece */
     TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* the number of 8 x 8 pieces that a lane has: on CUDA one; on
                                                             the host all pieces of the tile */
     TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* the pitch of the array amax below, in words; padded so that
@@ -56,12 +56,11 @@ enum {
 };
 /* The part of the tile that a lane holds in registers. */
 typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_blockwise_registers;
-/* A line is a row of the tile, for which the first index of the arrays below is 0, or a column of the tile, for which
- * it is 1. */
+/* In the arrays below, a line is a row or a column of the tile; their first index is 0 for rows and 1 for columns. */
 typedef struct te_blockwise_shared {
     union {
-        /* [0: row, 1: column][lane along the line][line]: the largest |x| of that lane's part of the line, in the dtype
-         * of x. So if x has 16 bits, two neighbouring lines share a word */
+        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among elements 8 k to 8 k + 7 of the line, in the
+         * dtype of x. If x has 16 bits, two neighbouring lines share a word */
         uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
         te_fp8_shared transposed;
     } u;
@@ -134,9 +133,9 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* Set the entry of line i in s->line. With 1D blocks, the entry becomes the line's scale, and 1 / scale is stored to
- * q->y_inverse or q->yt_inverse; with 2D blocks, the entry becomes the line's largest |x|. format_max: the largest
- * number of the FP8 format. */
+/* Set the entry of line i (te__blockwise_line_amax) in s->line. With 1D blocks, the entry becomes the line's scale, and
+ * 1 / scale is stored to q->y_inverse or q->yt_inverse; with 2D blocks, the entry becomes the line's largest |x|.
+ * format_max: the largest number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;

@@ -5,8 +5,8 @@
  * a batch consists of sequence 0 to the highest sequence that runs; those in between that do not run are padding. A
  * step is:
  *     copy       copies the block of inputs from the host
- *     begin      sets the batch's tokens: a prompt's tokens come from the host, the token to decode from the last step;
- *                and its slots: a sequence that has ended, which the host may not know yet, is padding
+ *     begin      sets the batch's tokens: a prompt's tokens come from the host, a token to decode comes from the last
+ *                step; and its slots: a sequence that has ended is padding, even if the host does not know that yet
  *     models     te_cache_begin, then all lists; the last list chooses tokens
  *     end        finds out which sequences have a new token, and which have ended; for sequences without a new token,
  *                undoes the changes that sample has made to their counts
@@ -29,9 +29,10 @@ enum {
 /* The bits of te__generation_input.flags, for each sequence. */
 enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
-    TE__GENERATION_DECODES = 2, /* the sequence has one row, whose token the device has chosen before */
-    TE__GENERATION_EMITS = 4,   /* the chosen token is the sequence's next one; not set while a part of the prompt is
-                                   still to come */
+    TE__GENERATION_DECODES = 2, /* the sequence has one row in the batch, whose token the device has chosen in an
+                                   earlier step */
+    TE__GENERATION_EMITS = 4,   /* the token that this step chooses is the sequence's next token; not set while a part
+                                   of the prompt is still to come */
     TE__GENERATION_NEW = 8      /* this is the first step of the sequence */
 };
 /* The values of te__generation_result.code, for each sequence. */
@@ -74,11 +75,14 @@ typedef struct te__generation_result {
 typedef struct te__generation_state {
     uint64_t *counter;
     int32_t *last_token, *ended;
-    int32_t *slot, *sampled; /* of the current step: the batch's slots, and the tokens that sample has chosen */
+    int32_t *slot, *sampled; /* of the current step; slot: the batch's slots; sampled: the tokens that sample has
+                                chosen */
     int32_t *tokens;         /* of the current step: the batch's tokens, [rows] */
     uint16_t *history;       /* [sequences, vocabulary], how often each token was generated; null: no penalties */
-    uint32_t *prompt;        /* [sequences, words], a bit for each token of the vocabulary: whether the prompt has it */
-    void *x[2];              /* buffers for tensors that one list passes to the next: [rows] of the widest such row */
+    uint32_t *prompt;        /* [sequences, words], a bit for each token of the vocabulary: 1 if the prompt has this
+                                token */
+    void *x[2];              /* two buffers, used by turns, for the tensors that a list passes to the next list; each
+                                has space for `rows` rows of the widest such tensor */
 } te__generation_state;
 
 /* Append an array of `count` elements to a block of memory, and return its address. *at: the block's size so far, which
@@ -135,7 +139,7 @@ TE_API size_t te__generation_row_bytes(te_model *const *models, int count) {
     return (size_t)widest;
 }
 /* Set the pointers in *d to parts of `memory`, the device's memory; the sizes in *d must be set before. Returns the
- * number of bytes that this takes; memory may be null to find out this number. */
+ * number of bytes that all these parts take. If memory is null, the call only finds out this number. */
 TE_API size_t te__generation_place_device(te__generation_device *d, char *memory) {
     const int n = d->sequences;
     const int64_t x = d->rows * (int64_t)te__generation_row_bytes(d->models, d->count);
@@ -182,7 +186,7 @@ typedef struct te__generation_args {
     const int32_t *past; /* te_cache_tables.past */
     int decodes;         /* 1: the batch has exactly one row of each sequence */
     int vocabulary, words;
-    int to, from;        /* te__generation_fork: the sequence to copy to, and the one to copy from */
+    int to, from;        /* te__generation_fork: the sequence `from` is copied to the sequence `to` */
 } te__generation_args;
 
 /* Sets the batch's tokens and slots before the models run. Grid: a block processes TE__GENERATION_THREADS rows, and as
@@ -272,7 +276,7 @@ TE_API te__generation_args te__generation_args_of(const te__generation_device *d
     return a;
 }
 TE_API te_grid te__generation_grid(int64_t count, int each) { return te__grid_of(te_ceil_div(count, each), 1); }
-/* Enqueue everything that a step runs between its two copies. This only enqueues, and does not wait. */
+/* Enqueue everything that a step runs between its two copies, without waiting for it. */
 TE_IF_USED TE_API te_status te__generation_run(const te__generation_device *d, te__generation_batch of,
                                                te_context *ctx) {
     te__generation_args a = te__generation_args_of(d);
@@ -300,11 +304,12 @@ TE_API te__generation_batch te__generation_decode_batch(int sequences) {
     b.sequences = b.rows = sequences, b.max_seqlen = 1, b.decodes = 1;
     return b;
 }
-/* The same for a step that only decodes, as the function of a graph; its arg is a te__generation_graph_args. */
+/* The argument of te__generation_graph. */
 typedef struct te__generation_graph_args {
     const te__generation_device *device;
     int sequences;
 } te__generation_graph_args;
+/* The function of a graph that runs a step that only decodes (te__generation_run). arg: a te__generation_graph_args. */
 TE_IF_USED TE_API te_status te__generation_graph(const te_graph *g, const void *arg, te_context *ctx) {
     const te__generation_graph_args *a = (const te__generation_graph_args *)arg;
     (void)g;

@@ -25,7 +25,7 @@
 
 typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shard_format;
 
-/* A shard of a tensor: a range of elements that this rank has. */
+/* A shard of a tensor: a range of the tensor's elements that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
     int64_t from, elements;  /* the range; `from` is an index among this rank's elements of the parameter */
@@ -51,7 +51,8 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
     else w.cols *= w.runs.ranks;
     return w;
 }
-/* Whether this rank of the tensor group saves its part of p. A replicated parameter is saved by rank 0 only. */
+/* Whether this rank of the tensor group g saves its part of parameter p. A replicated parameter is saved by rank 0
+ * only. */
 TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
 
 /* A part of a whole tensor: its elements [at, at + count), in target memory. */
@@ -211,7 +212,8 @@ TE_API te_status te__moments_8bit_open(te__moments_8bit_reader *f, const te__che
     return te_allocate(ctx, &f->part, TE_SAFETENSORS_STAGING);
 }
 TE_API void te__moments_8bit_close(te__moments_8bit_reader *f, te_context *ctx) { te_release(ctx, f->part); }
-/* Set moments in 8 bits to zeros before they are loaded, because a block of them may be written in several parts. */
+/* Set moments in 8 bits to zeros before they are loaded. A block of them may be loaded in several parts, and the scale
+ * of the block would otherwise depend on old elements. */
 TE_API te_status te__moments_8bit_clear(const te_adamw *o, te_context *ctx) {
     if (!o || !te__moments_8bit(o->moments)) return TE_OK;
     TE_TRY(te_fill(ctx, o->m, 0, te__moments_bytes(o->m_elements, o->moments)));
@@ -263,11 +265,12 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
 
 /* ---- several ranks: saving --------------------------------------------------------------------------------------- */
 
-/* The position in the file that all ranks have reached, and memory for a part of a tensor. */
+/* The state while tensors are gathered: the position in the file, which is the same on all ranks, and memory for a part
+ * of a tensor. */
 typedef struct te__gather {
     const te__checkpoint_tensors *l;
-    char *part, *zeros[2]; /* in target memory; part: the part of a tensor; zeros: buffers of -0.0 in f32, and in 16-bit
-                            * formats */
+    char *part, *zeros[2]; /* in target memory; part: the current part of a tensor; zeros: buffers of -0.0 in f32, and
+                              in 16-bit formats */
     size_t size;           /* bytes of an element of the current tensor; in the file all tensors with 4-byte elements
                               come before those with 2-byte elements */
     int i;                 /* the index of the current tensor; l->count when all tensors of this element size are
@@ -294,8 +297,8 @@ TE_API te_status te__gather_open(te__gather *g, const te__checkpoint_tensors *l,
     g->l = l, g->size = 4, g->i = 0;
     return status;
 }
-/* Go to the next part, which begins at byte g->at of tensor g->i; returns 0 if there is none. Numbers are skipped,
- * because they are not gathered: rank 0 has them. */
+/* Go to the next part, which begins at byte g->at of tensor g->i; returns 0 if there is none. Numbers (step counts,
+ * random state) are skipped, because rank 0 has them without gathering. */
 TE_API int te__gather_next(te__gather *g) {
     for (;; g->i = 0, g->size /= 2)
         for (; g->i < g->l->count; g->i++, g->at = 0) {

@@ -247,8 +247,8 @@ TE_API te_status te__safetensors_write(const char *path, const te_safetensor *te
     TE_REQUIRE(text.n <= TE_SAFETENSORS_MAX_HEADER, ctx, TE_ERROR_OVERFLOW,
                "safetensors: the header would have %zu bytes, at most %d are allowed", text.n,
                (int)TE_SAFETENSORS_MAX_HEADER);
-    const size_t capacity = text.n + TE_SAFETENSORS_STAGING; /* bytes of the staging buffer and, behind it, the
-                                                                header */
+    const size_t capacity = text.n + TE_SAFETENSORS_STAGING; /* the size in bytes of the staging buffer and of the
+                                                                header, which lies behind it */
     char *memory = (char *)malloc(capacity);
     TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %zu bytes", capacity);
     te__safetensors_writer w;
