@@ -47,14 +47,14 @@ typedef struct te_gemm {
     int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
     te_dtype dtype, out;  /* dtype: the dtype of bias and aux, and of A and B unless they are FP8. out: the dtype of C
                              and D, either `dtype` or f32 */
-    te_gemm_fp8 a_fp8, b_fp8; /* set both for an FP8 GEMM, or neither. In FP8 A must be [m, k] and B [n, k], and D =
-                                 alpha inverse_a inverse_b A B^T */
+    te_gemm_fp8 a_fp8, b_fp8; /* the formats of A and B: for an FP8 GEMM set both, else neither. In FP8 A must be [m, k]
+                                 and B [n, k], and D = alpha inverse_a inverse_b A B^T */
     int fast; /* FP8 only. 1: fast accumulation: sums over all of k stay in the tensor cores, which hold them with 14
                  bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: sums over 128
                  elements of k are always promoted and added up in float */
     const void *a, *b, *c;
     void *d;
-    float alpha, beta; /* c may equal d; C is not read if beta is 0 */
+    float alpha, beta; /* if beta is 0, C is not read. c and d may be the same address */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
@@ -62,8 +62,8 @@ typedef struct te_gemm {
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
-/* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: f32, nothing
- * transposed, no operands yet. */
+/* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: all dtypes are f32,
+ * nothing is transposed, and the pointers to the operands must still be set. */
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     te_gemm g;
     memset(&g, 0, sizeof g);
@@ -93,8 +93,9 @@ TE_API int te__scalings_match(te_scaling a, te_scaling b) {
     return a == b ? a == TE_SCALING_TENSORWISE || a == TE_SCALING_ROWWISE || a == TE_SCALING_BLOCKWISE_1D
                   : a == TE_SCALING_BLOCKWISE_1D && b == TE_SCALING_BLOCKWISE_2D;
 }
-/* For an FP8 GEMM: returns an error if no back end supports its combination of scalings. With rowwise or blockwise
- * scales also returns an error if no back end supports its epilogue, or if the device is not of capability 9.0. */
+/* For an FP8 GEMM: returns an error if no back end supports its combination of scalings. If the scales are rowwise or
+ * blockwise, also returns an error if no back end supports the GEMM's epilogue, or if the device's compute capability
+ * is not 9.0. */
 TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_context *ctx) {
     const te_scaling a = g->a_fp8.scaling, b = g->b_fp8.scaling;
     TE_REQUIRE(te__scalings_match(a, b), ctx, TE_ERROR_VALUE,
@@ -168,8 +169,8 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
 }
 
 /* Checks the restrictions of te_gemm_run, which are those of cuBLASLt: with blockwise scaling the number of rows must
- * be a multiple of four, and with rowwise or blockwise scaling there is no bias. gemm_blockwise.h lifts both for
- * blockwise scaling. */
+ * be a multiple of four, and with rowwise or blockwise scaling there is no bias. GEMMs with blockwise scaling that are
+ * run by gemm_blockwise.h have neither restriction. */
 TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
     TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx,
                TE_ERROR_SHAPE, "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four",
@@ -191,13 +192,14 @@ enum {
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
-    te_dtype a, b, dtype, out; /* the dtypes of A, of B, of bias and aux, of D */
+    te_dtype a, b, dtype, out; /* a: the dtype of A; b: of B; dtype: of bias and aux; out: of D */
     te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
-    int beta;                  /* 1: beta is not 0, so C is added; 0: it is 0 */
+    int beta;                  /* 1: the GEMM's beta is not 0, so C is added; 0: the GEMM's beta is 0 */
     int candidates;            /* the number of candidates that were timed */
-    int64_t first_ns, best_ns; /* median times, in ns, of the heuristic's first candidate and of the fastest one */
+    int64_t first_ns, best_ns; /* first_ns: the median time of the heuristic's first candidate, in ns; best_ns: that of
+                                  the fastest candidate */
     uint64_t algo[8];          /* the fastest candidate: the bytes of its cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
@@ -219,9 +221,10 @@ TE_API int te__gemm_same_product(const te_gemm_tuned *t, const te_gemm_tuned *u)
            u->epilogue == t->epilogue && u->beta == t->beta;
 }
 
-/* The text that describes a GEMM's operands in a tuning file. In 16 bits and f32 it is the dtype: "bf16". In FP8 it
- * consists of the dtypes of A and B and that of bias and aux, "e4m3*e5m2.bf16", then ".fast" with fast accumulation,
- * then the scalings unless they are tensorwise, ".1x128*128x128". */
+/* The text that describes a GEMM's operands in a tuning file. For a GEMM in 16 bits or f32 it is the name of the dtype,
+ * such as "bf16". For an FP8 GEMM it consists of the dtypes of A and B and the dtype of bias and aux, as in
+ * "e4m3*e5m2.bf16"; then ".fast", if the GEMM has fast accumulation; then the two scalings, as in ".1x128*128x128",
+ * unless they are tensorwise. */
 typedef struct te__operands_text { char text[64]; } te__operands_text;
 TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     te__operands_text s;
@@ -251,9 +254,9 @@ typedef struct te_gemm_choice {
                          (te__operands_text), "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
     int64_t m, n, k;
     te_dtype dtype;
-    int training;            /* 1: a forward that saves for backward; 0: inference */
-    unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a
-                                pattern: bit 0: beta is not 0; bit 1: there is a bias */
+    int training;            /* 1: a forward pass that saves tensors for backward; 0: inference */
+    unsigned stored_outputs; /* bit j is set if the output of the pattern's op j is stored. For an FP8 GEMM that is not
+                                part of a pattern, bit 0 is set if beta is not 0, and bit 1 if there is a bias */
     te_gemm_strategy strategy;     /* the fastest strategy */
     int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy, in ns; 0: the strategy cannot run */
 } te_gemm_choice;
@@ -271,7 +274,7 @@ typedef enum te_gemm_operands {
  * the epilogue need not test its output pointers for null. Then the epilogue has no branches, and the compiler
  * interleaves the instructions for several vectors of eight elements. */
 typedef enum te_epilogue_outputs {
-    TE_OUTPUTS_ANY,   /* those whose pointers are not null, which is tested at run time */
+    TE_OUTPUTS_ANY,   /* the outputs whose pointers are not null; the pointers are tested at run time */
     TE_OUTPUTS_ALL,   /* all outputs that the pattern stores in training */
     TE_OUTPUTS_RESULT /* only the pattern's result, as in inference */
 } te_epilogue_outputs;
@@ -288,13 +291,14 @@ typedef struct te_epilogue_state {
 } te_epilogue_state;
 /* The type of the function that custom kernels call as their epilogue, for eight elements of D at a time. w: these
  * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements of the
- * prefetched tensor (params.source) at the same place, or null if nothing was prefetched. If the tensor has two halves,
- * `ahead` holds eight elements of its first half, then eight of its second. arg: the kernel's arguments. */
+ * prefetched tensor (params.source) in the same row and columns, or null if nothing was prefetched. If the prefetched
+ * tensor has two halves, `ahead` holds eight elements of the first half, then eight of the second half. arg: the
+ * kernel's arguments. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
-/* The type of such a function for ops that combine two vectors of a row, namely rope and gated activations. w: the
- * eight elements from column `col` on; other: the eight elements that are paired with those of w, from column
- * `other_col` on. Of *state only amax_bits is used. */
+/* The type of the epilogue function for ops that combine two vectors of a row, namely rope and gated activations. w:
+ * the eight elements from column `col` on; other: the eight elements that are paired with those of w, from column
+ * `other_col` on. The only member of *state that is used is amax_bits. */
 typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
                                     int other_col, te_epilogue_state *state);
 
@@ -302,10 +306,10 @@ typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const 
 #if TE_CUDA
 
 enum {
-    TE_GEMM_WORKSPACE = 32 << 20, /* bytes: the size that cuBLASLt recommends for Hopper */
+    TE_GEMM_WORKSPACE = 32 << 20, /* bytes of the workspace: the size that cuBLASLt recommends for Hopper */
     TE_GEMM_MAX_SPLIT_TILES = 256,      /* the largest number of tiles whose k a custom kernel splits */
-    TE_GEMM_TILE_COUNTERS = 16,         /* counters for each tile whose k is split; all counters lie behind the
-                                           workspace, and each kernel leaves them at 0 */
+    TE_GEMM_TILE_COUNTERS = 16,         /* number of counters for each tile whose k is split; the counters of all tiles
+                                           lie behind the workspace, and are 0 before and after each kernel */
     TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4
 };
 

@@ -1,15 +1,15 @@
 /* gemm_host.h -- te_gemm_run on a CPU: by a CBLAS library in a build with -DTE_CBLAS, else by a blocked loop. GEMMs of
  * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" one.
  *
- * All of these multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result is
- * rounded at the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from memory
- * once and stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels
- * compute the epilogue's ops.
+ * All of these loops multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result
+ * is rounded at the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from
+ * memory once and stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise
+ * kernels compute the epilogue's ops.
  *
  * FP8 operands with rowwise or blockwise scales have a separate loop, which is also the reference that the GPU's
  * kernels are tested against. With blockwise scales the products of each 128 elements of k are summed in float, this
  * sum is multiplied by the scales of both operands, and the scaled sums are added in float. With rowwise scales the sum
- * over all of k is multiplied by the scales. (Within the 128 elements cuBLASLt adds in another order.)
+ * over all of k is multiplied by the scales. (cuBLASLt adds the products of the 128 elements in another order.)
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H
@@ -26,9 +26,9 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Whether the skinny loop computes the product. It does if there are few rows and B is transposed: x weight^T. The loop
- * adds up the terms of a sum in another order than the blocked loop. A program that needs bitwise identical rows in
- * batches of any size is compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
+/* Whether the skinny loop computes the product. It does if D has few rows and B is transposed, as in x weight^T. The
+ * loop adds up the terms of a sum in another order than the blocked loop. A program that needs bitwise identical rows
+ * in batches of any size is compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -169,9 +169,10 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 
 /* ---- a few rows -------------------------------------------------------------------------------------------------- */
 
-/* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N at a time. For these it widens TE__SKINNY_K elements
- * of each of TE__SKINNY_N rows of the weight into the L1 cache, and multiplies them by each row of A. Memory traffic:
- * the weight is read once. The order of a sum depends on k alone, so a row of D is bitwise identical whatever m is. */
+/* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N columns at a time. For these columns the block widens
+ * TE__SKINNY_K elements of each of the corresponding TE__SKINNY_N rows of the weight into memory that stays in the L1
+ * cache, and multiplies the widened elements by each row of A. Memory traffic: the weight is read once. The order of a
+ * sum depends on k alone, so a row of D is bitwise identical whatever m is. */
 enum { TE__SKINNY_N = 4, TE__SKINNY_K = 512, TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
 typedef float te__skinny_sum __attribute__((vector_size(4 * TE__SKINNY_LANES), aligned(4)));
 typedef struct te__skinny_args { const te_gemm *g; const float *a; } te__skinny_args;
@@ -212,7 +213,8 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
         memset(sum, 0, sizeof sum);
         for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
             const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            for (int r = 0; r < TE__SKINNY_N; r++) /* beyond the last row, that row is taken; no result is stored */
+            for (int r = 0; r < TE__SKINNY_N; r++) /* in place of a row beyond the last one, the last row is loaded; its
+                                                      results are then not stored */
                 te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
             for (int i = 0; i < (int)g->m; i++) {
                 const float *a = args->a + i * g->k + k0;
