@@ -1,4 +1,5 @@
-/* gemm_types.h -- a matrix product (GEMM) as data, the checks of its arguments, and the results of tuning in a context.
+/* gemm_types.h -- te_gemm, a struct that describes a matrix product (GEMM); the checks of its members; and the results
+ * of tuning that a context holds.
  *
  * Do this:
  *     te_gemm g = te_gemm_of(rows, out, in);                  // y[rows, out] = x[rows, in] w[out, in]^T
@@ -36,15 +37,17 @@ TE_API const char *te__epilogue_name(te_epilogue e) {
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`; in target memory, aligned to
-                           * TE_ACCESS bytes. null (only with tensorwise scaling): the scale is 1 */
+    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`; in the target's memory (CUDA's
+                           * or the host's), aligned to TE_ACCESS bytes. null (only with tensorwise scaling): the scale
+                           * is 1 */
 } te_gemm_fp8;
 
 /* A GEMM: D = alpha op(A) op(B) + beta C, followed by an epilogue. op(A) is A, or A^T if trans_a is set; op(B) is B, or
  * B^T if trans_b is set. All matrices are row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
-    int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
+    int trans_a, trans_b; /* A is stored as [m, k], or as [k, m] if trans_a is 1; B as [k, n], or as [n, k] if trans_b
+                             is 1 */
     te_dtype dtype, out;  /* dtype: the dtype of bias and aux, and of A and B unless they are FP8. out: the dtype of C
                              and D, either `dtype` or f32 */
     te_gemm_fp8 a_fp8, b_fp8; /* the formats of A and B: for an FP8 GEMM set both, else neither. In FP8 A must be [m, k]
@@ -58,7 +61,7 @@ typedef struct te_gemm {
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host only: an array of te__gemm_scratch() floats, in the workspace */
+    float *scratch; /* host only: an array in the workspace, of as many floats as te__gemm_scratch returns */
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
@@ -169,8 +172,8 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
 }
 
 /* Checks the restrictions of te_gemm_run, which are those of cuBLASLt: with blockwise scaling the number of rows must
- * be a multiple of four, and with rowwise or blockwise scaling there is no bias. GEMMs with blockwise scaling that are
- * run by gemm_blockwise.h have neither restriction. */
+ * be a multiple of four, and with rowwise or blockwise scaling no bias can be added. GEMMs with blockwise scaling that
+ * are run by gemm_blockwise.h have neither restriction. */
 TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
     TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx,
                TE_ERROR_SHAPE, "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four",
@@ -187,8 +190,9 @@ enum {
     TE_GEMM_MAX_CHOICES = 128 /* the largest number of distinct steps whose strategies a context caches */
 };
 
-/* A GEMM whose candidates were timed, and the result. All tensors are contiguous and aligned to TE_ACCESS bytes, so
- * leading dimensions and alignment need not be stored: two GEMMs are the same if the members up to `beta` are equal. */
+/* A GEMM whose candidates were timed, and the result of the timing. All tensors are contiguous and aligned to TE_ACCESS
+ * bytes, so leading dimensions and alignment need not be stored: two GEMMs are the same if the members up to `beta` are
+ * equal. */
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
@@ -200,7 +204,7 @@ typedef struct te_gemm_tuned {
     int candidates;            /* the number of candidates that were timed */
     int64_t first_ns, best_ns; /* first_ns: the median time of the heuristic's first candidate, in ns; best_ns: that of
                                   the fastest candidate */
-    uint64_t algo[8];          /* the fastest candidate: the bytes of its cublasLtMatmulAlgo_t */
+    uint64_t algo[8];          /* the bytes of the cublasLtMatmulAlgo_t of the fastest candidate */
 } te_gemm_tuned;
 
 /* Returns a te_gemm_tuned for GEMM g. The members that identify the GEMM are set; those that hold the result are 0. */
@@ -242,8 +246,8 @@ TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
 typedef enum te_gemm_strategy {
     TE_STRATEGY_BARE,     /* a GEMM without epilogue; a pointwise kernel does the other ops */
     TE_STRATEGY_BIAS,     /* a GEMM whose epilogue adds the bias; a pointwise kernel does the other ops */
-    TE_STRATEGY_EPILOGUE, /* te_gemm_run, whose epilogue does all ops of the pattern */
-    TE_STRATEGY_CUSTOM,   /* one custom kernel does all ops of the pattern */
+    TE_STRATEGY_EPILOGUE, /* te_gemm_run, whose epilogue does all other ops of the pattern */
+    TE_STRATEGY_CUSTOM,   /* one custom kernel does the GEMM and all other ops of the pattern */
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
 
@@ -263,7 +267,7 @@ typedef struct te_gemm_choice {
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
 
-/* The operands that a kernel of gemm_skinny.h or gemm_small_m.h reads. */
+/* The formats of the operands that a kernel of gemm_skinny.h or gemm_small_m.h reads. */
 typedef enum te_gemm_operands {
     TE_OPERANDS_16BIT,
     TE_OPERANDS_FP8,          /* e4m3; both operands have tensorwise scales, or both have rowwise scales */
@@ -283,7 +287,7 @@ typedef struct te_epilogue_state {
     float sum[8];       /* for the gradients of bias and scale: the sum of each of the eight columns over the rows that
                            this thread has processed. Each call of the epilogue adds the elements of its row; the kernel
                            then adds up the sums of all threads */
-    uint32_t amax_bits; /* the largest magnitude that this thread has stored in FP8, as the bits of a float
+    uint32_t amax_bits; /* the largest magnitude that this thread has stored in FP8, as the bit pattern of a float
                            (core/lanes.h); 0 before the first call */
     uint32_t fp8[2];    /* the eight FP8 elements of this call: the epilogue sets them, and the kernel stores them in
                            the transposed output; 0 before the call */

@@ -105,7 +105,8 @@ typedef struct te__autotuner {
     int events;                                              /* the number of events in begin_end that were created */
     /* in[i]: 1: candidate i is still timed; 0: it cannot run, or was dropped because it is slower */
     int in[TE__MAX_CANDIDATES];
-    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* two per candidate: before and after its sample */
+    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* two events per candidate, recorded before and after its
+                                                                sample */
     int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* [i][r]: the time of one run of candidate i, in ns, in
                                                                 the sample of round r + 1 */
     te__l2_flush flush;
@@ -226,7 +227,7 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     const te_gemm_tuned *g = &t->plan->product;
     const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
     const size_t mn = (size_t)g->m * (size_t)g->n;
-    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* if 0, no scales are needed: all are 1 */
+    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* 0: all scales are 1, and no arrays are needed */
     size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
     t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
@@ -322,7 +323,8 @@ TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Whether steps look up their strategy by te__gemm_find_choice. They do if choices are stored or if tuning is on. */
+/* Whether steps look up their strategy by te__gemm_find_choice: they do if any choices are stored in the context or if
+ * tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
@@ -332,8 +334,9 @@ TE_API int te__gemm_may_time(te_context *ctx) {
     const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
     return s && s->choices < TE_GEMM_MAX_CHOICES && !te__cuda_capturing(ctx);
 }
-/* The device and the library version for which a tuning file is valid. name: receives the number of multiprocessors and
- * the device's name; version: cuBLASLt's version, 0 in a build without cuBLASLt. */
+/* Returns the device and the version of cuBLASLt for which a tuning file of this context is valid. name: receives the
+ * number of multiprocessors and the device's name; *version: set to cuBLASLt's version, or to 0 in a build without
+ * cuBLASLt. */
 TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
     struct cudaDeviceProp device;
     TE_TRY(te__cuda_status(ctx, cudaGetDeviceProperties(&device, ctx->device), "device"));
@@ -377,7 +380,7 @@ TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b
     return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&
            a->stored_outputs == b->stored_outputs && !strcmp(a->pattern, b->pattern);
 }
-/* The choice for this step; null if there is none. */
+/* Returns the choice that is stored for this step, or null if there is none. */
 TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx);

@@ -4,13 +4,13 @@
  *
  *   gather       all_gather, then the product. DMA copies, which occupy no multiprocessor, write a rank's rows of A,
  *                chunk by chunk, to the memory of all other ranks; a flag is set after each chunk. The kernel computes
- *                the tiles of its own rows first, then those of rank + 1, rank + 2, ..; its producer waits for the flag
- *                of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
- *   scatter      the product, then reduce_scatter. The epilogue stores rows of another rank, rounded to 16 bits, in a
- *                slot of that rank's memory (one slot per sender), and sets flags after each tile. A rank computes the
- *                tiles of its own rows last: by then the others' sums have arrived, and the epilogue adds them in f32
- *                in the order of the ranks. Elements that a rank sends over its link: rank_rows n (N - 1); their
- *                receivers also read them once from memory.
+ *                the tiles of its own rows first, then those of rank + 1, rank + 2, ..; the kernel's producer thread
+ *                waits for the flag of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
+ *   scatter      the product, then reduce_scatter. The epilogue stores its sums for rows that another rank owns,
+ *                rounded to 16 bits, in a slot of that rank's memory (one slot per sender), and sets flags after each
+ *                tile. A rank computes the tiles of its own rows last: by then the others' sums have arrived, and the
+ *                epilogue adds them in f32 in the order of the ranks. Elements that a rank sends over its link:
+ *                rank_rows n (N - 1); the ranks that receive these elements also read them once from memory.
  *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
  *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
  *                behind which this time can be hidden. So with two kernels the epilogue stores also this rank's own
@@ -36,10 +36,11 @@
 enum {
     TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
     TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory */
-    TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks that a rank sends to another */
+    TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks into which a rank's rows are divided */
     TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* the smallest size of a chunk, unless a rank's rows have fewer bytes;
                                              smaller chunks would be copied at a lower rate (te__gather_copies) */
-    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* the largest number of flags for the tiles that a rank sends to another */
+    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* the largest number of flags for the tiles that a rank sends to another
+                                             rank */
     TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the epilogue's three warps; the fourth is unused */
     TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the initial value of te__overlap_memory.two_kernel_bytes */
     /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
@@ -47,7 +48,8 @@ enum {
     TE_FLAG_READY = 0,    /* [rank]: the epoch for which that rank is ready */
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk has arrived */
     TE_FLAG_EPOCH = 256,  /* one flag, written by this rank itself: the number of handshakes so far */
-    TE_FLAG_PROBE = 320,  /* [rank]: set to 1 by a stream of that rank, to test whether it can write here */
+    TE_FLAG_PROBE = 320,  /* [rank]: set to 1 by a stream of that rank, to test whether its streams can write to this
+                             memory */
     TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that `rank` scatters to this rank have arrived */
     TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which this flag's part of a tile has arrived */
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
@@ -196,11 +198,11 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  * slot before it signals that it is ready for the next product.
  *
  * Flags. READY, SENT and TILE are set to the epoch, which is the number of this handshake. The epoch is the same on all
- * ranks, and each rank counts it on its device, so that a captured graph may be replayed. CHUNK is set to 1, because it
- * is written by a stream, which does not know the epoch; the rank in whose memory it lies resets it to 0 in the next
- * handshake, before that rank signals that it is ready. No rank passes its next handshake before all other ranks have
- * passed this one, because its product needs their data. So no flag can already hold a later epoch, and it is safe to
- * wait until a flag equals the epoch.
+ * ranks, and each rank counts it on its device, so that the count is right even if a captured graph is replayed. CHUNK
+ * is set to 1, because it is written by a stream, which does not know the epoch; the rank in whose memory it lies
+ * resets it to 0 in the next handshake, before that rank signals that it is ready. No rank passes its next handshake
+ * before all other ranks have passed this one, because its product needs their data. So no flag can already hold a
+ * later epoch, and it is safe to wait until a flag equals the epoch.
  *
  * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a tile of a rank's own rows
  * waits for the same tile on the other ranks. Each of the other ranks computes its rows in an order in which that tile
@@ -255,7 +257,8 @@ typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
     char *to[TE_MAX_RANKS];
-    int64_t rank_bytes, chunk_bytes; /* bytes of this rank's rows of A, and of one chunk of them */
+    int64_t rank_bytes, chunk_bytes; /* rank_bytes: bytes of this rank's rows of A; chunk_bytes: bytes of one chunk of
+                                        these rows */
     int keep;
     int copies, product; /* copies: 1: this call enqueues the copies; product: 1: it enqueues the product */
     te_launch launch;    /* the launch of the product's kernel */
@@ -306,7 +309,7 @@ TE_API te_status te__gather_launch(const te_launch *l, const void *args, const t
     te__gather_call *c = (te__gather_call *)(void *)call;
     const size_t bytes = sizeof *c + (size_t)l->bytes;
     TE_REQUIRE(bytes <= sizeof call, ctx, TE_ERROR_OVERFLOW, "a product of %d bytes of arguments", l->bytes);
-    memset(c, 0, sizeof *c); /* graph replay compares arguments byte by byte */
+    memset(c, 0, sizeof *c); /* padding must be 0, too, because graph replay compares arguments byte by byte */
     c->memory = o->memory, c->own = (const char *)o->own, c->launch = *l;
     c->rank_bytes = rank_bytes, c->chunk_bytes = chunk_bytes;
     c->keep = o->keep && o->to[o->memory->rank] != c->own;

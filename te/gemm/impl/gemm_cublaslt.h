@@ -17,11 +17,11 @@
 
 enum {
     TE_HAS_CUBLASLT = 1,
-    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* slots of the hash table, which is at most half full */
+    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* number of slots of the hash table, which is at most half full */
     TE__GEMM_MAX_RESULTS = 32               /* the largest number of algorithms that tuning asks the heuristic for */
 };
 
-/* The properties of a product on which its plan depends, packed. */
+/* The properties of a product on which its plan depends, packed into four words. */
 typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
 
 typedef struct te__gemm_plan {
@@ -42,10 +42,11 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(((te_gemm_tuned *)0)->algo)
 typedef struct te__gemm_state {
     cublasLtHandle_t handle;
     void *workspace;
-    uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing: 1 + the index of a plan, or 0 */
+    uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing; a slot holds 1 + the index of a plan, or 0 if it
+                                      is free */
     int plans, choices;
-    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* in the order of their first use; the last element is the temporary
-                                                  plan that is used when the cache is full */
+    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* the plans, in the order of their first use; the last element is for
+                                                  the temporary plan that is used when the cache is full */
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__gemm_state;
 
@@ -62,7 +63,8 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the handle and the workspace. Like te__gemm_allocate, it may be called while a stream is being captured. */
+/* Creates the handle and the workspace. Like te__gemm_allocate, this function may be called while a stream is being
+ * captured. */
 TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -152,15 +154,15 @@ TE_API void te__gemm_prefer(cublasLtMatmulPreferenceOpaque_t *preference,
     (void)cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes);
 }
 /* Asks cuBLASLt's heuristic for up to `count` algorithms, and returns how many it has proposed. Results must be bitwise
- * reproducible, so algorithms that split k must add the partial sums in float and in a fixed order: those that add them
- * in place or in the output's dtype are excluded. */
+ * reproducible, so algorithms that split k must add the partial sums in float and in a fixed order: algorithms that add
+ * them in place or in the output's dtype are excluded. */
 TE_API int te__gemm_heuristic(cublasLtMatmulHeuristicResult_t *result, int count, te__gemm_plan *p,
                               te__gemm_state *s) {
     cublasLtMatmulPreferenceOpaque_t preference;
     const size_t workspace = TE_GEMM_WORKSPACE;
     const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const float *const any = (const float *)s->workspace; /* any valid address: the heuristic rejects null for arrays of
-                                                             scales */
+    const float *const any = (const float *)s->workspace; /* any valid address will do, but not null, which the
+                                                             heuristic rejects for arrays of scales */
     if (p->product.a_scaling > TE_SCALING_TENSORWISE && !p->a_inverse) te__gemm_set_scales(p, any, any);
     (void)cublasLtMatmulPreferenceInit(&preference);
     te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);

@@ -15,8 +15,8 @@
  * for many more sizes.
  *
  * te_context.gemm_custom decides when a custom kernel runs: 0: never; 1: if the rules below expect it to be faster; 2:
- * whenever it supports the GEMM. Functions with "can" in their name return whether a kernel supports a GEMM, those with
- * "pays" whether it is expected to be faster.
+ * whenever the kernel supports the GEMM. Functions with "can" in their name return whether a kernel supports a GEMM;
+ * functions with "pays" in their name return whether the kernel is expected to be faster than the alternative.
  */
 #ifndef TE_GEMM_DISPATCH_H
 #define TE_GEMM_DISPATCH_H
@@ -82,8 +82,9 @@ enum {
                                            kernel's time */
     TE_PERSISTENT_MIN_K = 1024,         /* the smallest k for which a tile's prologue is amortised */
     TE_PERSISTENT_MIN_WAVES = 4,
-    TE_FP8_MIN_WAVES = 5,               /* the smallest number of waves of a fused pattern with FP8 operands */
-    TE_FP8_RANDOM_MIN_WAVES = 9,        /* the smallest number of waves of such a pattern if it draws random numbers
+    TE_FP8_MIN_WAVES = 5,               /* the smallest number of waves for which a custom kernel pays if the operands
+                                           are FP8 */
+    TE_FP8_RANDOM_MIN_WAVES = 9,        /* as TE_FP8_MIN_WAVES, for a fused pattern that draws random numbers
                                            (dropout) */
     TE_OVERLAP_MIN_K = 256,             /* the smallest k of a GEMM that overlaps with a collective */
     TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of such a GEMM */
@@ -270,7 +271,8 @@ template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gem
     if (g->a_fp8.dtype == TE_e5m2) return te__fp8_kernels<T, TE_e5m2, TE_e4m3>();
     return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
 }
-/* TE_IF_USED turns a function into a template, so that a program that does not call it does not contain its kernels. */
+/* Returns the custom kernels for an FP8 GEMM of g's dtypes. TE_IF_USED turns this function into a template, so that a
+ * program that does not call it does not contain these kernels. */
 TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }
@@ -317,8 +319,8 @@ TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     c.stored_outputs = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
     return c;
 }
-/* The choice for a GEMM that the custom kernel can run: 1: the custom kernel; 0: cuBLASLt; -1: no choice was made by
- * gemm_custom or by timing, so a rule decides. */
+/* The choice for a GEMM that the custom kernel can run: 1: the custom kernel; 0: cuBLASLt; -1: neither gemm_custom nor
+ * a timing determines the choice, so a rule must. */
 TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     if (ctx->gemm_custom > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
@@ -378,7 +380,8 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te_status status = te_allocate(ctx, &memory, bytes);
     (void)te__fp8_trial_layout(&t.gemm, (char *)memory);
     if (status == TE_OK) status = te__fp8_trial_fill(&t.gemm, bytes, ctx);
-    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* chooses cuBLASLt's fastest algorithm by timing */
+    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* this call times cuBLASLt's algorithms and chooses the
+                                                                fastest */
     if (status == TE_OK)
         status = te__autotune(ns, &winner, 2, 1, TE__AUTOTUNE_ROUNDS, te__fp8_trial_run<>, &t, ctx);
     te_release(ctx, memory);

@@ -340,11 +340,12 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
-/* Bias is the only epilogue that these kernels support. If there is a gelu, a separate pointwise kernel computes it. */
+/* Whether te_gemm_run supports this GEMM. The only epilogue that the kernels of this file support is a bias; a gelu is
+ * computed by a separate pointwise kernel. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* The number of floats of scratch memory that te_gemm_run needs: none, only the host version (gemm_host.h) does. */
+/* The number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs some. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
 /* ---- for the tuning file ----------------------------------------------------------------------------------------- */
@@ -366,8 +367,9 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 
 /* Returns the kernel for products of dtype T with the transposes of `p`, or null if the program does not contain it.
  * Without TRAINS a program contains only the 16-bit kernels that inference needs, those of A B^T, because a linear
- * multiplies its input by the transpose of its weight. small_m: take the kernel with tiles of TE_FALLBACK_SMALL_TILE_M
- * rows, which exists only for an A that is not transposed. number: a number below 16 that identifies the kernel. */
+ * multiplies its input by the transpose of its weight. small_m: 1: return the kernel with tiles of
+ * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: a number below 16 that
+ * identifies the kernel. */
 template <te_dtype T, int TRAINS>
 TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *number) {
     enum { M = TE_FALLBACK_TILE_M, SMALL_M = TE_FALLBACK_SMALL_TILE_M };
@@ -448,9 +450,10 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     if (p.splits == 1) return TE_OK;
     return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
 }
-/* The function that runs the GEMMs of a list of dtype T. trains: 1 if it must also support the GEMMs of backward. */
+/* The function that runs the GEMMs of a list of ops of dtype T. trains: 1 if this function must also support the GEMMs
+ * of backward. */
 #define TE_GEMM_RUN_OF(T, trains) te__fallback_run<T, trains>
-/* Runs a GEMM of any dtype. A program that calls it contains the kernels of all dtypes. */
+/* Runs a GEMM of any dtype. A program that calls this function contains the kernels of all dtypes. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     if (g && g->dtype == TE_f16) return te__fallback_run<TE_f16, 1>(g, ctx);
     if (g && g->dtype == TE_bf16) return te__fallback_run<TE_bf16, 1>(g, ctx);

@@ -9,10 +9,10 @@
  * still runs (PDL): no kernel of a pass writes the weights. Otherwise, until the previous kernel has ended, each warp
  * only prefetches its first stage into the L2.
  *
- * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes in either format.
- * With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise scales
- * each sum over 128 elements of k is multiplied by the scales of these elements before it is added to the previous
- * sums.
+ * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes both in 16 bits and
+ * in FP8. With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise
+ * scales each sum over 128 elements of k is multiplied by the scales of these elements before it is added to the
+ * previous sums.
  *
  * Lower bound of the time: W is read once, 2 n k bytes in 16 bits or n k in FP8, at the memory bandwidth. Measurements:
  * docs/notes/gemm.md.
@@ -29,7 +29,7 @@
 
 enum {
     TE_SKINNY_ROWS = 8,     /* the largest number of rows of x */
-    TE_SKINNY_COLUMNS = 16, /* columns of y that a block computes at a time */
+    TE_SKINNY_COLUMNS = 16, /* number of columns of y that a block computes at a time */
     TE_SKINNY_WARPS = 8,
     TE_SKINNY_THREADS = 32 * TE_SKINNY_WARPS,
     TE_SKINNY_BLOCKS_PER_SM = 2,
@@ -37,7 +37,7 @@ enum {
     TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* elements of k in one step of all warps of a block */
     TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of a stage, which holds the part of W for one
                                                                    step of a warp */
-    TE_SKINNY_STAGES = 3,                                       /* stages of a warp's ring */
+    TE_SKINNY_STAGES = 3,                                       /* number of stages in a warp's ring */
     TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
 };
 
@@ -119,7 +119,7 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
-    /* iterations of the loop over i that have the same scales; each multiplies 32 elements of k */
+    /* number of successive iterations of the loop over i that use the same scales; each multiplies 32 elements of k */
     enum { PER_SCALE = TE_SKINNY_WARP_K / 32 / TE_SKINNY_STEP_SCALES };
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;

@@ -42,7 +42,8 @@
  * takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* if config.holds_half */
+    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* the numbers if config.holds_half is
+                                                                                     1 */
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -313,7 +314,8 @@ TE_API te_status te__sm90_gemm_launch(const void *kernel, te_grid grid, const vo
     return te__cuda_launch(ctx, launch, args, bytes);
 }
 /* Runs GEMM g: fills in *p and launches `kernel`. args: the struct that is the kernel's argument, of `bytes` bytes; *p
- * is its first member. The caller has already set the members of both that the kernel's epilogue needs. */
+ * is its first member. Before the call, the caller sets the members of this struct and of *p that the kernel's epilogue
+ * reads. */
 TE_API te_status te__sm90_gemm_run(const void *kernel, const void *args, size_t bytes, te__sm90_gemm_params *p,
                                    const te_gemm *g, te_context *ctx) {
     const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);

@@ -124,7 +124,7 @@ typedef struct te__sm90_epilogue_tile {
     const void *arg; /* the argument of the te_epilogue_fn: the kernel's parameters, which begin with *p */
     te__sm90_gemm_barriers *bars;
     uint32_t ring;
-    int x, y;           /* the tile's first column and row in D */
+    int x, y;           /* x: the tile's first column in D; y: its first row */
     int warp, lane;
     int is_last;        /* 1: the tile is the block's last one, which all eleven warps work on */
     int is_branch_free; /* 1: the te_epilogue_fn is called with outputs known at compile time
@@ -210,7 +210,8 @@ TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
     }
 }
 /* Called once by each warp, after its last tile: raises *p->amax to the largest magnitude that the warp has stored in
- * FP8, if it is larger. One thread of the grid also stores the FP8 output's scale and 1 / scale. */
+ * FP8, if this magnitude is larger than *p->amax. One thread of the grid also stores the FP8 output's scale and 1 /
+ * scale. */
 TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_epilogue_state *state) {
     if (p->amax) {
         int group;
@@ -241,7 +242,8 @@ TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm9
 }
 /* Runs the epilogue on the parts of a slice of a branch-free tile, two parts at a time. The compiler interleaves the
  * instructions of the two parts, which hides latencies. (Each scheduler has only one warp of the epilogue, so there is
- * no second one whose instructions could hide them.) next: the source for the first two parts, already loaded. */
+ * no second warp whose instructions could hide these latencies.) next: the source for the first two parts, already
+ * loaded. */
 TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                       te_epilogue_fn epilogue, te_epilogue_state *state,
                                       uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS], const te_epilogue_outputs outputs,

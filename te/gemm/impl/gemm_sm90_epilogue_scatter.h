@@ -24,7 +24,8 @@
 
 typedef struct te__gemm_scatter_params {
     te__sm90_gemm_params gemm;            /* gemm.source is null */
-    void *y;                              /* [rank_rows, n]: the result, the sum over the ranks */
+    void *y;                              /* [rank_rows, n]: the result: the sums over all ranks, for the rows of this
+                                             rank */
     const char *slots;                    /* [ranks, rank_rows, n], 16 bits: the sums that the other ranks have sent */
     char *to[TE_MAX_RANKS];               /* to[q]: this rank's slot in the memory of rank q */
     uint32_t *peer_flags[TE_MAX_RANKS];   /* peer_flags[q]: array [tiles, TE_SCATTER_FLAGS_PER_TILE] in the memory of
@@ -83,8 +84,8 @@ TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, in
             te_prefetch(te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col), 0, TE_bf16);
     }
 }
-/* Signal to the tile's owner that this warp has stored its part of the tile. For a block's last tile all its warps must
- * pass a barrier before, because each flag then means that the whole tile was stored. */
+/* Signal to the tile's owner that this warp has stored its part of the tile. For a block's last tile, all warps of the
+ * block must pass a barrier before this call, because each flag then means that the whole tile was stored. */
 TE_FN void te__gemm_scatter_signal(const te__gemm_scatter_params *s, int x, int y, int warp) {
     __syncwarp();
     if (threadIdx.x % 32 == 0 && warp < TE_SM90_GEMM_EPILOGUE_WARPS && !s->two_kernels)

@@ -32,18 +32,20 @@ enum {
     TE_SM90_GEMM_SMEM_BYTES = TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + TE_SM90_GEMM_STAGING_BYTES + 1024,
     TE_SM90_GEMM_THREADS = 384,
     TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile */
-    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* these three and the eight consumer warps run the epilogue of the last tile */
+    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* number of warps that run the epilogue of a block's last tile: these three and
+                                          the eight consumer warps */
 };
 
 /* ---- kernel parameters ------------------------------------------------------------------------------------------- */
 
 /* Parameters of a product that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is none. */
 typedef struct te__sm90_gemm_overlap {
-    int rank, rank_rows;         /* rank_rows: rows of A and D of each rank, a multiple of a cluster tile's rows */
+    int rank, rank_rows;         /* rank_rows: number of rows of A and D that each rank owns, a multiple of a cluster
+                                    tile's rows */
     int first_tile_row, group_m; /* first_tile_row: the row of cluster tiles that is computed first; group_m: rows of
                                     cluster tiles in a group (0: TE_SM90_GEMM_GROUP_M) */
-    int interleave;              /* number of ranks between whose rows of tiles the order alternates; 0: all rows of
-                                    one rank are computed before those of the next */
+    int interleave;              /* the order of the tiles alternates between the rows of this many ranks; 0: all rows
+                                    of one rank are computed before those of the next rank */
     int own_is_separate;         /* 1: this rank's rows of A lie in separate memory, and are loaded through the params'
                                     own_map */
     int chunk_rows;              /* number of gathered rows of A that arrive together and have one flag */

@@ -33,7 +33,7 @@
 
 enum {
     TE_SMALL_M_ROWS = 128,    /* the largest number of rows of x */
-    TE_SMALL_M_COLUMNS = 128, /* columns of y in a block's tile */
+    TE_SMALL_M_COLUMNS = 128, /* number of columns of y in a block's tile */
     TE_SMALL_M_CLUSTER = 2,
     TE_SMALL_M_K = 64, /* 16-bit elements of k in a stage: 128 bytes of each row */
     TE_SMALL_M_W_BYTES = TE_SMALL_M_COLUMNS * TE_SMALL_M_K * 2, /* bytes of W in a stage; x lies behind W */
@@ -49,12 +49,12 @@ enum {
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_small_m {
     CUtensorMap w, x;
-    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: 1 */
+    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: all scales are 1 */
     float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* 16, 32, 64 or 128; the rows beyond m are zeros */
-    int stages;        /* stages of the ring that are used */
+    int stages;        /* number of stages of the ring that are used */
     int rowwise;       /* FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
     int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel to
                           end */
@@ -137,9 +137,9 @@ TE_FN void te__small_m_load_x(const te_small_m *p, uint32_t ring, te_small_m_bar
     te__tma_load(stage + (uint32_t)(TE_SMALL_M_W_BYTES + row * TE_SMALL_M_K * 2), &p->x, at->k * TE_SMALL_M_K, row,
                  te__shared_address(&bars->full[at->stage]), (1 << TE_SMALL_M_CLUSTER) - 1);
 }
-/* Runs in one thread, which loads all tiles of this block. It first fills the ring with W, then waits for the previous
- * kernel, which writes x, and loads x. If the previous kernel may write W, W is only prefetched to the L2 before the
- * wait. */
+/* Runs in one thread, which loads all tiles of this block. This thread first fills the ring with W, then waits until
+ * the previous kernel, which writes x, has ended, and then loads x. If the previous kernel may write W, the thread only
+ * prefetches W to the L2 before that wait. */
 TE_FN void te__small_m_produce(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars) {
     const int stages = p->stages;
     te_small_m_position w = te__small_m_first(p), x = w;
@@ -278,8 +278,8 @@ TE_FN void te__small_m_to_shared(const te_small_m *p, const float *d, uint32_t b
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
 /* Computes a tile up to its epilogue, and leaves the warp's 16 columns in the warp's box. Returns whether this warp
- * runs the epilogue on these columns. If k is split, warps of several clusters compute them, and only the warp whose
- * part of k arrives last runs the epilogue. */
+ * runs the epilogue on these columns. If k is split, warps of several clusters compute partial sums for these columns,
+ * and only the warp that stores its partial sums last runs the epilogue. */
 TE_FN int te__small_m_compute(const te_small_m *p, const te_small_m_smem *s, const te_small_m_tile *t, int *stage,
                               int *phase, const te_gemm_operands operands, const te_dtype dtype, const int padded_m) {
     const te_small_m_scales scales = te__small_m_load_scales(p, t->col + (int)threadIdx.x / 32 * 16, operands);

@@ -1,9 +1,9 @@
 /* gemm_tune_file.h -- report the results of autotuning, write them to a file, and read them from a file. For an example
  * see gemm.h.
  *
- * The file is text: a header, a line for each product (gemm) and each step that was timed, and a checksum. It is valid
- * only for the device and the version of cuBLASLt in its header. (Lines that are wrapped here are one line in the
- * file.)
+ * The file is text: a header, a line for each product (gemm) and each step that was timed, and a checksum. The file is
+ * valid only for the device and the version of cuBLASLt that its header names. (Lines that are wrapped here are one
+ * line in the file.)
  *     te-gemm 2
  *     device <multiprocessors> <name>
  *     cublaslt <version>
@@ -83,7 +83,8 @@ enum {
     TE__TUNE_FILE = 1 << 20, /* the largest number of bytes in a file */
     TE__TUNE_WORDS = 24      /* the number of words in the line with the most words */
 };
-static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* some 18 minutes: no candidate takes longer */
+static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* 2^40 ns are some 18 minutes; no candidate takes
+                                                                      longer */
 
 /* Returns the checksum `sum`, extended by n more bytes (FNV-1a, by Fowler, Noll and Vo). The checksum detects
  * accidental changes of a file, but not deliberate ones. */
