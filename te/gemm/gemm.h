@@ -42,8 +42,8 @@
  * reproducible. But a second tuning may choose another candidate: for bitwise identical results from run to run, load
  * the same file.
  *
- * A program that is compiled with -DTE_NO_TUNE, or that includes te/infer.h, does not contain the timing code: it can
- * load a file, and setting ctx.gemm_tune is an error. On the host there is nothing to tune: a tuning file consists only
- * of its header, which is checked as on CUDA. */
+ * A program that is compiled with -DTE_NO_TUNE, or that includes te/infer.h, does not contain the timing code: such a
+ * program can load a file, but setting ctx.gemm_tune is an error. On the host there is nothing to tune: a tuning file
+ * consists only of its header, which is checked as on CUDA. */
 
 #endif

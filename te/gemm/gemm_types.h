@@ -140,14 +140,14 @@ TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *c
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-/* Whether the memory of D does not overlap that of `operand`, which has `elements` elements. */
+/* Whether D and `operand`, a matrix of `elements` elements, do not overlap in memory. */
 TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
            p + (size_t)elements * te_dtype_bytes(dtype) <= d;
 }
-/* Checks all arguments of a GEMM: pointers, sizes, dtypes, alignment, aliasing. te_gemm_run and te_gemm_fp8_run call it
- * first. */
+/* Checks all arguments of a GEMM: pointers, sizes, dtypes, alignment, aliasing. Called first by te_gemm_run and
+ * te_gemm_fp8_run. */
 TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);

@@ -69,10 +69,11 @@ typedef struct te__overlap_memory {
     size_t capacity;      /* bytes of the workspace */
     uint32_t *failed[2];  /* two flags, one in device memory and one in host memory; both are set to q + 1 if a wait for
                              rank q times out */
-    uint64_t timeout;     /* nanoseconds that a kernel waits for another rank */
+    uint64_t timeout;     /* how many nanoseconds a kernel waits for another rank before it reports that rank as
+                             failed */
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
     void (*write)(void), (*wait)(void); /* the functions cuStreamWriteValue32 and cuStreamWaitValue32 */
-    int64_t two_kernel_bytes; /* a scatter takes two kernels if a row of A has at most this many bytes */
+    int64_t two_kernel_bytes; /* a scatter runs as two kernels if a row of A has at most this many bytes */
     int serial;               /* for tests: 1: product and collective run one after the other; the order of the tiles is
                                  the same as when both overlap */
     int64_t gathered, scattered; /* statistics: the number of products with a gather, and with a scatter */
@@ -141,7 +142,7 @@ TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
     __threadfence_system();
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
 }
-/* Waits until the flag, which rank `of` writes, is `v`. After the timeout, reports that rank as failed and returns, so
+/* Waits until the flag, which rank `of` writes, is `v`. After the timeout, reports rank `of` as failed and returns, so
  * that the kernel ends. Also returns, at the next check of the clock, if a failure has already been reported. */
 TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__peer_timeout *w) {
     uint64_t since = 0;
@@ -193,16 +194,16 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  *
  * Why one copy of each buffer suffices. Kernels of a stream run one after the other, so a rank that is ready has
  * finished all earlier work of its stream: none of its kernels still reads or writes the memory that the other ranks
- * write next. A rank's product is done only after all rows of A, or all sums for its rows, have arrived, so no rank
- * writes into its memory after that. When a rank has filled a slot in another rank's memory, that other rank reads the
- * slot before it signals that it is ready for the next product.
+ * write next. A rank's product is done only after all rows of A, or all sums for its rows, have arrived, so no other
+ * rank writes into this rank's memory after that. When a rank has filled a slot in another rank's memory, that other
+ * rank reads the slot before it signals that it is ready for the next product.
  *
  * Flags. READY, SENT and TILE are set to the epoch, which is the number of this handshake. The epoch is the same on all
  * ranks, and each rank counts it on its device, so that the count is right even if a captured graph is replayed. CHUNK
- * is set to 1, because it is written by a stream, which does not know the epoch; the rank in whose memory it lies
- * resets it to 0 in the next handshake, before that rank signals that it is ready. No rank passes its next handshake
- * before all other ranks have passed this one, because its product needs their data. So no flag can already hold a
- * later epoch, and it is safe to wait until a flag equals the epoch.
+ * is set to 1, because it is written by a stream, which does not know the epoch; the rank in whose memory a CHUNK flag
+ * lies resets the flag to 0 in the next handshake, before it signals that it is ready. No rank passes its next
+ * handshake before all other ranks have passed this one, because its product needs their data. So no flag can already
+ * hold a later epoch, and it is safe to wait until a flag equals the epoch.
  *
  * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a tile of a rank's own rows
  * waits for the same tile on the other ranks. Each of the other ranks computes its rows in an order in which that tile

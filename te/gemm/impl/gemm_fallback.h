@@ -1,5 +1,5 @@
-/* gemm_fallback.h -- GEMMs for every shape on compute capability 8.0 and up, without cuBLASLt. A build with
- * TE_NO_CUBLASLT runs them for products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports.
+/* gemm_fallback.h -- GEMM kernels for every shape on compute capability 8.0 and up, without cuBLASLt. In a build with
+ * TE_NO_CUBLASLT they run the products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports.
  *
  * For 16-bit operands a block of eight warps computes a 128 x 128 tile of D, or a 64 x 128 tile if D has at most 64
  * rows. cp.async copies tiles of A and B, each 64 deep along k, into a ring of stages in shared memory. The ring has 96
@@ -74,7 +74,7 @@ TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* Returns alpha sum + beta C + bias for the element of D in column `col` whose index is `at`. */
+/* Returns alpha sum + beta C + bias for the element of D in column `col` whose index in D is `at`. */
 TE_FN float te__fallback_epilogue(const te_fallback *p, int64_t at, int col, float sum) {
     float v = p->alpha * sum;
     if (p->beta != 0) v += p->beta * te__load_wide(p->c, at, p->out);
@@ -251,8 +251,8 @@ typedef struct te_fallback_f32_tiles {
     float a[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH], b[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH];
 } te_fallback_f32_tiles;
 
-/* The place in a tile (line and index along k) of the i-th element that this thread loads. Neighbouring threads load
- * neighbouring addresses. */
+/* Sets *line and *k to the place, in a tile, of the i-th element that this thread loads: its line and its index along
+ * k. Neighbouring threads load neighbouring addresses. */
 TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     const int index = i * TE_FALLBACK_THREADS + (int)threadIdx.x;
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;

@@ -5,9 +5,9 @@
  * multiplies by mma.sync, whose operand A is rows of W and whose operand B is rows of x. (Elements of k may be passed
  * to mma.sync in any order, as long as it is the same for W and x.) The sums of the warps are added in a fixed order,
  * rounded to 16 bits, and passed to the pattern's epilogue, eight elements at a time; during that time the copies into
- * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings while that kernel
- * still runs (PDL): no kernel of a pass writes the weights. Otherwise, until the previous kernel has ended, each warp
- * only prefetches its first stage into the L2.
+ * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings with W while that
+ * kernel still runs (PDL), which is safe because no kernel of a pass writes weights. Otherwise, until the previous
+ * kernel has ended, each warp only prefetches its first stage into the L2.
  *
  * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes both in 16 bits and
  * in FP8. With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise

@@ -1,7 +1,7 @@
 /* gemm_sm90.h -- the custom GEMM for Hopper (compute capability 9.0): D = alpha A op(B), rounded to 16 bits, then
  * passed with its coordinates to an epilogue (te_epilogue_fn), eight elements at a time. The epilogue stores the
- * outputs: D, the result of an activation, FP8 and its transpose, column sums. This file has the kernel, the macros
- * that define it for an epilogue, and the host code.
+ * outputs: for example D, the result of an activation, the output in FP8 and its transpose, or column sums. This file
+ * has the kernel, the macros that define it for an epilogue, and the host code.
  *
  * The kernel is persistent and warp-specialised. A block has 384 threads and computes tiles of 128 x 256, one after the
  * other:

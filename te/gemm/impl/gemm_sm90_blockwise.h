@@ -262,7 +262,7 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     TE_UNROLL
     for (int i = 1; i < subtiles; i++) {
         const int subtile = i % TE_SM90_BLOCKWISE_SUBTILES, begins_step = subtile == 0, stage = g->at.stage;
-        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted */
+        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted in this iteration */
         if (begins_step) {
             te__sm90_pipeline_advance(&g->at);
             te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
@@ -441,7 +441,8 @@ TE_IF_USED TE_API te_sm90_kernel *te__sm90_blockwise_kernel(const te_gemm *g) {
                                           {(const void *)te__sm90_blockwise_gemm<1>, 0, 0}};
     return &kernels[te__sm90_blockwise_is_wgrad(g)];
 }
-/* Makes the tensor maps of an operand with `rows` rows and of its scales. tile_rows: rows of the operand in a tile. */
+/* Makes the tensor maps of an operand with `rows` rows and of its scales. tile_rows: the number of rows of the operand
+ * that a tile needs. */
 TE_API te_status te__sm90_blockwise_operand_maps(CUtensorMap *map, CUtensorMap *scales, const void *data,
                                                  const te_gemm_fp8 *fp8, int64_t rows, int tile_rows,
                                                  const te_gemm *g, te_context *ctx) {

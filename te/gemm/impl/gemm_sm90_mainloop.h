@@ -42,8 +42,9 @@ TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te
     }
 }
 /* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to their first row in that map.
- * If another rank sends these rows, waits until they have arrived. *seen: the last chunk that is known to have arrived,
- * so that its flag is not read again: while the producer reads a flag, the consumers use up all filled stages. */
+ * If another rank sends these rows, first waits until they have arrived. *seen: the last chunk that is known to have
+ * arrived, so that its flag is not read again: reading a flag takes so long that the consumers use up all filled stages
+ * meanwhile. */
 TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
@@ -51,7 +52,7 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (rank == o->rank) return o->own_is_separate ? (*y = row, &p->own_map) : &p->a_map;
     const int chunk = rank * TE_GATHER_MAX_CHUNKS + row / o->chunk_rows;
     const int same_rank = chunk / TE_GATHER_MAX_CHUNKS == *seen / TE_GATHER_MAX_CHUNKS;
-    if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order */
+    if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order, so this one has arrived */
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
     asm volatile("fence.proxy.async.global;" ::: "memory"); /* this fence makes TMA (the async proxy) read the rows only
@@ -305,7 +306,8 @@ TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ri
         has_packed = now.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &now);
-            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* this frees packed's registers */
+            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* frees the registers of `packed`, as
+                                                                                  above */
             continue;
         }
         if (now.split == 0) te__sm90_gemm_add_partials(p, d, &now);

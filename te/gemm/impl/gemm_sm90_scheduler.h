@@ -67,16 +67,19 @@ typedef struct te__sm90_gemm_params {
     uint8_t *transposed; /* [n, transposed_rows]: transpose of the epilogue's FP8 output; null: not wanted */
     int transposed_rows; /* length of a row of `transposed`: m rounded up to a multiple of 16; the elements from index m
                             on are 0 */
-    const void *source;  /* [m, n], 16 bits: the tensor that the epilogue reads, prefetched for it; null: none */
+    const void *source;  /* [m, n], 16 bits: a tensor that the epilogue reads, and that is prefetched; null: there is
+                            none */
     int source_has_halves;              /* 1: `source` is [m, 2 n]; for column i of D the epilogue reads column i of
                                            each half */
-    const float *inverse_a, *inverse_b; /* FP8: the inverse scales of A and B, by which alpha is multiplied; null: 1 */
+    const float *inverse_a, *inverse_b; /* FP8: the inverse scales of A and B, by which alpha is multiplied; null: the
+                                           scale is 1 */
     float alpha;
     int m, n, k, tiles; /* k: in 16-bit units (two elements of FP8); tiles: number of cluster tiles, each 256 x 256 */
     /* Stream-K. After `full_waves` waves, in each of which every cluster computes one tile, `tail_tiles` tiles remain.
      * The k of each of these tiles is cut into `splits` splits. The first `helpers` clusters compute `helper_splits`
-     * splits of each tile. The cluster that owns the tile, not a helper, computes the tile's other splits, adds the
-     * helpers' sums and runs the epilogue. helpers 0: tiles are not split, and full_waves is unlimited.
+     * splits of each of these tiles. The cluster that owns the tile, which is not a helper, computes the tile's other
+     * splits, adds the helpers' sums and runs the epilogue. helpers 0: tiles are not split, and full_waves is
+     * unlimited.
      */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the helpers' sums */
@@ -118,7 +121,8 @@ typedef struct te__sm90_gemm_barriers {
     uint64_t staged_full[2], staged_empty[2];   /* staged_full: the consumers have stored a quarter of a finished tile
                                                    in the staging buffer; staged_empty: the epilogue has read that
                                                    quarter */
-    float alpha; /* FP8: alpha times both inverse scales, which the producer writes before the third stage is full */
+    float alpha; /* FP8: alpha times both inverse scales; the producer stores this product here before the third stage
+                    is full */
 } te__sm90_gemm_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -171,8 +175,8 @@ TE_FN int te__sm90_gemm_get_work(te__sm90_gemm_work *w, const te__sm90_gemm_para
     te__sm90_gemm_locate_tile(w, p, tile);
     return 1;
 }
-/* The index of this cluster's last piece of work, if that piece completes a tile: all warps then run the epilogue of
- * this tile. -1 if the last piece is a partial sum for another cluster. */
+/* If this cluster's last piece of work completes a tile, returns the index of that piece; all warps then run the
+ * epilogue of this tile. If the last piece is a partial sum for another cluster, returns -1. */
 TE_FN int te__sm90_gemm_last_tile(const te__sm90_gemm_params *p) {
     const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER;
     if (!p->helpers) return (p->tiles - cluster + clusters - 1) / clusters - 1;
@@ -193,8 +197,8 @@ TE_FN uint32_t te__sm90_gemm_staging(uint32_t ring, int subtile) {
 TE_FN uint32_t te__sm90_gemm_last_staging(uint32_t ring, int quarter) {
     return ring + (uint32_t)(quarter / 2 * TE_SM90_GEMM_STAGING_BYTES + quarter % 2 * TE_SM90_GEMM_SUBTILE_BYTES);
 }
-/* The address at which a warp stores the sum of column `col` of a quarter over the warp's rows of the block's last
- * tile. In shared memory these sums lie behind the staged tile. */
+/* For a block's last tile: the address at which warp `warp` stores the sum of column `col` of quarter `quarter` over
+ * the rows that the warp has processed. In shared memory these sums lie behind the staged tile. */
 TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int col) {
     return ring + (uint32_t)(2 * TE_SM90_GEMM_STAGING_BYTES +
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
@@ -204,8 +208,8 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }
-/* The column of D at which quarter `i` of a tile begins; x: the tile's first column. If B is stored [n, k], this is
- * also a row of B. */
+/* The column of D at which quarter `i` of a tile begins; x: the tile's first column. If B is stored [n, k], the result
+ * is also the first row of B that this quarter needs. */
 TE_FN int te__sm90_gemm_quarter_column(const te__sm90_gemm_params *p, int x, int i, const te__sm90_gemm_config k) {
     if (k.pairing.halves) return x / 2 + 64 * (i / 2) + i % 2 * (p->n / 2);
     return x + 64 * te__sm90_gemm_swap_quarter(i, k);

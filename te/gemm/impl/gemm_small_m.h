@@ -7,7 +7,8 @@
  * blocks loads half of x and multicasts this half to both.
  *
  *   producer   one thread loads W and x by TMA into a ring of 192 KB. If the previous kernel belongs to the same pass,
- *              the thread fills the ring with W while that kernel still runs: no kernel of a pass writes weights
+ *              the thread fills the ring with W while that kernel still runs, which is safe because no kernel of a pass
+ *              writes weights
  *   consumers  two warpgroups multiply; each warp then runs the pattern's epilogue on its 16 columns of y
  *
  * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
