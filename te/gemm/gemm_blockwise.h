@@ -38,8 +38,8 @@ enum {
     TE_GEMM_TAIL_LANES = TE_CUDA ? 32 : 1,
     TE_GEMM_TAIL_THREADS = TE_CUDA ? 256 : 1,
     TE_GEMM_TAIL_WARPS = TE_GEMM_TAIL_THREADS / TE_GEMM_TAIL_LANES,
-    TE_GEMM_TAIL_VECTOR = 16 /* number of elements along k that a lane loads at a time; one scale belongs to all of
-                                them */
+    TE_GEMM_TAIL_VECTOR = 16 /* number of elements along k that a lane loads at a time; all of them have the same
+                                scale */
 };
 
 TE_FN void te__gemm_tail_load(float v[TE_GEMM_TAIL_VECTOR], const void *p, int64_t at, te_dtype t) {

@@ -57,7 +57,7 @@ typedef struct te_gemm {
                  elements of k are always promoted and added up in float */
     const void *a, *b, *c;
     void *d;
-    float alpha, beta; /* if beta is 0, C is not read. c and d may be the same address */
+    float alpha, beta; /* if beta is 0, C is not read. c and d may point to the same matrix */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
