@@ -16,12 +16,12 @@
  *     TE_TRY(te_gemm_save("gemm.txt", &ctx));
  *     te_gemm_print(stdout, &ctx);
  *
- * All matrices are row-major, and sums are computed in float. te_gemm_run uses cuBLASLt, with a plan cached per shape
- * in the context. A build with TE_NO_CUBLASLT neither includes nor links cuBLASLt; te_gemm_run then uses kernels with
- * mma.sync. On a CPU it uses a CBLAS library (compile with -DTE_CBLAS and link one), or else a blocked loop.
- * te_gemm_fp8_run chooses between cuBLASLt and a custom kernel: by a rule or, with ctx.gemm_tune on, by timing both.
- * For a weight gradient in FP8 set g.out to f32 and g.beta to 1. cuBLASLt runs these GEMMs, and also all FP8 GEMMs
- * without fast accumulation (g.fast is 0).
+ * All matrices are row-major, and sums are computed in float. te_gemm_run uses cuBLASLt; for each shape, the context
+ * caches a plan (the descriptors and the algorithm). A build with TE_NO_CUBLASLT neither includes nor links cuBLASLt;
+ * te_gemm_run then uses kernels with mma.sync. On a CPU te_gemm_run uses a CBLAS library (compile with -DTE_CBLAS and
+ * link one), or else a blocked loop. te_gemm_fp8_run chooses between cuBLASLt and a custom kernel: by a rule or, with
+ * ctx.gemm_tune on, by timing both. For a weight gradient in FP8 set g.out to f32 and g.beta to 1. cuBLASLt runs these
+ * GEMMs, and also all FP8 GEMMs without fast accumulation (g.fast is 0).
  */
 #ifndef TE_GEMM_H
 #define TE_GEMM_H
@@ -32,18 +32,18 @@
 
 /* While ctx.gemm_tune is on, two kinds of calls time candidates. The first call of each GEMM (each combination of
  * sizes, transposes, dtypes, epilogue and beta) times the algorithms that cuBLASLt proposes for this GEMM. The first
- * call of each step that begins with a GEMM times the strategies for the step (te_gemm_strategy), including its casts
- * and transposes to FP8. Each timing takes some tenths of a second: it allocates scratch memory, waits for the stream
- * and frees the memory. A call that is being captured into a CUDA graph times nothing and uses the results so far; so
- * run one eager step before a capture. Load a file, or switch tuning on, before te_context_reserve, because a step
- * whose strategy may change needs more workspace.
+ * call of each step that begins with a GEMM times the step's strategies (te_gemm_strategy); these times include the
+ * step's casts and transposes to FP8. Each timing takes some tenths of a second: it allocates scratch memory, waits for
+ * the stream and frees the memory. A call that is being captured into a CUDA graph times nothing: it uses the results
+ * that exist by then. So run one step outside of a capture first. Load a file, or switch tuning on, before
+ * te_context_reserve, because a step whose strategy may change needs more workspace.
  *
  * Each candidate sums in float and in a fixed order, so within one run of a program a tuned GEMM is bitwise
  * reproducible. But a second tuning may choose another candidate: for bitwise identical results from run to run, load
  * the same file.
  *
- * A program that is compiled with -DTE_NO_TUNE, or that includes te/infer.h, does not contain the timing code: it can
- * load a file, and setting ctx.gemm_tune is an error. On the host there is nothing to tune: a tuning file consists only
- * of its header, which is checked as on CUDA. */
+ * A program that is compiled with -DTE_NO_TUNE, or that includes te/infer.h, does not contain the timing code: such a
+ * program can load a file, but setting ctx.gemm_tune is an error. On the host there is nothing to tune: a tuning file
+ * consists only of its header, which is checked as on CUDA. */
 
 #endif

@@ -15,9 +15,9 @@
  * (g.epilogue), which cuBLASLt cannot. my_run returns an error if A's scaling is not TE_SCALING_BLOCKWISE_1D, and, like
  * te_gemm_run, for the invalid arguments that te__gemm_check_run finds.
  *
- * The kernel for the last one to three rows of D: each warp computes one column of these rows. For that the warp reads
- * the corresponding row of B, 16 bytes per lane at a time, and the last rows of A. Floor (the lower bound of its time):
- * B is read once, n k bytes, at the memory bandwidth.
+ * The kernel for the last one to three rows of D: each warp computes one column of these rows. To compute column j, a
+ * warp reads row j of B, 16 bytes per lane at a time, and the last rows of A. Floor (the lower bound of its time): B is
+ * read once, n k bytes, at the memory bandwidth.
  */
 #ifndef TE_GEMM_BLOCKWISE_H
 #define TE_GEMM_BLOCKWISE_H
@@ -38,7 +38,8 @@ enum {
     TE_GEMM_TAIL_LANES = TE_CUDA ? 32 : 1,
     TE_GEMM_TAIL_THREADS = TE_CUDA ? 256 : 1,
     TE_GEMM_TAIL_WARPS = TE_GEMM_TAIL_THREADS / TE_GEMM_TAIL_LANES,
-    TE_GEMM_TAIL_VECTOR = 16 /* elements along k that a lane loads at a time; all have the same scale */
+    TE_GEMM_TAIL_VECTOR = 16 /* number of elements along k that a lane loads at a time; all of them have the same
+                                scale */
 };
 
 TE_FN void te__gemm_tail_load(float v[TE_GEMM_TAIL_VECTOR], const void *p, int64_t at, te_dtype t) {
@@ -77,8 +78,8 @@ TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
 
 typedef te_status (*te__gemm_fn)(const te_gemm *g, te_context *ctx);
 typedef te_status (*te__gemm_tail_fn)(te_context *ctx, te_grid grid, const te_gemm *g);
-/* Runs the GEMM in two parts: `run` computes the rows up to the last multiple of four, as a smaller GEMM on the same
- * matrices, and `tail` computes the remaining rows. who: the caller's name, for error texts. */
+/* Runs the GEMM in two parts: `run` computes the first rows of D, whose number is a multiple of four, as a smaller GEMM
+ * on the same matrices; `tail` computes the remaining one to three rows. who: the caller's name, for error texts. */
 TE_API te_status te__gemm_blockwise(const te_gemm *g, te__gemm_fn run, te__gemm_tail_fn tail, const char *who,
                                     te_context *ctx) {
     te_gemm bulk = g ? *g : te_gemm_of(0, 0, 0);

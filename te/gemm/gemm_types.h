@@ -1,4 +1,5 @@
-/* gemm_types.h -- a matrix product (GEMM) as data, the checks of its arguments, and the results of tuning in a context.
+/* gemm_types.h -- te_gemm, a struct that describes a matrix product (GEMM); the checks of its members; and the results
+ * of tuning that a context holds.
  *
  * Do this:
  *     te_gemm g = te_gemm_of(rows, out, in);                  // y[rows, out] = x[rows, in] w[out, in]^T
@@ -36,34 +37,36 @@ TE_API const char *te__epilogue_name(te_epilogue e) {
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`; in target memory, aligned to
-                           * TE_ACCESS bytes. null (only with tensorwise scaling): the scale is 1 */
+    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`; in the target's memory (CUDA's
+                           * or the host's), aligned to TE_ACCESS bytes. null (only with tensorwise scaling): the scale
+                           * is 1 */
 } te_gemm_fp8;
 
 /* A GEMM: D = alpha op(A) op(B) + beta C, followed by an epilogue. op(A) is A, or A^T if trans_a is set; op(B) is B, or
  * B^T if trans_b is set. All matrices are row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
-    int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
+    int trans_a, trans_b; /* A is stored as [m, k], or as [k, m] if trans_a is 1; B as [k, n], or as [n, k] if trans_b
+                             is 1 */
     te_dtype dtype, out;  /* dtype: the dtype of bias and aux, and of A and B unless they are FP8. out: the dtype of C
                              and D, either `dtype` or f32 */
-    te_gemm_fp8 a_fp8, b_fp8; /* set both for an FP8 GEMM, or neither. In FP8 A must be [m, k] and B [n, k], and D =
-                                 alpha inverse_a inverse_b A B^T */
+    te_gemm_fp8 a_fp8, b_fp8; /* the formats of A and B: for an FP8 GEMM set both, else neither. In FP8 A must be [m, k]
+                                 and B [n, k], and D = alpha inverse_a inverse_b A B^T */
     int fast; /* FP8 only. 1: fast accumulation: sums over all of k stay in the tensor cores, which hold them with 14
                  bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: sums over 128
                  elements of k are always promoted and added up in float */
     const void *a, *b, *c;
     void *d;
-    float alpha, beta; /* c may equal d; C is not read if beta is 0 */
+    float alpha, beta; /* if beta is 0, C is not read. c and d may point to the same matrix */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host only: an array of te__gemm_scratch() floats, in the workspace */
+    float *scratch; /* host only: an array in the workspace, of as many floats as te__gemm_scratch returns */
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 
-/* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: f32, nothing
- * transposed, no operands yet. */
+/* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: all dtypes are f32,
+ * nothing is transposed, and the pointers to the operands must still be set. */
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     te_gemm g;
     memset(&g, 0, sizeof g);
@@ -93,8 +96,9 @@ TE_API int te__scalings_match(te_scaling a, te_scaling b) {
     return a == b ? a == TE_SCALING_TENSORWISE || a == TE_SCALING_ROWWISE || a == TE_SCALING_BLOCKWISE_1D
                   : a == TE_SCALING_BLOCKWISE_1D && b == TE_SCALING_BLOCKWISE_2D;
 }
-/* For an FP8 GEMM: returns an error if no back end supports its combination of scalings. With rowwise or blockwise
- * scales also returns an error if no back end supports its epilogue, or if the device is not of capability 9.0. */
+/* For an FP8 GEMM: returns an error if no back end supports its combination of scalings. If the scales are rowwise or
+ * blockwise, also returns an error if no back end supports the GEMM's epilogue, or if the device's compute capability
+ * is not 9.0. */
 TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_context *ctx) {
     const te_scaling a = g->a_fp8.scaling, b = g->b_fp8.scaling;
     TE_REQUIRE(te__scalings_match(a, b), ctx, TE_ERROR_VALUE,
@@ -136,14 +140,14 @@ TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *c
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-/* Whether the memory of D does not overlap that of `operand`, which has `elements` elements. */
+/* Whether D and `operand`, a matrix of `elements` elements, do not overlap in memory. */
 TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
            p + (size_t)elements * te_dtype_bytes(dtype) <= d;
 }
-/* Checks all arguments of a GEMM: pointers, sizes, dtypes, alignment, aliasing. te_gemm_run and te_gemm_fp8_run call it
- * first. */
+/* Checks all arguments of a GEMM: pointers, sizes, dtypes, alignment, aliasing. Called first by te_gemm_run and
+ * te_gemm_fp8_run. */
 TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);
@@ -168,8 +172,8 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
 }
 
 /* Checks the restrictions of te_gemm_run, which are those of cuBLASLt: with blockwise scaling the number of rows must
- * be a multiple of four, and with rowwise or blockwise scaling there is no bias. gemm_blockwise.h lifts both for
- * blockwise scaling. */
+ * be a multiple of four, and with rowwise or blockwise scaling no bias can be added. GEMMs with blockwise scaling that
+ * are run by gemm_blockwise.h have neither restriction. */
 TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
     TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx,
                TE_ERROR_SHAPE, "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four",
@@ -186,19 +190,21 @@ enum {
     TE_GEMM_MAX_CHOICES = 128 /* the largest number of distinct steps whose strategies a context caches */
 };
 
-/* A GEMM whose candidates were timed, and the result. All tensors are contiguous and aligned to TE_ACCESS bytes, so
- * leading dimensions and alignment need not be stored: two GEMMs are the same if the members up to `beta` are equal. */
+/* A GEMM whose candidates were timed, and the result of the timing. All tensors are contiguous and aligned to TE_ACCESS
+ * bytes, so leading dimensions and alignment need not be stored: two GEMMs are the same if the members up to `beta` are
+ * equal. */
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
-    te_dtype a, b, dtype, out; /* the dtypes of A, of B, of bias and aux, of D */
+    te_dtype a, b, dtype, out; /* a: the dtype of A; b: of B; dtype: of bias and aux; out: of D */
     te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
-    int beta;                  /* 1: beta is not 0, so C is added; 0: it is 0 */
+    int beta;                  /* 1: the GEMM's beta is not 0, so C is added; 0: the GEMM's beta is 0 */
     int candidates;            /* the number of candidates that were timed */
-    int64_t first_ns, best_ns; /* median times, in ns, of the heuristic's first candidate and of the fastest one */
-    uint64_t algo[8];          /* the fastest candidate: the bytes of its cublasLtMatmulAlgo_t */
+    int64_t first_ns, best_ns; /* first_ns: the median time of the heuristic's first candidate, in ns; best_ns: that of
+                                  the fastest candidate */
+    uint64_t algo[8];          /* the bytes of the cublasLtMatmulAlgo_t of the fastest candidate */
 } te_gemm_tuned;
 
 /* Returns a te_gemm_tuned for GEMM g. The members that identify the GEMM are set; those that hold the result are 0. */
@@ -219,9 +225,10 @@ TE_API int te__gemm_same_product(const te_gemm_tuned *t, const te_gemm_tuned *u)
            u->epilogue == t->epilogue && u->beta == t->beta;
 }
 
-/* The text that describes a GEMM's operands in a tuning file. In 16 bits and f32 it is the dtype: "bf16". In FP8 it
- * consists of the dtypes of A and B and that of bias and aux, "e4m3*e5m2.bf16", then ".fast" with fast accumulation,
- * then the scalings unless they are tensorwise, ".1x128*128x128". */
+/* The text that describes a GEMM's operands in a tuning file. For a GEMM in 16 bits or f32 it is the name of the dtype,
+ * such as "bf16". For an FP8 GEMM it consists of the dtypes of A and B and the dtype of bias and aux, as in
+ * "e4m3*e5m2.bf16"; then ".fast", if the GEMM has fast accumulation; then the two scalings, as in ".1x128*128x128",
+ * unless they are tensorwise. */
 typedef struct te__operands_text { char text[64]; } te__operands_text;
 TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     te__operands_text s;
@@ -239,8 +246,8 @@ TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
 typedef enum te_gemm_strategy {
     TE_STRATEGY_BARE,     /* a GEMM without epilogue; a pointwise kernel does the other ops */
     TE_STRATEGY_BIAS,     /* a GEMM whose epilogue adds the bias; a pointwise kernel does the other ops */
-    TE_STRATEGY_EPILOGUE, /* te_gemm_run, whose epilogue does all ops of the pattern */
-    TE_STRATEGY_CUSTOM,   /* one custom kernel does all ops of the pattern */
+    TE_STRATEGY_EPILOGUE, /* te_gemm_run, whose epilogue does all other ops of the pattern */
+    TE_STRATEGY_CUSTOM,   /* one custom kernel does the GEMM and all other ops of the pattern */
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
 
@@ -251,16 +258,16 @@ typedef struct te_gemm_choice {
                          (te__operands_text), "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
     int64_t m, n, k;
     te_dtype dtype;
-    int training;            /* 1: a forward that saves for backward; 0: inference */
-    unsigned stored_outputs; /* bit j: the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a
-                                pattern: bit 0: beta is not 0; bit 1: there is a bias */
+    int training;            /* 1: a forward pass that saves tensors for backward; 0: inference */
+    unsigned stored_outputs; /* bit j is set if the output of the pattern's op j is stored. For an FP8 GEMM that is not
+                                part of a pattern, bit 0 is set if beta is not 0, and bit 1 if there is a bias */
     te_gemm_strategy strategy;     /* the fastest strategy */
     int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy, in ns; 0: the strategy cannot run */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
 
-/* The operands that a kernel of gemm_skinny.h or gemm_small_m.h reads. */
+/* The formats of the operands that a kernel of gemm_skinny.h or gemm_small_m.h reads. */
 typedef enum te_gemm_operands {
     TE_OPERANDS_16BIT,
     TE_OPERANDS_FP8,          /* e4m3; both operands have tensorwise scales, or both have rowwise scales */
@@ -271,7 +278,7 @@ typedef enum te_gemm_operands {
  * the epilogue need not test its output pointers for null. Then the epilogue has no branches, and the compiler
  * interleaves the instructions for several vectors of eight elements. */
 typedef enum te_epilogue_outputs {
-    TE_OUTPUTS_ANY,   /* those whose pointers are not null, which is tested at run time */
+    TE_OUTPUTS_ANY,   /* the outputs whose pointers are not null; the pointers are tested at run time */
     TE_OUTPUTS_ALL,   /* all outputs that the pattern stores in training */
     TE_OUTPUTS_RESULT /* only the pattern's result, as in inference */
 } te_epilogue_outputs;
@@ -280,7 +287,7 @@ typedef struct te_epilogue_state {
     float sum[8];       /* for the gradients of bias and scale: the sum of each of the eight columns over the rows that
                            this thread has processed. Each call of the epilogue adds the elements of its row; the kernel
                            then adds up the sums of all threads */
-    uint32_t amax_bits; /* the largest magnitude that this thread has stored in FP8, as the bits of a float
+    uint32_t amax_bits; /* the largest magnitude that this thread has stored in FP8, as the bit pattern of a float
                            (core/lanes.h); 0 before the first call */
     uint32_t fp8[2];    /* the eight FP8 elements of this call: the epilogue sets them, and the kernel stores them in
                            the transposed output; 0 before the call */
@@ -288,13 +295,14 @@ typedef struct te_epilogue_state {
 } te_epilogue_state;
 /* The type of the function that custom kernels call as their epilogue, for eight elements of D at a time. w: these
  * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements of the
- * prefetched tensor (params.source) at the same place, or null if nothing was prefetched. If the tensor has two halves,
- * `ahead` holds eight elements of its first half, then eight of its second. arg: the kernel's arguments. */
+ * prefetched tensor (params.source) in the same row and columns, or null if nothing was prefetched. If the prefetched
+ * tensor has two halves, `ahead` holds eight elements of the first half, then eight of the second half. arg: the
+ * kernel's arguments. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
-/* The type of such a function for ops that combine two vectors of a row, namely rope and gated activations. w: the
- * eight elements from column `col` on; other: the eight elements that are paired with those of w, from column
- * `other_col` on. Of *state only amax_bits is used. */
+/* The type of the epilogue function for ops that combine two vectors of a row, namely rope and gated activations. w:
+ * the eight elements from column `col` on; other: the eight elements that are paired with those of w, from column
+ * `other_col` on. The only member of *state that is used is amax_bits. */
 typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
                                     int other_col, te_epilogue_state *state);
 
@@ -302,10 +310,10 @@ typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const 
 #if TE_CUDA
 
 enum {
-    TE_GEMM_WORKSPACE = 32 << 20, /* bytes: the size that cuBLASLt recommends for Hopper */
+    TE_GEMM_WORKSPACE = 32 << 20, /* bytes of the workspace: the size that cuBLASLt recommends for Hopper */
     TE_GEMM_MAX_SPLIT_TILES = 256,      /* the largest number of tiles whose k a custom kernel splits */
-    TE_GEMM_TILE_COUNTERS = 16,         /* counters for each tile whose k is split; all counters lie behind the
-                                           workspace, and each kernel leaves them at 0 */
+    TE_GEMM_TILE_COUNTERS = 16,         /* number of counters for each tile whose k is split; the counters of all tiles
+                                           lie behind the workspace, and are 0 before and after each kernel */
     TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4
 };
 

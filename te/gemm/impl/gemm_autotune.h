@@ -46,8 +46,8 @@ TE_API int64_t te__median(const int64_t *v, int n) {
     return n ? sorted[n / 2] : 0;
 }
 
-/* Memory that is read before each sample to evict the candidates' operands from the L2. Every word of it is
- * 0x5a5a5a5a. */
+/* Memory that is read before each sample to evict the candidates' operands from the L2. Every 32-bit word of this
+ * memory has the value 0x5a5a5a5a. */
 typedef struct te__l2_flush {
     uint32_t *word;
     int64_t count;
@@ -60,14 +60,15 @@ TE_FN void te__l2_flush_body(const te__l2_flush *p, te_block b) {
 }
 TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, te_at))
 
-/* Reads all of the memory. This takes so long that the host can meanwhile enqueue all of the work that is timed. */
+/* Reads the whole memory of `flush`. The kernel that reads it runs so long that the host can enqueue all work of the
+ * next sample meanwhile. */
 TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
 /* Enqueues a sample: `repeats` runs of a candidate between two small kernels. These stand for the kernels that run
- * before and after the GEMM in a pass. They are needed because a custom kernel starts, and loads its weights, while the
- * previous kernel is still running (programmatic dependent launch, te__launch_follows_kernel), which cuBLASLt's kernels
- * do not. */
+ * before and after the GEMM in a pass. They are needed because a custom kernel, unlike cuBLASLt's kernels, starts and
+ * loads its weights while the previous kernel is still running (programmatic dependent launch,
+ * te__launch_follows_kernel). */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
     te_launches *const s = (te_launches *)ctx->launches;
@@ -79,8 +80,8 @@ TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg,
     if (s) s->autotuning = 0;
     return status == TE_OK ? te__l2_read_launch(ctx, te__grid_of(1, 1), &small) : status;
 }
-/* Measures how long the two small kernels take alone, in milliseconds (the minimum of five samples). This time is
- * subtracted from every sample. */
+/* Sets *ms to the time in milliseconds that the two small kernels of a sample take alone (the minimum of five
+ * measurements). This time is subtracted from every sample. */
 TE_IF_USED TE_API te_status te__autotune_overhead(float *ms, const te__l2_flush *flush, cudaEvent_t begin,
                                                   cudaEvent_t end, te_context *ctx) {
     float took = 0;
@@ -102,10 +103,12 @@ typedef struct te__autotuner {
     void *arg;
     int count, repeats;
     int events;                                              /* the number of events in begin_end that were created */
-    /* 1: still a candidate; 0: it cannot run, or was dropped */
+    /* in[i]: 1: candidate i is still timed; 0: it cannot run, or was dropped because it is slower */
     int in[TE__MAX_CANDIDATES];
-    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* the begin and the end of each candidate's sample */
-    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* the time of one run in each sample, in ns */
+    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* two events per candidate, recorded before and after its
+                                                                sample */
+    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* [i][r]: the time of one run of candidate i, in ns, in
+                                                                the sample of round r + 1 */
     te__l2_flush flush;
     float overhead; /* the time of the two small kernels around a sample, in ms */
 } te__autotuner;
@@ -125,7 +128,8 @@ TE_API void te__autotune_close(te__autotuner *t, te_context *ctx) {
     while (t->events) (void)cudaEventDestroy(t->begin_end[--t->events]);
     te_release(ctx, t->flush.word);
 }
-/* Runs one sample of each candidate, and waits for the stream. Each round begins with another candidate. */
+/* Runs one sample of each candidate, and waits for the stream. The candidate that is sampled first changes from round
+ * to round. */
 TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, int round, te_context *ctx) {
     cudaStream_t stream = (cudaStream_t)ctx->stream;
     for (int j = 0; j < t->count; j++) {
@@ -135,12 +139,13 @@ TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, in
         TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i], stream), "event"));
         t->in[i] = te__autotune_sample(t->run, t->arg, i, t->repeats, &t->flush, ctx) == TE_OK;
         if (t->in[i]) TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i + 1], stream), "event"));
-        else (void)cudaGetLastError(), ns[i] = 0; /* this clears the error, which the next launch would report */
+        else (void)cudaGetLastError(), ns[i] = 0; /* this clears the CUDA error, which the next launch would otherwise
+                                                     report */
     }
     return te_synchronize(ctx);
 }
-/* Evaluates round `round` (from 1): adds its samples to the candidates' medians, sets *winner to the fastest candidate
- * so far, and drops candidates that are clearly slower. */
+/* Evaluates round `round` (from 1): computes each candidate's median over the samples of all rounds so far, sets
+ * *winner to the candidate with the smallest median, and drops candidates that are clearly slower than the winner. */
 TE_API te_status te__autotune_evaluate(te__autotuner *t, int64_t *ns, int *winner, int round, te_context *ctx) {
     int64_t best = 0;
     for (int i = 0; i < t->count; i++) {
@@ -222,7 +227,7 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     const te_gemm_tuned *g = &t->plan->product;
     const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
     const size_t mn = (size_t)g->m * (size_t)g->n;
-    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* if 0, no scales are needed: all are 1 */
+    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* 0: all scales are 1, and no arrays are needed */
     size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
     t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
@@ -237,8 +242,8 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     t->set_bytes = at;
 }
 /* Fills the sets with normally distributed numbers: first all memory with numbers of the product's dtype, then FP8
- * operands with FP8 numbers. Thus no operand has a NaN. If C is f32 and the dtype has 16 bits, an element of C consists
- * of two 16-bit numbers; read as f32, such an element has an ordinary magnitude and is not NaN, either. */
+ * operands with FP8 numbers. So no element of an operand is NaN. If C is f32 and the dtype has 16 bits, an element of C
+ * consists of two 16-bit numbers; read as f32, such an element has an ordinary magnitude and is not NaN, either. */
 TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, te_context *ctx) {
     const te_gemm_tuned *g = &t->plan->product;
     const int64_t count = (int64_t)((size_t)repeats * t->set_bytes / te_dtype_bytes(g->dtype));
@@ -275,8 +280,8 @@ TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, 
     return TE_OK;
 }
 /* Times the candidates for this plan, and stores the fastest in the plan. If there is no memory for timing, the plan
- * keeps the heuristic's first candidate. While the stream is being captured nothing is timed, but a later call times
- * the plan. */
+ * keeps the heuristic's first candidate. If the stream is being captured, nothing is timed; the first call after the
+ * capture times the plan. */
 TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx) {
     enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 }; /* a product with few bytes of operands runs several times per
                                                          sample, because events have a resolution of only 1 us */
@@ -303,20 +308,23 @@ TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
-    memcpy(ctx->error, error, sizeof error); /* restore the text, because a candidate that cannot run is not an error */
+    memcpy(ctx->error, error, sizeof error); /* restore the context's error text, because a candidate that cannot run is
+                                                not an error */
     return TE_OK;
 }
 #endif
 
 /* ---- results stored in the context ------------------------------------------------------------------------------- */
 
-/* Returns the choices that are stored in the context, and sets *count to the address of their number. */
+/* Returns the choices that are stored in the context, and sets *count to the address of the variable that holds the
+ * number of choices. */
 TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Whether steps look up their strategy by te__gemm_find_choice. They do if choices are stored or if tuning is on. */
+/* Whether steps look up their strategy by te__gemm_find_choice: they do if any choices are stored in the context or if
+ * tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
@@ -326,8 +334,9 @@ TE_API int te__gemm_may_time(te_context *ctx) {
     const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
     return s && s->choices < TE_GEMM_MAX_CHOICES && !te__cuda_capturing(ctx);
 }
-/* The device and the library version for which a tuning file is valid. name: receives the number of multiprocessors and
- * the device's name; version: cuBLASLt's version, 0 in a build without cuBLASLt. */
+/* Returns the device and the version of cuBLASLt for which a tuning file of this context is valid. name: receives the
+ * number of multiprocessors and the device's name; *version: set to cuBLASLt's version, or to 0 in a build without
+ * cuBLASLt. */
 TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
     struct cudaDeviceProp device;
     TE_TRY(te__cuda_status(ctx, cudaGetDeviceProperties(&device, ctx->device), "device"));
@@ -371,7 +380,7 @@ TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b
     return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&
            a->stored_outputs == b->stored_outputs && !strcmp(a->pattern, b->pattern);
 }
-/* The choice for this step; null if there is none. */
+/* Returns the choice that is stored for this step, or null if there is none. */
 TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx);

@@ -4,17 +4,18 @@
  *
  *   gather       all_gather, then the product. DMA copies, which occupy no multiprocessor, write a rank's rows of A,
  *                chunk by chunk, to the memory of all other ranks; a flag is set after each chunk. The kernel computes
- *                the tiles of its own rows first, then those of rank + 1, rank + 2, ..; its producer waits for the flag
- *                of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
- *   scatter      the product, then reduce_scatter. The epilogue stores rows of another rank, rounded to 16 bits, in a
- *                slot of that rank's memory (one slot per sender), and sets flags after each tile. A rank computes the
- *                tiles of its own rows last: by then the others' sums have arrived, and the epilogue adds them in f32
- *                in the order of the ranks. Elements that a rank sends over its link: rank_rows n (N - 1); their
- *                receivers also read them once from memory.
- *   two kernels  scatter for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us to add the ranks'
- *                sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop behind which this
- *                time can be hidden. So here the epilogue stores this rank's own rows in a slot, too, tiles of all
- *                ranks' rows alternate, and a second kernel adds up all slots (te/comm/impl/collective_step.h). This
+ *                the tiles of its own rows first, then those of rank + 1, rank + 2, ..; the kernel's producer thread
+ *                waits for the flag of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
+ *   scatter      the product, then reduce_scatter. The epilogue stores its sums for rows that another rank owns,
+ *                rounded to 16 bits, in a slot of that rank's memory (one slot per sender), and sets flags after each
+ *                tile. A rank computes the tiles of its own rows last: by then the others' sums have arrived, and the
+ *                epilogue adds them in f32 in the order of the ranks. Elements that a rank sends over its link:
+ *                rank_rows n (N - 1); the ranks that receive these elements also read them once from memory.
+ *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
+ *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
+ *                behind which this time can be hidden. So with two kernels the epilogue stores also this rank's own
+ *                rows in a slot, the order of the tiles alternates between the rows of all ranks, and a second kernel
+ *                adds up all slots (te/comm/impl/collective_step.h). Compared with a scatter in one kernel, a rank
  *                writes and reads rank_rows n more elements.
  *
  * Floor: the time of the product alone or, if longer, that of sending the bytes over the link at 450 GB/s. With large
@@ -35,9 +36,11 @@
 enum {
     TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
     TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory */
-    TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks that a rank sends to another */
-    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* smaller chunks are copied at a lower rate (te__gather_copies) */
-    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* the largest number of flags for the tiles that a rank sends to another */
+    TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks into which a rank's rows are divided */
+    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* the smallest size of a chunk, unless a rank's rows have fewer bytes;
+                                             smaller chunks would be copied at a lower rate (te__gather_copies) */
+    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* the largest number of flags for the tiles that a rank sends to another
+                                             rank */
     TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the epilogue's three warps; the fourth is unused */
     TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the initial value of te__overlap_memory.two_kernel_bytes */
     /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
@@ -45,7 +48,8 @@ enum {
     TE_FLAG_READY = 0,    /* [rank]: the epoch for which that rank is ready */
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk has arrived */
     TE_FLAG_EPOCH = 256,  /* one flag, written by this rank itself: the number of handshakes so far */
-    TE_FLAG_PROBE = 320,  /* [rank]: set to 1 by a stream of that rank, to test whether it can write here */
+    TE_FLAG_PROBE = 320,  /* [rank]: set to 1 by a stream of that rank, to test whether its streams can write to this
+                             memory */
     TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that `rank` scatters to this rank have arrived */
     TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which this flag's part of a tile has arrived */
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
@@ -65,14 +69,16 @@ typedef struct te__overlap_memory {
     size_t capacity;      /* bytes of the workspace */
     uint32_t *failed[2];  /* two flags, one in device memory and one in host memory; both are set to q + 1 if a wait for
                              rank q times out */
-    uint64_t timeout;     /* nanoseconds that a kernel waits for another rank */
+    uint64_t timeout;     /* how many nanoseconds a kernel waits for another rank before it reports that rank as
+                             failed */
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
     void (*write)(void), (*wait)(void); /* the functions cuStreamWriteValue32 and cuStreamWaitValue32 */
-    int64_t two_kernel_bytes; /* a scatter takes two kernels if a row of A has at most this many bytes */
-    int serial;               /* for tests: runs product and collective one after the other, but with the tiles in the
-                                 order that they have when both overlap */
+    int64_t two_kernel_bytes; /* a scatter runs as two kernels if a row of A has at most this many bytes */
+    int serial;               /* for tests: 1: product and collective run one after the other; the order of the tiles is
+                                 the same as when both overlap */
     int64_t gathered, scattered; /* statistics: the number of products with a gather, and with a scatter */
-    int64_t gathered_beside;     /* the number of those with a gather whose te__gemm_overlap.overlapped is not null */
+    int64_t gathered_beside;     /* how many of the products with a gather had a te__gemm_overlap.overlapped that is not
+                                    null */
 } te__overlap_memory;
 
 /* How a product overlaps a collective; te_gemm.ranks points to it. */
@@ -80,12 +86,13 @@ typedef struct te__gemm_overlap {
     const te_group *group;
     te__overlap_memory *memory;
     const void *own;        /* this rank's rows of A, which are gathered; null: no gather, D is scattered */
-    char *to[TE_MAX_RANKS]; /* gather: to[q]: the place of these rows in the A of rank q */
-    int keep;               /* gather: 1: these rows are also copied to this rank's own A */
+    char *to[TE_MAX_RANKS]; /* gather: to[q]: the address of these rows within the A of rank q, whose memory this rank
+                               maps */
+    int keep;               /* gather: 1: this rank's rows are also copied to its own A */
     int interleave;         /* scatter: 1: the order of the tiles alternates between the rows of all ranks; 0: all tiles
                                of one rank's rows, then those of the next, and those of this rank last */
-    te_status (*overlapped)(void *arg); /* gather: enqueues other work, which runs before the product while rows arrive;
-                                           or null */
+    te_status (*overlapped)(void *arg); /* gather: a function that enqueues other work, to run before the product while
+                                           rows arrive; null: none */
     void *overlapped_arg;
 } te__gemm_overlap;
 
@@ -102,7 +109,7 @@ TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile)
                                 te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
     return (int)te_min(rank_rows, te_round_up(rows, tile));
 }
-/* The index of the caller's block that contains the `bytes` bytes from p on; -1: none. */
+/* Returns the index of the caller's block that contains the `bytes` bytes from p on, or -1 if no block does. */
 TE_API int te__overlap_block_of(const te__overlap_memory *m, const void *p, size_t bytes) {
     for (int i = 1; m && p && i < m->blocks; i++) {
         const char *own = m->block[i].at[m->rank];
@@ -135,7 +142,7 @@ TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
     __threadfence_system();
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
 }
-/* Waits until the flag, which rank `of` writes, is `v`. After the timeout, reports that rank as failed and returns, so
+/* Waits until the flag, which rank `of` writes, is `v`. After the timeout, reports rank `of` as failed and returns, so
  * that the kernel ends. Also returns, at the next check of the clock, if a failure has already been reported. */
 TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__peer_timeout *w) {
     uint64_t since = 0;
@@ -152,11 +159,12 @@ TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__pee
 
 /* ---- flags in the order of a stream ------------------------------------------------------------------------------ */
 
-/* The type of the functions cuStreamWriteValue32 and cuStreamWaitValue32. A thread that reads a value written by the
- * former also sees everything that the same stream has written before. */
+/* The type of the functions cuStreamWriteValue32 and cuStreamWaitValue32. A thread that reads a value written by
+ * cuStreamWriteValue32 also sees everything that the same stream has written before this value. */
 typedef CUresult (*te__stream_flag_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
-/* The flag of a chunk that rank `from` sends to rank `to`; it lies in the memory of rank `to`. */
+/* Returns the address of the flag of a chunk that rank `from` sends to rank `to`. The flag lies in the memory of rank
+ * `to`. */
 TE_API uint32_t *te__gather_flag(const te__overlap_memory *m, int to, int from, int chunk) {
     return te__rank_flags(m, to) + TE_FLAG_CHUNK + from * TE_GATHER_MAX_CHUNKS + chunk;
 }
@@ -186,23 +194,25 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  *
  * Why one copy of each buffer suffices. Kernels of a stream run one after the other, so a rank that is ready has
  * finished all earlier work of its stream: none of its kernels still reads or writes the memory that the other ranks
- * write next. A rank's product is done only after all rows of A, or all sums for its rows, have arrived, so no rank
- * writes into its memory after that. The slots that a rank has filled in another rank's memory are read by the latter
- * before it signals that it is ready for the next product.
+ * write next. A rank's product is done only after all rows of A, or all sums for its rows, have arrived, so no other
+ * rank writes into this rank's memory after that. When a rank has filled a slot in another rank's memory, that other
+ * rank reads the slot before it signals that it is ready for the next product.
  *
  * Flags. READY, SENT and TILE are set to the epoch, which is the number of this handshake. The epoch is the same on all
- * ranks, and each rank counts it on its device, so that a captured graph may be replayed. CHUNK is set to 1, because it
- * is written by a stream, which does not know the epoch; the rank in whose memory it lies resets it to 0 in the next
- * handshake, before that rank signals that it is ready. No rank passes a second handshake before the others have passed
- * the first, because its product needs their data. So it is safe to wait until a flag equals the epoch.
+ * ranks, and each rank counts it on its device, so that the count is right even if a captured graph is replayed. CHUNK
+ * is set to 1, because it is written by a stream, which does not know the epoch; the rank in whose memory a CHUNK flag
+ * lies resets the flag to 0 in the next handshake, before it signals that it is ready. No rank passes its next
+ * handshake before all other ranks have passed this one, because its product needs their data. So no flag can already
+ * hold a later epoch, and it is safe to wait until a flag equals the epoch.
  *
- * No deadlock. Gathers: copies wait for nothing but a handshake. Scatters: a tile of a rank's own rows waits for the
- * same tile on the other ranks. In the order in which each of these computes its rows, that tile comes rank_rows to
- * (N - 1) rank_rows earlier. So it is in an earlier group of rows (te__sm90_gemm_locate_tile), and every cluster
- * finishes its tiles of a group before it begins those of a later group. This argument requires that all blocks of a
- * scattering kernel get a multiprocessor eventually, so no kernel that waits for another rank (NCCL's, on a second
- * stream) may run at the same time. In a backward that te_buckets watches, all scatters therefore take two kernels: the
- * product does not wait for other ranks, and the kernel that adds up the slots waits only for products. */
+ * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a tile of a rank's own rows
+ * waits for the same tile on the other ranks. Each of the other ranks computes its rows in an order in which that tile
+ * comes rank_rows to (N - 1) rank_rows rows earlier. So there the tile is in an earlier group of rows
+ * (te__sm90_gemm_locate_tile), and every cluster finishes its tiles of a group before it begins those of a later group.
+ * This argument requires that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that
+ * waits for another rank (NCCL's, on a second stream) may run at the same time. In a backward that te_buckets watches,
+ * all scatters therefore take two kernels: the product does not wait for other ranks, and the kernel that adds up the
+ * slots waits only for products. */
 typedef struct te__handshake_args {
     uint32_t *flags[TE_MAX_RANKS]; /* the flags in the memory of each rank */
     int rank, ranks;
@@ -248,18 +258,19 @@ typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
     char *to[TE_MAX_RANKS];
-    int64_t rank_bytes, chunk_bytes; /* bytes of this rank's rows of A, and of one chunk of them */
+    int64_t rank_bytes, chunk_bytes; /* rank_bytes: bytes of this rank's rows of A; chunk_bytes: bytes of one chunk of
+                                        these rows */
     int keep;
     int copies, product; /* copies: 1: this call enqueues the copies; product: 1: it enqueues the product */
     te_launch launch;    /* the launch of the product's kernel */
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
 
-/* Enqueues copies of all chunks, in order, to rank - 1, which needs them first, then to rank - 2, and so on. So at any
- * time each rank sends to one rank and receives from one. Chunks are large because each copy has a fixed cost: on four
- * H200s a copy of 4 MB takes 18 us, of which 7 us pass before its first byte arrives, and the next copy begins 10 us
- * after its end; this yields only 150 GB/s. Copying small chunks by three streams at the same time is not faster, and
- * the chunks that are needed first arrive later. */
+/* Enqueues copies of all chunks of this rank's rows, in order: to rank - 1, which needs these rows first, then to the
+ * others in descending order (modulo the number of ranks). So at any time each rank sends to one rank and receives from
+ * one. Chunks are large because each copy has a fixed cost: on four H200s a copy of 4 MB takes 18 us, of which 7 us
+ * pass before its first byte arrives, and the next copy begins 10 us after its end; this yields only 150 GB/s. Copying
+ * small chunks by three streams at the same time is not faster, and the chunks that are needed first arrive later. */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = c->memory;
     for (int k = 1; k < m->ranks; k++) {
@@ -291,15 +302,15 @@ TE_API te_status te__gather_enqueue(const void *args, te_context *ctx) {
     TE_TRY(te__launch_now(&c->launch, (const char *)args + sizeof *c, ctx));
     return te__cuda_status(ctx, cudaStreamWaitEvent(main, copied, 0), "second stream");
 }
-/* Launches the product that `l` and `args` describe, and copies this rank's rank_bytes of A to the other ranks
- * meanwhile. If o->overlapped is not null, the work that it enqueues also runs during the copies. */
+/* Launches the product that `l` and `args` describe; meanwhile, copies this rank's rows of A (rank_bytes bytes) to the
+ * other ranks. If o->overlapped is not null, the work that this function enqueues also runs during the copies. */
 TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te__gemm_overlap *o,
                                    int64_t rank_bytes, int64_t chunk_bytes, te_context *ctx) {
     alignas(16) char call[TE_GATHER_MAX_CALL_BYTES];
     te__gather_call *c = (te__gather_call *)(void *)call;
     const size_t bytes = sizeof *c + (size_t)l->bytes;
     TE_REQUIRE(bytes <= sizeof call, ctx, TE_ERROR_OVERFLOW, "a product of %d bytes of arguments", l->bytes);
-    memset(c, 0, sizeof *c); /* graph replay compares arguments byte by byte */
+    memset(c, 0, sizeof *c); /* padding must be 0, too, because graph replay compares arguments byte by byte */
     c->memory = o->memory, c->own = (const char *)o->own, c->launch = *l;
     c->rank_bytes = rank_bytes, c->chunk_bytes = chunk_bytes;
     c->keep = o->keep && o->to[o->memory->rank] != c->own;

@@ -17,17 +17,18 @@
 
 enum {
     TE_HAS_CUBLASLT = 1,
-    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* slots of the hash table, which is at most half full */
-    TE__GEMM_MAX_RESULTS = 32               /* number of candidates that tuning asks the heuristic for */
+    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* number of slots of the hash table, which is at most half full */
+    TE__GEMM_MAX_RESULTS = 32               /* the largest number of algorithms that tuning asks the heuristic for */
 };
 
-/* The properties of a product on which its plan depends, packed. */
+/* The properties of a product on which its plan depends, packed into four words. */
 typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
 
 typedef struct te__gemm_plan {
     te__gemm_key key;
-    int found, timed; /* found: cuBLASLt has an algorithm. timed: 0: not timed yet; 1: timed; -1: cannot be timed */
-    const void *bias, *aux; /* these four are the pointers that are now set in the descriptor */
+    int found, timed; /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: its algorithms were timed; 0:
+                         not yet; -1: they cannot be timed */
+    const void *bias, *aux; /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor has now */
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
@@ -41,10 +42,11 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(((te_gemm_tuned *)0)->algo)
 typedef struct te__gemm_state {
     cublasLtHandle_t handle;
     void *workspace;
-    uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing: 1 + the index of a plan, or 0 */
+    uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing; a slot holds 1 + the index of a plan, or 0 if it
+                                      is free */
     int plans, choices;
-    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* in the order of their first use; the last element is the temporary
-                                                  plan that is used when the cache is full */
+    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* the plans, in the order of their first use; the last element is for
+                                                  the temporary plan that is used when the cache is full */
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__gemm_state;
 
@@ -61,7 +63,8 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the handle and the workspace. Like te__gemm_allocate, it may be called while a stream is being captured. */
+/* Creates the handle and the workspace. Like te__gemm_allocate, this function may be called while a stream is being
+ * captured. */
 TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -69,8 +72,8 @@ TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return status == TE_OK ? te__gemm_allocate(&s->workspace, ctx) : status;
 }
-/* Creates the state if the context has none. The first call comes from computing the size of a workspace, before the
- * first step. */
+/* Creates the state if the context has none. The first call is made before the first step, when the size of a workspace
+ * is computed. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -151,15 +154,15 @@ TE_API void te__gemm_prefer(cublasLtMatmulPreferenceOpaque_t *preference,
     (void)cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes);
 }
 /* Asks cuBLASLt's heuristic for up to `count` algorithms, and returns how many it has proposed. Results must be bitwise
- * reproducible, so algorithms that split k must add the partial sums in float and in a fixed order: those that add them
- * in place or in the output's dtype are excluded. */
+ * reproducible, so algorithms that split k must add the partial sums in float and in a fixed order: algorithms that add
+ * them in place or in the output's dtype are excluded. */
 TE_API int te__gemm_heuristic(cublasLtMatmulHeuristicResult_t *result, int count, te__gemm_plan *p,
                               te__gemm_state *s) {
     cublasLtMatmulPreferenceOpaque_t preference;
     const size_t workspace = TE_GEMM_WORKSPACE;
     const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const float *const any = (const float *)s->workspace; /* any valid address: the heuristic rejects null for arrays of
-                                                             scales */
+    const float *const any = (const float *)s->workspace; /* any valid address will do, but not null, which the
+                                                             heuristic rejects for arrays of scales */
     if (p->product.a_scaling > TE_SCALING_TENSORWISE && !p->a_inverse) te__gemm_set_scales(p, any, any);
     (void)cublasLtMatmulPreferenceInit(&preference);
     te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
@@ -185,7 +188,8 @@ TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
                   (uint64_t)t->b_scaling << 56;
     return key;
 }
-/* The slot of the plan with this key, or the free slot for it. */
+/* Returns the slot of the plan with this key or, if there is no such plan, the free slot in which its number is to be
+ * stored. */
 TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
     const uint64_t *w = key->word;
     uint64_t hash =
@@ -211,8 +215,9 @@ TE_API int te__gemm_count_untimed(const te__gemm_state *s) {
     return n;
 }
 /* Makes space in a full cache. (A program whose number of rows varies fills the cache.) Plans that were not timed are
- * dropped: if they are needed again, the heuristic chooses the same algorithms. Plans that were timed stay: for them
- * the heuristic might choose another algorithm than tuning has chosen, whose results are not bitwise identical. */
+ * dropped: if they are needed again, the heuristic chooses the same algorithms. Plans that were timed stay: if they
+ * were dropped, the heuristic might later choose another algorithm than tuning has chosen, and the results would no
+ * longer be bitwise identical. */
 TE_API void te__gemm_evict_untimed(te__gemm_state *s) {
     const int count = s->plans;
     if (!te__gemm_count_untimed(s)) return;
@@ -238,7 +243,8 @@ TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_t
     if (!full) *te__gemm_slot(key, s) = (uint16_t)++s->plans;
     return p;
 }
-/* The plan for this product, which the first call creates; null if the context's state cannot be created. */
+/* Returns the plan for this product, and creates it at the first call for the product. Returns null if the context's
+ * state cannot be created. */
 TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
@@ -255,7 +261,8 @@ TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */
 
-/* Whether the algorithms that cuBLASLt proposes for this product were timed, or will be because tuning is on. */
+/* Whether the algorithms that cuBLASLt proposes for this product were timed already, or will be timed because tuning is
+ * on. */
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
@@ -272,7 +279,7 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;
 }
-/* The number of floats of scratch memory that te_gemm_run needs. With cuBLASLt it needs none. */
+/* The number of floats of scratch memory that te_gemm_run needs: none with cuBLASLt. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     (void)g;
     return 0;
@@ -304,8 +311,8 @@ TE_IF_USED TE_API te_status te__gemm_launch(const te_gemm *g, const te__gemm_pla
 /* ---- for the tuning file ----------------------------------------------------------------------------------------- */
 
 TE_API size_t te__gemm_library_version(void) { return cublasLtGetVersion(); }
-/* The first timed product among the plans from index *at on; sets *at to the index after it. Null if there are no
- * more. */
+/* Returns the first timed product among the plans from index *at on, and sets *at to the index after that plan. Returns
+ * null if no more plans were timed. */
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     while (s && *at < s->plans) {
@@ -314,9 +321,9 @@ TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     }
     return 0;
 }
-/* Whether an algorithm from a tuning file may be used: only if cuBLASLt itself proposes it for this product on this
- * device, because algorithms are opaque and cuBLASLt may crash on one that it did not make. Sets *added to 1 if the
- * cache does not have the product yet, else to 0. */
+/* Whether an algorithm from a tuning file may be used. It may only if cuBLASLt itself proposes it for this product on
+ * this device: the data of an algorithm is opaque, and cuBLASLt may crash on data that it did not make. Sets *added to
+ * 1 if the cache does not have the product yet, else to 0. */
 TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     te__gemm_plan p;
@@ -326,8 +333,8 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     *added = !*te__gemm_slot_of(t, &p.key, s);
     te__gemm_describe(&p);
     cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
-    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* when asked for one algorithm, the heuristic may return one
-                                                              that is not in the longer list */
+    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* asked for a single algorithm, the heuristic may return one
+                                                              that is not in its list of TE__GEMM_MAX_RESULTS */
     for (int c = 0; c < 2; c++) {
         const int n = te__gemm_heuristic(result, counts[c], &p, s);
         for (int i = 0; i < n; i++)
@@ -345,7 +352,7 @@ TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     p->product = *t, p->found = p->timed = 1;
     memcpy(&p->algo, t->algo, sizeof p->algo);
 }
-/* The number of products that can still be added to the cache, if the untimed plans in it are dropped. */
+/* The number of products that can still be added to the cache if all untimed plans are dropped from it. */
 TE_API int te__gemm_free_plans(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
     return s ? TE_GEMM_MAX_PLANS - s->plans + te__gemm_count_untimed(s) : 0;

@@ -15,8 +15,8 @@
  * for many more sizes.
  *
  * te_context.gemm_custom decides when a custom kernel runs: 0: never; 1: if the rules below expect it to be faster; 2:
- * whenever it supports the GEMM. Functions with "can" in their name return whether a kernel supports a GEMM, those with
- * "pays" whether it is expected to be faster.
+ * whenever the kernel supports the GEMM. Functions with "can" in their name return whether a kernel supports a GEMM;
+ * functions with "pays" in their name return whether the kernel is expected to be faster than the alternative.
  */
 #ifndef TE_GEMM_DISPATCH_H
 #define TE_GEMM_DISPATCH_H
@@ -78,11 +78,14 @@ typedef struct te_product_kernels {
 
 /* Thresholds of the rules. A wave is one tile on every multiprocessor. */
 enum {
-    TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* up to this many (16-bit) elements of W the launch dominates the time */
+    TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* if W has at most this many (16-bit) elements, the launch dominates the skinny
+                                           kernel's time */
     TE_PERSISTENT_MIN_K = 1024,         /* the smallest k for which a tile's prologue is amortised */
     TE_PERSISTENT_MIN_WAVES = 4,
-    TE_FP8_MIN_WAVES = 5,               /* the smallest number of waves of a fused pattern with FP8 operands */
-    TE_FP8_RANDOM_MIN_WAVES = 9,        /* the same number if this pattern draws random numbers (dropout) */
+    TE_FP8_MIN_WAVES = 5,               /* the smallest number of waves for which a custom kernel pays if the operands
+                                           are FP8 */
+    TE_FP8_RANDOM_MIN_WAVES = 9,        /* as TE_FP8_MIN_WAVES, for a fused pattern that draws random numbers
+                                           (dropout) */
     TE_OVERLAP_MIN_K = 256,             /* the smallest k of a GEMM that overlaps with a collective */
     TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of such a GEMM */
     TE_SMALL_M_PAYING_ROWS = 64,        /* for FP8 with rowwise scales: up to this many rows the small-m kernel is
@@ -95,18 +98,18 @@ enum {
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
-/* The skinny kernel pays if at least 7/8 of the elements in its steps of k are not padding, or if W is so small that
- * the launch dominates the time. Without cuBLASLt it always pays. */
+/* The skinny kernel pays if at most 1/8 of the elements of k that its steps cover are padding, or if W is so small that
+ * the launch dominates the time. In a build without cuBLASLt the skinny kernel always pays. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
     return te__skinny_can(g) && (8 * k >= 7 * te_round_up(k, TE_SKINNY_STEP) || g->n * k <= TE_SKINNY_LAUNCH_BOUND);
 }
 /* The persistent kernel pays if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8
- * an element of k takes half the time, so k must be twice as large. In a build without cuBLASLt the alternative is
- * gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: there half a wave is enough, if there are
- * more rows than one tile has. gemm_fallback.h has no kernels for FP8, so in such a build the persistent kernel always
- * pays in FP8. */
+ * an element of k takes half the time that it takes in 16 bits, so the smallest k is twice as large. In a build without
+ * cuBLASLt the alternative is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: there half a
+ * wave is enough, if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in such a build the
+ * persistent kernel always pays in FP8. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
@@ -152,8 +155,8 @@ TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_g
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
 /* Whether the small-m kernel pays. It is faster than cuBLASLt's fastest algorithm only with rowwise scales (times:
- * docs/notes/gemm.md). When patterns are autotuned, this rule is not used: the kernel is one of the candidates
- * (te/linear/impl/linear_autotune.h). */
+ * docs/notes/gemm.md). This rule is not used when patterns are autotuned: the small-m kernel is then one of the
+ * candidates that are timed (te/linear/impl/linear_autotune.h). */
 TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_small_m(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));
@@ -175,10 +178,10 @@ TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_c
            te__persistent_fused_pays(kernels, g, ctx);
 }
 /* Whether a GEMM without pointwise ops is to run as a custom kernel. In 16 bits the persistent kernel is as fast as
- * cuBLASLt's fastest algorithm if B is not transposed and the last wave is even. Otherwise it is only as fast as the
- * algorithm that cuBLASLt proposes first, so it is selected only if cuBLASLt's algorithms are not timed. In FP8 this
- * rule selects the persistent kernel only for GEMMs that overlap with a collective (g->ranks), and leaves the others to
- * cuBLASLt. Times: docs/notes/gemm.md. */
+ * cuBLASLt's fastest algorithm if B is not transposed and the last wave is even, that is, has work for all
+ * multiprocessors. Otherwise the persistent kernel is only as fast as the algorithm that cuBLASLt proposes first, so it
+ * is selected only if cuBLASLt's algorithms are not timed. In FP8 this rule selects the persistent kernel only for
+ * GEMMs that overlap with a collective (g->ranks), and leaves the others to cuBLASLt. Times: docs/notes/gemm.md. */
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     if (ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) || g->ranks) return 1;
@@ -211,8 +214,8 @@ TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *ar
         return te__small_m_run(te__gemm_small_m_of(kernels, g)->kernel, args, bytes, small_m, g, ctx);
     return te__sm90_gemm_run(te__gemm_persistent_of(kernels, g)->kernel, args, bytes, persistent, g, ctx);
 }
-/* Returns an error if this build has no kernel for an FP8 GEMM: a build without cuBLASLt can run only those that a
- * custom kernel supports. The dry run of a plan calls it. */
+/* Returns an error if this build has no kernel for an FP8 GEMM: a build without cuBLASLt can run only those FP8 GEMMs
+ * that a custom kernel supports. Called by the dry run of a plan. */
 TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
@@ -232,7 +235,7 @@ TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_contex
 typedef struct te_fp8_gemm {
     te__sm90_gemm_params persistent;
     void *d;
-    const void *bias, *c; /* added to the rounded product; null: nothing is added */
+    const void *bias, *c; /* both are added to the rounded product A B^T; null: there is none */
     int n;
 } te_fp8_gemm;
 
@@ -268,7 +271,8 @@ template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gem
     if (g->a_fp8.dtype == TE_e5m2) return te__fp8_kernels<T, TE_e5m2, TE_e4m3>();
     return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
 }
-/* TE_IF_USED turns a function into a template, so that a program that does not call it does not contain its kernels. */
+/* Returns the custom kernels for an FP8 GEMM of g's dtypes. TE_IF_USED turns this function into a template, so that a
+ * program that does not call it does not contain these kernels. */
 TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }
@@ -315,8 +319,8 @@ TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     c.stored_outputs = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
     return c;
 }
-/* The choice for a GEMM that the custom kernel can run: 1: the custom kernel; 0: cuBLASLt; -1: no choice was made by
- * gemm_custom or by timing, so a rule decides. */
+/* The choice for a GEMM that the custom kernel can run: 1: the custom kernel; 0: cuBLASLt; -1: neither gemm_custom nor
+ * a timing determines the choice, so a rule must. */
 TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     if (ctx->gemm_custom > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
@@ -330,7 +334,7 @@ TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) 
 
 /* ---- an FP8 GEMM alone: autotuning ------------------------------------------------------------------------------- */
 
-/* The type of the function that runs the GEMM by a custom kernel. */
+/* The type of a function that runs an FP8 GEMM by a custom kernel. */
 typedef te_status (*te__fp8_custom_fn)(const te_gemm *g, te_context *ctx);
 /* The two candidates that are timed: 0 is cuBLASLt, 1 is the custom kernel. */
 typedef struct te__fp8_trial { te_gemm gemm; te__fp8_custom_fn custom; } te__fp8_trial;
@@ -376,7 +380,8 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te_status status = te_allocate(ctx, &memory, bytes);
     (void)te__fp8_trial_layout(&t.gemm, (char *)memory);
     if (status == TE_OK) status = te__fp8_trial_fill(&t.gemm, bytes, ctx);
-    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* chooses cuBLASLt's fastest algorithm by timing */
+    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* this call times cuBLASLt's algorithms and chooses the
+                                                                fastest */
     if (status == TE_OK)
         status = te__autotune(ns, &winner, 2, 1, TE__AUTOTUNE_ROUNDS, te__fp8_trial_run<>, &t, ctx);
     te_release(ctx, memory);
@@ -402,7 +407,8 @@ TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn cus
     return (void)g, (void)custom, (void)ctx, TE_OK;
 #endif
 }
-/* Runs an FP8 GEMM by cuBLASLt or by the custom kernel, whichever a rule or timing has found to be faster (gemm.h). */
+/* Runs an FP8 GEMM by cuBLASLt or by the custom kernel, whichever is faster according to timing or, if the GEMM was not
+ * timed, to a rule (gemm.h). */
 TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
     TE_TRY(te__gemm_check_fp8(g, "te_gemm_fp8_run", ctx));

@@ -1,5 +1,5 @@
-/* gemm_fallback.h -- GEMMs for every shape on compute capability 8.0 and up, without cuBLASLt. A build with
- * TE_NO_CUBLASLT runs them for products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports.
+/* gemm_fallback.h -- GEMM kernels for every shape on compute capability 8.0 and up, without cuBLASLt. In a build with
+ * TE_NO_CUBLASLT they run the products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports.
  *
  * For 16-bit operands a block of eight warps computes a 128 x 128 tile of D, or a 64 x 128 tile if D has at most 64
  * rows. cp.async copies tiles of A and B, each 64 deep along k, into a ring of stages in shared memory. The ring has 96
@@ -42,8 +42,8 @@ enum {
                                     neighbouring threads hit different banks */
     TE_FALLBACK_BLOCKS_PER_SM = 2,
     TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* the smallest number of steps (TE_FALLBACK_TILE_K elements of k each) in a part
-                                        of k; in a smaller part, storing and adding the partial sums takes longer than
-                                        the multiplication */
+                                        of a split k; with fewer steps, storing and adding the partial sums would take
+                                        longer than the multiplications */
     TE_FALLBACK_MAX_SPLITS = 16
 };
 
@@ -74,14 +74,14 @@ TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* Returns alpha sum + beta C + bias for the element of D in column `col` whose index is `at`. */
+/* Returns alpha sum + beta C + bias for the element of D in column `col` whose index in D is `at`. */
 TE_FN float te__fallback_epilogue(const te_fallback *p, int64_t at, int col, float sum) {
     float v = p->alpha * sum;
     if (p->beta != 0) v += p->beta * te__load_wide(p->c, at, p->out);
     return p->bias ? v + te__load_wide(p->bias, col, p->dtype) : v;
 }
-/* Store the sums for columns `col` and col + 1: to the partial sums if k is split, else through the epilogue to D.
- * Elements outside D are not stored. */
+/* Store a thread's sums for columns `col` (first) and col + 1 (second) of row `row`. If k is split, they are stored as
+ * partial sums; else they pass through the epilogue and are stored in D. Sums for elements outside D are not stored. */
 TE_FN void te__fallback_store(const te_fallback *p, int row, int col, float first, float second) {
     if (row >= p->m || col >= p->n) return;
     const int64_t at = (int64_t)row * p->n + col, all = (int64_t)p->m * p->n;
@@ -118,12 +118,13 @@ TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__
 /* ---- 16 bits ----------------------------------------------------------------------------------------------------- */
 
 /* The address of 16-byte vector `vector` of row `row` of a tile in shared memory. vectors: the number of vectors in a
- * row. The tile is swizzled, so that the vectors of one number in eight successive rows lie in different banks. */
+ * row. The tile is swizzled, so that the vectors with the same number in eight successive rows lie in different
+ * banks. */
 TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
-/* Copy the first `count` of eight elements to shared memory, and zeros for the others. For rows that are not aligned to
- * 16 bytes, which cp.async cannot copy. */
+/* Copy the first `count` of eight elements to shared memory, and zeros in place of the others. Used if the operand's
+ * rows are not aligned to 16 bytes, because cp.async cannot copy these. */
 TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int count) {
     uint32_t w[4];
     TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -135,8 +136,9 @@ TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int co
 }
 /* Copy a tile of an operand to shared memory. A "line" is a row of A or a column of B, all elements of which lie along
  * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines, the first of which is `line`, and
- * TE_FALLBACK_TILE_K elements of each from index `k` on. It has the layout of the operand in memory: MN_MAJOR 0
- * (K-major): each row of the tile is a line; MN_MAJOR 1: each row has the elements of all lines at one index k. */
+ * TE_FALLBACK_TILE_K elements of each from index `k` on. The tile has the same layout as the operand in memory. If
+ * MN_MAJOR is 0 (K-major), each row of the tile is a line; if MN_MAJOR is 1, each row of the tile has the elements of
+ * all WIDTH lines at one index of k. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
     enum {
@@ -166,8 +168,8 @@ TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpo
 }
 /* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. For A
  * (is_b 0) the second matrix has the next eight lines, and the third the next eight elements of k. For B (is_b 1) the
- * second matrix has the next eight elements of k, and the third the next eight lines; these are the operand B of the
- * next mma.sync. */
+ * second matrix has the next eight elements of k; these two matrices are the operand B of one mma.sync. The third and
+ * the fourth matrix have the next eight lines, and are the operand B of the next mma.sync. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
@@ -178,7 +180,8 @@ TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, 
     te__fallback_ldmatrix(w, te__fallback_address(tile, row, vector, VECTORS), MN_MAJOR);
 }
 
-/* The functions of the kernel for operands of dtype T. TA, TB: whether A, B are transposed; M: the rows of a tile. */
+/* The functions of the kernel for operands of dtype T. TA: 1 if A is transposed; TB: 1 if B is transposed; M: the
+ * number of rows of a tile. */
 template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
     enum {
         BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp's M / 2 rows x 32 columns are BLOCKS_M x BLOCKS_N blocks of 16 x 8 */
@@ -186,8 +189,9 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
     /* Start the copies of step `step`, which has TE_FALLBACK_TILE_K elements of k, and commit them as a group of
-     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: to wait for a
-     * step, the mainloop names the number of groups that were committed after that step. */
+     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: when the mainloop
+     * waits for a step, it does so by the number of groups that were committed after that step, which must be the same
+     * for all steps. */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -247,8 +251,8 @@ typedef struct te_fallback_f32_tiles {
     float a[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH], b[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH];
 } te_fallback_f32_tiles;
 
-/* The place in a tile (line and index along k) of the i-th element that this thread loads. Neighbouring threads load
- * neighbouring addresses. */
+/* Sets *line and *k to the place, in a tile, of the i-th element that this thread loads: its line and its index along
+ * k. Neighbouring threads load neighbouring addresses. */
 TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     const int index = i * TE_FALLBACK_THREADS + (int)threadIdx.x;
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
@@ -273,7 +277,7 @@ TE_FN void te__fallback_f32_to_shared(float tile[TE_FALLBACK_F32_TILE_K][TE_FALL
     }
 }
 /* Loads the elements of eight lines at one index of k: lines 4 i to 4 i + 3, and lines 64 + 4 i to 64 + 4 i + 3. line:
- * points to the element of line 0 at this index. */
+ * the address of line 0's element at this index. */
 TE_FN void te__fallback_f32_fragment(float v[8], const float *line, int i) {
     const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
     v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;
@@ -336,11 +340,12 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
-/* Bias is the only epilogue that these kernels support. If there is a gelu, a separate pointwise kernel computes it. */
+/* Whether te_gemm_run supports this GEMM. The only epilogue that the kernels of this file support is a bias; a gelu is
+ * computed by a separate pointwise kernel. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* The number of floats of scratch memory that te_gemm_run needs: none, only the host version (gemm_host.h) does. */
+/* The number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs some. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
 /* ---- for the tuning file ----------------------------------------------------------------------------------------- */
@@ -362,8 +367,9 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 
 /* Returns the kernel for products of dtype T with the transposes of `p`, or null if the program does not contain it.
  * Without TRAINS a program contains only the 16-bit kernels that inference needs, those of A B^T, because a linear
- * multiplies its input by the transpose of its weight. small_m: take the kernel with tiles of TE_FALLBACK_SMALL_TILE_M
- * rows, which exists only for an A that is not transposed. number: a number below 16 that identifies the kernel. */
+ * multiplies its input by the transpose of its weight. small_m: 1: return the kernel with tiles of
+ * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: a number below 16 that
+ * identifies the kernel. */
 template <te_dtype T, int TRAINS>
 TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *number) {
     enum { M = TE_FALLBACK_TILE_M, SMALL_M = TE_FALLBACK_SMALL_TILE_M };
@@ -383,9 +389,9 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Split k into enough parts to fill the device, but into at most TE_FALLBACK_MAX_SPLITS parts, and into no more than
- * those whose partial sums fit into the workspace. No part has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except
- * perhaps the last. */
+/* Split k into enough parts to fill the device, but into at most TE_FALLBACK_MAX_SPLITS parts, and into no more parts
+ * than the workspace can hold partial sums of. No part has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except perhaps
+ * the last. */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
@@ -408,7 +414,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Does what te_gemm_run does, for products of dtype T. */
+/* Does the same as te_gemm_run, but supports only products of dtype T. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
@@ -444,9 +450,10 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     if (p.splits == 1) return TE_OK;
     return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
 }
-/* The function that runs the GEMMs of a list of dtype T. trains: 1 if it must also support the GEMMs of backward. */
+/* The function that runs the GEMMs of a list of ops of dtype T. trains: 1 if this function must also support the GEMMs
+ * of backward. */
 #define TE_GEMM_RUN_OF(T, trains) te__fallback_run<T, trains>
-/* Runs a GEMM of any dtype. A program that calls it contains the kernels of all dtypes. */
+/* Runs a GEMM of any dtype. A program that calls this function contains the kernels of all dtypes. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     if (g && g->dtype == TE_f16) return te__fallback_run<TE_f16, 1>(g, ctx);
     if (g && g->dtype == TE_bf16) return te__fallback_run<TE_bf16, 1>(g, ctx);

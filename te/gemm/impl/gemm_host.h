@@ -1,15 +1,15 @@
 /* gemm_host.h -- te_gemm_run on a CPU: by a CBLAS library in a build with -DTE_CBLAS, else by a blocked loop. GEMMs of
  * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" one.
  *
- * All of these multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result is
- * rounded at the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from memory
- * once and stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise kernels
- * compute the epilogue's ops.
+ * All of these loops multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result
+ * is rounded at the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from
+ * memory once and stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise
+ * kernels compute the epilogue's ops.
  *
  * FP8 operands with rowwise or blockwise scales have a separate loop, which is also the reference that the GPU's
  * kernels are tested against. With blockwise scales the products of each 128 elements of k are summed in float, this
  * sum is multiplied by the scales of both operands, and the scaled sums are added in float. With rowwise scales the sum
- * over all of k is multiplied by the scales. (Within the 128 elements cuBLASLt adds in another order.)
+ * over all of k is multiplied by the scales. (cuBLASLt adds the products of the 128 elements in another order.)
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H
@@ -26,9 +26,9 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Whether the skinny loop computes the product. It does if there are few rows and B is transposed: x weight^T. The loop
- * adds up the terms of a sum in another order than the blocked loop. A program that needs bitwise identical rows in
- * batches of any size is compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
+/* Whether the skinny loop computes the product. This loop does if D has few rows and B is transposed, as in x weight^T.
+ * The loop adds up the terms of a sum in another order than the blocked loop. A program that needs bitwise identical
+ * rows in batches of any size is compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -63,7 +63,8 @@ TE_FN void te__widen_body(const te__widen_args *a, te_block b) {
         for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_f16);
 }
 TE_KERNEL(te__widen, 1, te__widen_args, te__widen_body(te_args, te_at))
-/* Converts x[n] to floats at *scratch, advances *scratch past them, and returns their address. */
+/* Converts the n elements of x to floats and stores these at *scratch; advances *scratch past the floats, and returns
+ * their address. */
 TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64_t n, te_dtype dtype) {
     te__widen_args a;
     a.y = *scratch, a.x = x, a.n = n, a.dtype = dtype;
@@ -84,10 +85,10 @@ TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
 /* ---- the blocked loop in f32 ------------------------------------------------------------------------------------- */
 
 #ifndef TE_CBLAS
-/* Each block computes one tile of D, 96 x 64. For each 256 elements of k it first copies ("packs") the tile's slices of
- * A and B into the order in which the inner loop reads them. The inner loop accumulates 12 x 16 sums in registers, or 6
- * x 16 without AVX-512, which has more registers. The vectors of 16 floats are an extension of the compiler, which maps
- * them to the processor's vector registers. */
+/* Each block computes one tile of D, 96 x 64. For each 256 elements of k the block first copies ("packs") the tile's
+ * slices of A and B into the order in which the inner loop reads them. The inner loop accumulates 12 x 16 sums in
+ * registers, or 6 x 16 without AVX-512, which has more registers. The vectors of 16 floats are an extension of the
+ * compiler, which maps them to the processor's vector registers. */
 #ifdef __AVX512F__
 enum { TE__REG_M = 12 };
 #else
@@ -169,9 +170,10 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 
 /* ---- a few rows -------------------------------------------------------------------------------------------------- */
 
-/* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N at a time. For these it widens TE__SKINNY_K elements
- * of each of TE__SKINNY_N rows of the weight into the L1 cache, and multiplies them by each row of A. Memory traffic:
- * the weight is read once. The order of a sum depends on k alone, so a row of D is bitwise identical whatever m is. */
+/* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N columns at a time. For these columns the block widens
+ * TE__SKINNY_K elements of each of the corresponding TE__SKINNY_N rows of the weight into memory that stays in the L1
+ * cache, and multiplies the widened elements by each row of A. Memory traffic: the weight is read once. The order of a
+ * sum depends on k alone, so a row of D is bitwise identical whatever m is. */
 enum { TE__SKINNY_N = 4, TE__SKINNY_K = 512, TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
 typedef float te__skinny_sum __attribute__((vector_size(4 * TE__SKINNY_LANES), aligned(4)));
 typedef struct te__skinny_args { const te_gemm *g; const float *a; } te__skinny_args;
@@ -212,7 +214,8 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
         memset(sum, 0, sizeof sum);
         for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
             const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            for (int r = 0; r < TE__SKINNY_N; r++) /* beyond the last row, that row is taken; no result is stored */
+            for (int r = 0; r < TE__SKINNY_N; r++) /* in place of a row beyond the last one, the last row is loaded; its
+                                                      results are then not stored */
                 te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
             for (int i = 0; i < (int)g->m; i++) {
                 const float *a = args->a + i * g->k + k0;
@@ -246,8 +249,9 @@ typedef struct te__scaled_tile {
 } te__scaled_tile;
 
 /* Sets f to the factors for `count` rows, from row0 on, of the matrix m [rows, k]: the inverse scales by which sums of
- * the product are multiplied. rowwise 0: the factors of sums over the 128 elements of k from column `col` on, which are
- * 1 if m has rowwise scales. rowwise 1: the factors of sums over all of k, which are 1 unless m has rowwise scales. */
+ * the product are multiplied. rowwise 0: the factors of sums over the 128 elements of k from column `col` on; these
+ * factors are 1 if m has rowwise scales. rowwise 1: the factors of sums over all of k; these factors are 1 unless m has
+ * rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)
@@ -336,8 +340,8 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     n.g = g, n.product = scratch;
     return te__round_launch(ctx, te__grid_of(g->m, 1), &n);
 }
-/* The function that runs the GEMMs of a list of dtype T. trains: 1 if it must also support the GEMMs of backward. On
- * the host te_gemm_run supports all of them. */
+/* The function that runs the GEMMs of a list of ops of dtype T. trains: 1 if this function must also support the GEMMs
+ * of backward, which te_gemm_run does on the host in any case. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 
 #endif

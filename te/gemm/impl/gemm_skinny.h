@@ -5,13 +5,14 @@
  * multiplies by mma.sync, whose operand A is rows of W and whose operand B is rows of x. (Elements of k may be passed
  * to mma.sync in any order, as long as it is the same for W and x.) The sums of the warps are added in a fixed order,
  * rounded to 16 bits, and passed to the pattern's epilogue, eight elements at a time; during that time the copies into
- * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings while that kernel
- * still runs (PDL): no kernel of a pass writes the weights. Otherwise, until the previous kernel has ended, each warp
- * only prefetches its first stage into the L2.
+ * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings with W while that
+ * kernel still runs (PDL), which is safe because no kernel of a pass writes weights. Otherwise, until the previous
+ * kernel has ended, each warp only prefetches its first stage into the L2.
  *
- * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes in either format.
- * With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise scales the
- * sum over each 128 elements of k is multiplied by its scales before it is added to the previous sums.
+ * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes both in 16 bits and
+ * in FP8. With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise
+ * scales each sum over 128 elements of k is multiplied by the scales of these elements before it is added to the
+ * previous sums.
  *
  * Lower bound of the time: W is read once, 2 n k bytes in 16 bits or n k in FP8, at the memory bandwidth. Measurements:
  * docs/notes/gemm.md.
@@ -28,14 +29,15 @@
 
 enum {
     TE_SKINNY_ROWS = 8,     /* the largest number of rows of x */
-    TE_SKINNY_COLUMNS = 16, /* columns of y that a block computes at a time */
+    TE_SKINNY_COLUMNS = 16, /* number of columns of y that a block computes at a time */
     TE_SKINNY_WARPS = 8,
     TE_SKINNY_THREADS = 32 * TE_SKINNY_WARPS,
     TE_SKINNY_BLOCKS_PER_SM = 2,
     TE_SKINNY_WARP_K = 128,                              /* elements of k in one step of a warp */
     TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* elements of k in one step of all warps of a block */
-    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of a stage: W for one step of a warp */
-    TE_SKINNY_STAGES = 3,                                       /* stages of a warp's ring */
+    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of a stage, which holds the part of W for one
+                                                                   step of a warp */
+    TE_SKINNY_STAGES = 3,                                       /* number of stages in a warp's ring */
     TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
 };
 
@@ -47,7 +49,8 @@ typedef struct te_skinny {
     float alpha;
     int m, n, k; /* k: in elements */
     int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
-    int early_weights; /* 1: the previous kernel does not write W, so load W before waiting for that kernel */
+    int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel to
+                          end */
 } te_skinny;
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
@@ -66,8 +69,8 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
 TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
     return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
 }
-/* Start the copy of W into a stage, with zeros beyond n and k; each lane copies one vector at a time. prefetch: 1: only
- * prefetch the stage's part of W into the L2. */
+/* Start the copy of a step's part of W into a stage, with zeros beyond n and k; each lane copies vectors of 16 bytes.
+ * prefetch: 1: only prefetch the stage's part of W into the L2. */
 TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at, int prefetch) {
     enum { VECTORS = TE_SKINNY_WARP_K / 8, ROWS = 32 / VECTORS };
     const int lane = (int)threadIdx.x % 32, vector = lane % VECTORS, k = at->k + vector * 8;
@@ -111,12 +114,12 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
         s->w[i] = exists ? p->w_inverse[te_blockwise_2d_scale_at(cols, at->col / TE_FP8_BLOCK, tile)] : 0.0f;
     }
 }
-/* Adds the products of one step to the lane's four sums c: those of rows lane / 4 and lane / 4 + 8 of W with rows
- * 2 (lane % 4) and 2 (lane % 4) + 1 of x. */
+/* Adds the products of one step to the lane's four sums c. These are the sums for rows lane / 4 and lane / 4 + 8 of W,
+ * each multiplied by rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. */
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
-    /* iterations of the loop over i that have the same scales; each multiplies 32 elements of k */
+    /* number of successive iterations of the loop over i that use the same scales; each multiplies 32 elements of k */
     enum { PER_SCALE = TE_SKINNY_WARP_K / 32 / TE_SKINNY_STEP_SCALES };
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;

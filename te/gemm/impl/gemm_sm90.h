@@ -1,7 +1,7 @@
 /* gemm_sm90.h -- the custom GEMM for Hopper (compute capability 9.0): D = alpha A op(B), rounded to 16 bits, then
  * passed with its coordinates to an epilogue (te_epilogue_fn), eight elements at a time. The epilogue stores the
- * outputs: D, the result of an activation, FP8 and its transpose, column sums. This file has the kernel, the macros
- * that define it for an epilogue, and the host code.
+ * outputs: for example D, the result of an activation, the output in FP8 and its transpose, or column sums. This file
+ * has the kernel, the macros that define it for an epilogue, and the host code.
  *
  * The kernel is persistent and warp-specialised. A block has 384 threads and computes tiles of 128 x 256, one after the
  * other:
@@ -19,8 +19,9 @@
  * on the sizes and the number of multiprocessors, so results are bitwise reproducible.
  *
  * Flops: 2 m n k. Floor: the speed of the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With an
- * epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; an epilogue
- * of bias and gelu takes 4% more time. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
+ * epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; with an
+ * epilogue of bias and gelu, the kernel takes 4% longer than with that epilogue. Measurements, and variants that were
+ * slower: docs/notes/gemm_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_H
@@ -33,14 +34,16 @@
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Registers of a thread: in the warpgroup of producer and epilogue, and in the two consumer warpgroups. The kernel is
- * launched with 168 registers per thread, so the numbers of the three warpgroups add up to 3 x 168. If a thread of the
- * epilogue has only 72 registers, it computes gelu for its eight elements one after the other, each a dependency chain
- * of 110 cycles; with 136 registers the eight chains overlap. A fused epilogue in FP8 needs this overlap: it runs
- * during the mainloop of the next tile, which in FP8 takes half the time that it takes in 16 bits. */
+/* Numbers of registers per thread: in the warpgroup of the producer and the epilogue, and in the two consumer
+ * warpgroups (CONSUMER). The kernel is launched with 168 registers per thread, so the numbers of the three warpgroups
+ * add up to 3 x 168. If a thread of the epilogue has only 72 registers, it computes gelu for its eight elements one
+ * after the other, each a dependency chain of 110 cycles; with 136 registers the eight chains overlap. A fused epilogue
+ * in FP8 needs this overlap: it runs during the mainloop of the next tile, which in FP8 takes half the time that it
+ * takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* if config.holds_half */
+    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* the numbers if config.holds_half is
+                                                                                     1 */
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -149,8 +152,9 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
                         TE_OUTPUTS_ANY, exists)
 /* Defines a kernel for a fused pattern in FP8, which can store params.transposed. pairs_halves: 1: the epilogue is
  * pair_epilogue (a te_epilogue_pair_fn), which combines the two halves of D. outputs: an expression whose value is a
- * te_epilogue_outputs; it may use p, the kernel's argument. reads_source: 1: when the epilogue is called with `outputs`
- * other than TE_OUTPUTS_ANY, it reads params.source. column_sums: 1: the kernel can compute params.column_sums. */
+ * te_epilogue_outputs; the expression may use p, the kernel's argument. reads_source: 1: when the epilogue is called
+ * with `outputs` other than TE_OUTPUTS_ANY, it reads params.source. column_sums: 1: the kernel can compute
+ * params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
@@ -183,7 +187,7 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 
 /* The GEMM's k in 16-bit units, in which TMA and the pipeline count; two FP8 elements are one unit. */
 TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
-/* Bytes of a row of A. */
+/* The number of bytes of a row of A. */
 TE_API int64_t te__sm90_gemm_row_bytes(const te_gemm *g) { return 2 * te__sm90_gemm_k(g); }
 
 /* Whether the sizes are within the limits of TMA and the pipeline: rows of A, B and D are multiples of 16 bytes,
@@ -237,7 +241,7 @@ TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, 
     p->partials_ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* split no tile */
 }
-/* Whether all clusters have work in the last wave, either because it is full or because its tiles are split. */
+/* Whether all clusters have work in the last wave, either because the wave is full or because its tiles are split. */
 TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
     te__sm90_gemm_params p;
     p.k = (int)te__sm90_gemm_k(g);
@@ -248,15 +252,16 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
 
 /* ---- overlap of a collective ------------------------------------------------------------------------------------- */
 
-/* Whether the product can overlap with a collective of this group. For that the number of rows of each rank must be a
- * multiple of the number of rows of a cluster's tile. */
+/* Whether the product can overlap with a collective of this group. This requires that the number of rows of each rank
+ * is a multiple of the number of rows of a cluster tile. */
 TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
     const te__overlap_memory *m = group->memory;
     return TE_HAS_COMM_OVERLAP && m && te__sm90_gemm_supports(g) && g->m > 0 &&
            g->m % (group->size * TE_CLUSTER * TE_TILE_M) == 0;
 }
 /* Fills in p->overlap: the order of the tiles, with this rank's own rows first for a gather and last for a scatter. For
- * a gather also sets the flags that signal the arrival of rows of A. */
+ * a gather, also fills in the chunk size, the flags that signal the arrival of each chunk of rows of A, and own_map if
+ * it is needed. */
 TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_gemm *g, te__tensor_map_encode_fn encode,
                                             te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
@@ -278,7 +283,8 @@ TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_ge
     return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype,
                                  ctx);
 }
-/* For tests, which run collective and product one after the other: gathers the rows of A before the product. */
+/* Gathers the rows of A before the product. Used in tests, which run the collective and the product one after the
+ * other. */
 TE_API te_status te__sm90_gemm_gather_first(const te_gemm *g, te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
     return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own,
@@ -308,7 +314,8 @@ TE_API te_status te__sm90_gemm_launch(const void *kernel, te_grid grid, const vo
     return te__cuda_launch(ctx, launch, args, bytes);
 }
 /* Runs GEMM g: fills in *p and launches `kernel`. args: the struct that is the kernel's argument, of `bytes` bytes; *p
- * is its first member. The caller has already set the members of both that the kernel's epilogue needs. */
+ * is its first member. Before the call, the caller sets the members of this struct and of *p that the kernel's epilogue
+ * reads. */
 TE_API te_status te__sm90_gemm_run(const void *kernel, const void *args, size_t bytes, te__sm90_gemm_params *p,
                                    const te_gemm *g, te_context *ctx) {
     const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);

@@ -6,10 +6,11 @@
  *   weight gradient (wgrad)  B (each row of which is a column of D) has scales like those of A. D is f32.
  *
  * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
- * of two warpgroups accumulates 64 x 256 sums, in 128 registers per thread. For a wgrad a warpgroup accumulates 256 x
- * 64 sums instead, so that a thread needs the scales of 16 columns, not 64. In each step the tensor cores compute a
- * warpgroup's sums over the step as four subtiles of 64 x 64, each by a batch of four wgmma. The warpgroup multiplies
- * each subtile by its scales, and adds the result to the sums in f32 (te__sm90_blockwise_steps).
+ * of two warpgroups accumulates the sums of 64 rows and 256 columns of D, in 128 registers per thread. For a wgrad each
+ * warpgroup accumulates those of 256 rows and 64 columns instead, so that a thread needs the scales of only 16 columns,
+ * not 64. In each step the tensor cores compute a warpgroup's sums over the step as four subtiles of 64 x 64, each by a
+ * batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and columns, and
+ * adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
  * multiply-adds and some 120 other instructions; the two warps of a scheduler use 500 of its 1024 issue slots. A step
@@ -20,7 +21,7 @@
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
  *
  * With ctx->gemm_tune on, both this kernel and cuBLASLt are timed when a product is first run, and the faster one is
- * chosen; te_gemm_save saves this choice. Otherwise a built-in rule (te__persistent_pays) decides.
+ * chosen; te_gemm_save saves this choice. If the two were not timed, a built-in rule (te__persistent_pays) decides.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_BLOCKWISE_H
@@ -31,16 +32,18 @@
 #include "gemm_sm90_scheduler.h"   /* te__sm90_gemm_locate_tile */
 
 /* A block multiplies 128 rows of the "M operand" by 256 rows of the "N operand"; both blocks of a cluster need the same
- * rows of the N operand. The M operand is A and the N operand B; for a wgrad the M operand is B and the N operand A,
- * because the kernel then computes the transpose of D's tile. */
+ * rows of the N operand. Except for a wgrad, the M operand is A and the N operand is B. For a wgrad the M operand is B
+ * and the N operand is A, because the kernel then computes a tile of the transpose of D. */
 enum {
     TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand in a subtile; one batch of wgmma multiplies a subtile */
-    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* must be even, because successive subtiles use
-                                                                           two accumulators in turn */
-    TE_SM90_BLOCKWISE_UNROLL = 4,   /* steps in a loop body; at the end of a body no wgmma is in flight */
+    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* this number must be even, because successive
+                                                                           subtiles use the two accumulators in turn */
+    TE_SM90_BLOCKWISE_UNROLL = 4,   /* number of steps in a body of the mainloop; at the end of a body no wgmma is in
+                                       flight */
     /* the offset, within a stage, of the scales of the M operand's rows */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
-    /* the offset, within a stage, of the N operand's scales: of 256 rows (wgrad), or of two blocks of 128 x 128 */
+    /* the offset, within a stage, of the N operand's scales: 256, one per row, for a wgrad; else those of two blocks of
+     * 128 x 128 */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
@@ -48,10 +51,12 @@ enum {
 };
 
 typedef struct te__sm90_blockwise_params {
-    te__sm90_gemm_params gemm; /* the kernel reads only a_map and b_map (of the M and the N operand), m and n (the
-                                  numbers of their rows), k, alpha and tiles */
-    CUtensorMap m_scales_map, n_scales_map; /* of the scales of the M and the N operand. 1 x 128: [steps, rows]; 128 x
-                                               128: [blocks of 128 rows, steps], copied in boxes of 2 x 4 */
+    te__sm90_gemm_params gemm; /* of its members the kernel reads only a_map (of the M operand), b_map (of the N
+                                  operand), m and n (the number of rows of the M and of the N operand), k, alpha and
+                                  tiles */
+    CUtensorMap m_scales_map, n_scales_map; /* tensor maps of the M and the N operand's scales: of 1 x 128 scales as
+                                               [steps, rows]; of 128 x 128 scales as [blocks of 128 rows, steps], copied
+                                               in boxes of 2 x 4 */
     void *d;          /* [m, n]; for a wgrad [n, m] */
     te_dtype dtype;   /* the dtype of D and of the bias; for a wgrad f32 */
     const void *bias; /* [n] of dtype; null if there is none; always null for a wgrad */
@@ -74,16 +79,18 @@ typedef struct te__sm90_blockwise_consumer {
     uint32_t n_scale;              /* wgrad: offset, within a stage, of the scale of this lane's first row of D */
     te__sm90_pipeline_state at;
     int x, y, has_tile; /* has_tile: 1: the sums belong to the tile at (x, y); 0: there is no tile yet */
-    uint32_t bias[4];   /* the bias of the tile's 256 columns is 128 words of two elements, which the lanes of a warp
-                           hold together: bias[j] is word 32 j + lane */
+    uint32_t bias[4];   /* the bias of the tile's 256 columns consists of 128 words of two elements each, which are
+                           distributed over the lanes of a warp: bias[j] is word 32 j + lane */
 } te__sm90_blockwise_consumer;
 
 /* A lane's sums in f32 for each subtile, the two accumulators of wgmma, and the scales of the current step. */
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    float scale[2][2]; /* scale[i][h]: the scale of the i-th block of 128 columns times that of this lane's row h */
-    /* for a wgrad, instead of `scale`: the scales of this lane's 16 columns, and of its two rows of a subtile */
+    float scale[2][2]; /* scale[i][h]: the scale of the tile's i-th block of 128 columns times the scale of this lane's
+                          h-th row */
+    /* used for a wgrad instead of `scale`: the scales of this lane's 16 columns, and of its two rows in the current
+     * subtile */
     float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2];
 } te__sm90_blockwise_accumulator;
 
@@ -107,7 +114,7 @@ TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]
                           TE_SM90_BLOCKWISE_SUBTILE);
     te__wgmma_commit();
 }
-/* Load the scales of a step if the product is not a wgrad: the products of the scales of this lane's two rows and those
+/* Load the scales of a step if the GEMM is not a wgrad, and multiply each scale of this lane's two rows by each scale
  * of the tile's two blocks of 128 columns. */
 TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *s,
                                                 const te__sm90_blockwise_consumer *g, int step) {
@@ -212,7 +219,8 @@ TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, co
         const float *v = &s->sum[subtile][4 * j + 2 * h];
         if (row < p->gemm.n && col < p->gemm.m)
             *(float2 *)((float *)p->d + (int64_t)row * p->gemm.m + col) = make_float2(alpha * v[0], alpha * v[1]);
-        if (j % 2) asm volatile("" ::: "memory"); /* this keeps the compiler from delaying the stores, as above */
+        if (j % 2) asm volatile("" ::: "memory"); /* this keeps the compiler from delaying the stores, as in
+                                                     te__sm90_blockwise_store_sixteen */
     }
 }
 TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
@@ -237,14 +245,14 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
 
 /* Runs `count` steps (each 128 elements of k) from `step` on, in a software pipeline: while the tensor cores compute a
  * subtile, the warpgroup promotes the previous one. The result of a batch of wgmma is available some hundred cycles
- * after its last wgmma began, and promotion takes another hundred. The two accumulators hide both times: during them
- * the tensor cores still have work from both warpgroups.
+ * after its last wgmma began, and promotion takes another hundred cycles. The two accumulators hide both times:
+ * meanwhile the tensor cores still have work from both warpgroups.
  *
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
- * steps (TE_SM90_BLOCKWISE_UNROLL); at its end the pipeline drains, and only the other warpgroup keeps the tensor cores
- * busy. first: 1 for the first steps of a tile: the previous tile is then stored from its registers while the tensor
- * cores compute the first two subtiles. (A wgrad has too few registers for this; there the previous tile is stored
- * before the first step of the next one.) */
+ * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body the pipeline drains, and only the other warpgroup keeps the
+ * tensor cores busy. first: 1 for the first steps of a tile: the previous tile is then stored from its registers while
+ * the tensor cores compute the first two subtiles. (A wgrad has too few registers for this; there the previous tile is
+ * stored before the first step of the next one.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, int tile, int step, const int count,
                                     const int first, const int wgrad) {
@@ -254,7 +262,7 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     TE_UNROLL
     for (int i = 1; i < subtiles; i++) {
         const int subtile = i % TE_SM90_BLOCKWISE_SUBTILES, begins_step = subtile == 0, stage = g->at.stage;
-        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted */
+        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted in this iteration */
         if (begins_step) {
             te__sm90_pipeline_advance(&g->at);
             te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
@@ -292,7 +300,7 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
     g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
     return g;
 }
-/* The work of a consumer warpgroup: its half of every tile of the block. */
+/* Does the work of a consumer warpgroup, which computes its half of every tile of the block. */
 TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
@@ -321,7 +329,8 @@ TE_FN int te__sm90_elect_one(void) {
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(is));
     return is;
 }
-/* The work of the producer thread: it fills the stages with both operands and their scales by TMA, for all tiles. */
+/* Does the work of the producer thread, which fills the stages with both operands and their scales by TMA, for all
+ * tiles of the block. */
 TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const te__sm90_gemm_params *h = &p->gemm;
@@ -344,7 +353,8 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
                          (1 << TE_CLUSTER) - 1);
             te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
             if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
-            else /* a box must begin at a multiple of 16 bytes, so load four steps' scales, from step & ~3 on */
+            else /* a box must begin at a multiple of 16 bytes, so the scales of four steps, from step & ~3 on, are
+                    loaded at every step */
                 te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
         }
     }
@@ -407,14 +417,15 @@ TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
            (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
                                            : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
 }
-/* Whether the kernel supports this product. Its only epilogue is a bias, because it has no registers left for more. */
+/* Whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because it has no
+ * registers left for more. */
 TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
     const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
                               (g->epilogue == TE_EPILOGUE_BIAS && !te__sm90_blockwise_is_wgrad(g));
     return te__sm90_blockwise_formats_fit(g) && te__sm90_blockwise_shape_fits(g) && g->beta == 0 && !g->trans_a &&
            g->trans_b && epilogue_fits;
 }
-/* Makes the tensor map of the scales [rows, cols], which TMA copies in boxes of box_rows x box_cols. */
+/* Makes the tensor map of an array of scales, [rows, cols], which TMA copies in boxes of box_rows x box_cols. */
 TE_API te_status te__sm90_blockwise_scale_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const float *scales,
                                               int64_t rows, int64_t cols, int box_rows, int box_cols, te_context *ctx) {
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 4};
@@ -430,7 +441,8 @@ TE_IF_USED TE_API te_sm90_kernel *te__sm90_blockwise_kernel(const te_gemm *g) {
                                           {(const void *)te__sm90_blockwise_gemm<1>, 0, 0}};
     return &kernels[te__sm90_blockwise_is_wgrad(g)];
 }
-/* Makes the tensor maps of an operand with `rows` rows and of its scales. tile_rows: rows of the operand in a tile. */
+/* Makes the tensor maps of an operand with `rows` rows and of its scales. tile_rows: the number of rows of the operand
+ * that a tile needs. */
 TE_API te_status te__sm90_blockwise_operand_maps(CUtensorMap *map, CUtensorMap *scales, const void *data,
                                                  const te_gemm_fp8 *fp8, int64_t rows, int tile_rows,
                                                  const te_gemm *g, te_context *ctx) {
@@ -471,7 +483,7 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
 /* Whether te__gemm_blockwise_run can add a bias to the product in the epilogue. It can if this kernel, not cuBLASLt, is
- * chosen for the product without a bias (with gemm_tune, this call times both). */
+ * chosen for the product without a bias. With gemm_tune on, this call times both if they were not timed yet. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

@@ -107,7 +107,7 @@ enum {
                                       each of three other ranks */
 };
 
-/* The parts of a quarter that a warp works on: parts number first, first + stride, first + 2 stride, .. */
+/* The parts of a quarter that a warp works on are those with the numbers first, first + stride, first + 2 stride, .. */
 typedef struct te__sm90_epilogue_slice { int first, stride; } te__sm90_epilogue_slice;
 /* In a block's last tile the 32 parts of a quarter do not divide evenly among eleven warps, so some warps have one part
  * more than the others. The choice of these warps changes from quarter to quarter. */
@@ -124,12 +124,12 @@ typedef struct te__sm90_epilogue_tile {
     const void *arg; /* the argument of the te_epilogue_fn: the kernel's parameters, which begin with *p */
     te__sm90_gemm_barriers *bars;
     uint32_t ring;
-    int x, y;           /* the tile's first column and row in D */
+    int x, y;           /* x: the tile's first column in D; y: its first row */
     int warp, lane;
     int is_last;        /* 1: the tile is the block's last one, which all eleven warps work on */
     int is_branch_free; /* 1: the te_epilogue_fn is called with outputs known at compile time
                            (te_epilogue_outputs), and the whole tile lies within D */
-    int transposes;     /* 1: the transpose of the FP8 output is stored, too */
+    int transposes;     /* 1: the transpose of the FP8 output is stored in addition to the outputs */
     int adds_ranks;     /* reduce_scatter: 1 if this rank owns the tile's rows, and adds the other ranks' sums */
 } te__sm90_epilogue_tile;
 
@@ -167,7 +167,8 @@ TE_FN void te__sm90_epilogue_load_source(const te__sm90_gemm_params *p, uint32_t
     te__load16_readonly(source, from);
     if (k.source_has_halves) te__load16_readonly(source + 4, from + p->n);
 }
-/* Load the epilogue's input for row `row` of the tile: the source, or the sums that other ranks have sent. */
+/* Load the epilogue's input for this lane's eight elements of row `row` of the tile: from the source, or the sums that
+ * other ranks have sent. */
 TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t source[TE_SM90_GEMM_SOURCE_WORDS], int row,
                                   int col, const te__sm90_gemm_config k) {
     if (!k.reduce_scatter) te__sm90_epilogue_load_source(t->p, source, t->y + row, col, k);
@@ -175,7 +176,7 @@ TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t sour
         te__gemm_scatter_load((const te__gemm_scatter_params *)t->arg, source, t->y + row, col);
 }
 
-/* ---- sums over rows, amax ---------------------------------------------------------------------------------------- */
+/* ---- column sums, amax ------------------------------------------------------------------------------------------- */
 
 /* Store the sum of each column over those rows of a quarter that this warp has processed. params.column_sums has space
  * for the sums of three warps of each tile. In a block's last tile eleven warps have sums. These are stored in shared
@@ -209,7 +210,8 @@ TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
     }
 }
 /* Called once by each warp, after its last tile: raises *p->amax to the largest magnitude that the warp has stored in
- * FP8, if it is larger. One thread of the grid also stores the FP8 output's scale and 1 / scale. */
+ * FP8, if this magnitude is larger than *p->amax. One thread of the grid also stores the FP8 output's scale and 1 /
+ * scale. */
 TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_epilogue_state *state) {
     if (p->amax) {
         int group;
@@ -240,7 +242,8 @@ TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm9
 }
 /* Runs the epilogue on the parts of a slice of a branch-free tile, two parts at a time. The compiler interleaves the
  * instructions of the two parts, which hides latencies. (Each scheduler has only one warp of the epilogue, so there is
- * no second one whose instructions could hide them.) next: the source for the first two parts, already loaded. */
+ * no second warp whose instructions could hide these latencies.) next: the source for the first two parts, already
+ * loaded. */
 TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                       te_epilogue_fn epilogue, te_epilogue_state *state,
                                       uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS], const te_epilogue_outputs outputs,
@@ -257,7 +260,8 @@ TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te_
             TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
         }
         const int behind = pair + q->slice.stride;
-        const int then = behind < PAIRS ? behind : pair; /* after the last pair its source is loaded again, unused */
+        const int then = behind < PAIRS ? behind : pair; /* after the last pair, the source of this same pair is loaded
+                                                            again, and not used */
         TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
             te__load16_readonly(next[i], te__sm90_epilogue_source_at(
                                       t->p, t->y + te__sm90_epilogue_row(2 * then + i, t->lane), q->col, k));
@@ -310,8 +314,9 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 
 /* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
 
-/* Process a tile, quarter by quarter. With reduce_scatter, if another rank owns the tile's rows, signals that rank at
- * the end. (If this rank owns them, the caller has already waited for the other ranks' sums.) */
+/* Processes a tile, quarter by quarter. With reduce_scatter, if another rank owns the tile's rows, this function
+ * signals to that rank at the end. (If this rank owns them, the caller has already waited for the other ranks'
+ * sums.) */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {
@@ -344,7 +349,8 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
     state.amax_bits = 0, state.outputs = TE_OUTPUTS_ANY;
     const int first_work = t.warp < TE_SM90_GEMM_EPILOGUE_WARPS ? 0 : last_tile;
     for (int j = first_work; j >= 0 && te__sm90_gemm_get_work(&w, p, j); j++) {
-        if (w.split > 0) continue; /* this piece of work only produced partial sums, for a tile of another cluster */
+        if (w.split > 0) continue; /* this piece of work only produced partial sums, for a tile that another cluster
+                                      owns */
         t.x = w.x, t.y = w.y, t.is_last = j == last_tile;
         t.is_branch_free = has_branch_free && t.y + TE_TILE_M <= p->m && t.x + TE_TILE_N <= p->n;
         t.adds_ranks = k.reduce_scatter &&

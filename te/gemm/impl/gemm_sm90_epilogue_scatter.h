@@ -3,9 +3,9 @@
  * to a row of this rank it adds the sums that the other ranks have stored here.
  *
  * On every rank the rows of a tile are divided among the three warps of the epilogue in the same way. A warp therefore
- * needs, from each other rank, only the sums of the same warp there: each warp sets its own flag in the owner's memory,
- * and no warp waits for another warp of its block. A block's last tile is divided among all warps of the block; each of
- * the tile's three flags then means that the whole tile was stored.
+ * needs, from each other rank, only the sums of the warp with the same number there. So each warp sets its own flag in
+ * the owner's memory, and no warp waits for another warp of its block. A block's last tile is divided among all warps
+ * of the block; each of the tile's three flags then means that the whole tile was stored.
  *
  * The sums of the first three other ranks are loaded one part of a tile ahead of their use, so that the loads overlap
  * with other work. When each sum was loaded just before its use, the loads took longer than the computation of a tile
@@ -13,8 +13,8 @@
  *
  * Memory traffic of a tile of 128 x 256 in addition to that of the GEMM: if another rank owns it, 64 KB are sent over
  * the link; if this rank owns it, 64 KB are read for each other rank, and 64 KB are stored. At k of 4096 a tile takes
- * 25 us or more, so each of 132 multiprocessors sends at most 2.6 GB/s, together at most 345 GB/s of the link's 450. At
- * half of that k, the link limits the speed of the tiles that other ranks own.
+ * 25 us or more, so each of 132 multiprocessors sends at most 2.6 GB/s, together at most 345 GB/s of the link's 450. If
+ * k is half as large, the link limits the speed at which tiles that other ranks own are computed.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_EPILOGUE_SCATTER_H
@@ -24,7 +24,8 @@
 
 typedef struct te__gemm_scatter_params {
     te__sm90_gemm_params gemm;            /* gemm.source is null */
-    void *y;                              /* [rank_rows, n]: the result, the sum over the ranks */
+    void *y;                              /* [rank_rows, n]: the result: the sums over all ranks, for the rows of this
+                                             rank */
     const char *slots;                    /* [ranks, rank_rows, n], 16 bits: the sums that the other ranks have sent */
     char *to[TE_MAX_RANKS];               /* to[q]: this rank's slot in the memory of rank q */
     uint32_t *peer_flags[TE_MAX_RANKS];   /* peer_flags[q]: array [tiles, TE_SCATTER_FLAGS_PER_TILE] in the memory of
@@ -35,9 +36,10 @@ typedef struct te__gemm_scatter_params {
     int two_kernels; /* 1: the sums of this rank's rows are stored in a slot, too; a second kernel adds up all slots */
 } te__gemm_scatter_params;
 
-enum { TE_GEMM_SCATTER_PREFETCHED = 3 }; /* the number of other ranks whose sums are loaded one part ahead */
+enum { TE_GEMM_SCATTER_PREFETCHED = 3 }; /* the number of other ranks whose sums are loaded one part of a tile ahead of
+                                            use */
 
-/* Returns the i-th of the other ranks, in ascending order. */
+/* Returns the i-th of the other ranks, counted from 0 in ascending order. */
 TE_FN int te__gemm_scatter_peer(const te__gemm_scatter_params *s, int i) { return i + (i >= s->gemm.overlap.rank); }
 /* The address of the eight elements that rank q has sent for D from (row, col) on; this rank owns the row. */
 TE_FN const char *te__gemm_scatter_received(const te__gemm_scatter_params *s, int q, int row, int col) {
@@ -82,8 +84,8 @@ TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, in
             te_prefetch(te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col), 0, TE_bf16);
     }
 }
-/* Signal to the tile's owner that this warp has stored its part of the tile. For a block's last tile all its warps must
- * pass a barrier before, because each flag then means that the whole tile was stored. */
+/* Signal to the tile's owner that this warp has stored its part of the tile. For a block's last tile, all warps of the
+ * block must pass a barrier before this call, because each flag then means that the whole tile was stored. */
 TE_FN void te__gemm_scatter_signal(const te__gemm_scatter_params *s, int x, int y, int warp) {
     __syncwarp();
     if (threadIdx.x % 32 == 0 && warp < TE_SM90_GEMM_EPILOGUE_WARPS && !s->two_kernels)
@@ -109,8 +111,8 @@ TE_FN void te__gemm_scatter_load(const te__gemm_scatter_params *s, uint32_t sent
             te__load16_coherent(sent + 4 * k, te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col));
 }
 /* Adds up the eight elements at (row, col) over the ranks, in the order of the ranks. w: the elements of this rank;
- * sent: the elements of those other ranks for which te__gemm_scatter_load has loaded them. The elements of further
- * ranks are loaded here. */
+ * sent: the elements that te__gemm_scatter_load has loaded, which are those of the first other ranks. The elements of
+ * the remaining ranks are loaded here. */
 TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, const uint32_t w[4],
                                 const uint32_t *sent, int row, int col, const te_dtype dtype) {
     const int rank = s->gemm.overlap.rank, begin = TE_GEMM_SCATTER_PREFETCHED + (rank <= TE_GEMM_SCATTER_PREFETCHED);
@@ -118,7 +120,7 @@ TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, 
     TE_UNROLL for (int q = 0; q <= TE_GEMM_SCATTER_PREFETCHED; q++) {
         if (q >= begin || q >= s->ranks) continue;
         TE_UNROLL for (int i = 0; i < 4; i++) {
-            /* rank q is the q-th of the other ranks if q < rank, the (q - 1)-th if q > rank */
+            /* counted from 0, rank q is other rank number q if q < rank, and number q - 1 if q > rank */
             const uint32_t below = sent[4 * te_min(q, TE_GEMM_SCATTER_PREFETCHED - 1) + i];
             const uint32_t above = sent[4 * te_max(q - 1, 0) + i];
             one.w[i] = q == rank ? w[i] : q < rank ? below : above;

@@ -6,8 +6,8 @@
  * registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next
  * tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged before the
  * next tile begins. This leaves the epilogue's warps 136 registers per thread instead of 72, but the tensor cores are
- * idle while the first half, 32 KB, is stored to shared memory. This takes 256 cycles; a whole tile takes some 35000 in
- * FP8 if k is 4096. (docs/notes/gemm_sm90.md has the budget of such a tile.)
+ * idle while the first half, 32 KB, is stored to shared memory. Storing it takes 256 cycles; a whole tile in FP8 takes
+ * some 35000 cycles if k is 4096. (docs/notes/gemm_sm90.md has the budget of such a tile.)
  *
  * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the whole
  * bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
@@ -42,8 +42,9 @@ TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te
     }
 }
 /* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to their first row in that map.
- * If another rank sends these rows, waits until they have arrived. *seen: the last chunk that is known to have arrived,
- * so that its flag is not read again: while the producer reads a flag, the consumers use up all filled stages. */
+ * If another rank sends these rows, first waits until they have arrived. *seen: the last chunk that is known to have
+ * arrived, so that its flag is not read again: reading a flag takes so long that the consumers use up all filled stages
+ * meanwhile. */
 TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
@@ -51,7 +52,7 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (rank == o->rank) return o->own_is_separate ? (*y = row, &p->own_map) : &p->a_map;
     const int chunk = rank * TE_GATHER_MAX_CHUNKS + row / o->chunk_rows;
     const int same_rank = chunk / TE_GATHER_MAX_CHUNKS == *seen / TE_GATHER_MAX_CHUNKS;
-    if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order */
+    if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order, so this one has arrived */
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
     asm volatile("fence.proxy.async.global;" ::: "memory"); /* this fence makes TMA (the async proxy) read the rows only
@@ -107,8 +108,9 @@ TE_FN uint32_t te__sm90_gemm_swizzle(uint32_t subtile, int row, int vector) {
 TE_FN void te__sm90_gemm_scale(float d[128], float alpha) {
     if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
 }
-/* Rounds a quarter of a warp's accumulators to 16 bits, and packs two into each word. In wgmma's layout a lane's d[4 j
- * + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the warp's 16 x 256 elements. */
+/* Rounds a quarter of a warp's accumulators to 16 bits, and packs two elements into each 32-bit word. In wgmma's layout
+ * a lane's d[4 j + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the warp's 16 x
+ * 256 elements. */
 TE_FN void te__sm90_gemm_pack_quarter(uint32_t packed[16], const float d[128], const int quarter,
                                       const te_dtype dtype) {
     TE_UNROLL
@@ -151,8 +153,8 @@ TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], con
 
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
-/* For a helper: stores this warp's sums over the helper's split of k, and increments the counter on which the tile's
- * owner waits. */
+/* Called by a helper: stores this warp's sums over the helper's split of k, and increments the counter on which the
+ * tile's owner waits. */
 TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const float d[128],
                                         const te__sm90_gemm_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
@@ -167,8 +169,8 @@ TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const flo
                          &p->partials_ready[(w->tail_tile * TE_CLUSTER + rank) * 8 + thread / 32])
                      : "memory");
 }
-/* For the owner of a tile: waits for the sums that the same warp of each helper stores, and adds them in the order of
- * the splits. */
+/* Called by the owner of a tile: waits until the warp with the same number in each helper has stored its sums, and adds
+ * these sums in the order of the splits. */
 TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128], const te__sm90_gemm_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128;
     uint32_t *ready = &p->partials_ready[(w->tail_tile * TE_CLUSTER + rank) * 8 + thread / 32], arrived = 0;
@@ -190,9 +192,9 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
 /* Values that a consumer warpgroup computes only once. a, b: the low words of the wgmma descriptors of A and B in the
- * pipeline's first stage; bars: the address of the barriers. A step only adds offsets to them, which saves
- * instructions. This matters because each of eight warps runs the some 80 instructions of a step 64 times per tile (if
- * k is 4096, in 16 bits). */
+ * pipeline's first stage; bars: the address of the barriers. A step only adds offsets to these values, which saves
+ * instructions. That matters because a step has some 80 instructions, which each of eight warps runs 64 times per tile
+ * (if k is 4096, in 16 bits). */
 typedef struct te__sm90_gemm_consumer {
     uint32_t a, b, bars;
     te__sm90_pipeline_state at;
@@ -208,7 +210,8 @@ TE_FN te__sm90_gemm_consumer te__sm90_gemm_consumer_of(uint32_t ring, const te__
     return g;
 }
 /* Signals to the producers of both blocks of the cluster that this warp has read the stage before the current one. Both
- * producers wait for this, because each multicasts B into that stage of both blocks. */
+ * producers wait for this signal before they fill that stage again, because each multicasts B into that stage of both
+ * blocks. */
 TE_FN void te__sm90_gemm_release_stage(const te__sm90_gemm_consumer *g) {
     const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
     const uint32_t empty = g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, empty);
@@ -276,8 +279,9 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     TE_UNROLL for (int i = 0; has_packed && i < 4; i++) te__sm90_gemm_stage_last_quarter(packed[i], i, ring);
 }
 /* As te__sm90_gemm_consume, but for config.holds_half, where only half of the previous tile is held in registers. The
- * first half of a tile is staged as soon as the tile is finished. Its third quarter is staged after 3/8 of the next
- * tile's steps, and its fourth after 5/8, when the epilogue should have processed the first and the second quarter. */
+ * first half of a tile is staged as soon as the tile is finished. The third quarter is staged after 3/8 of the next
+ * tile's steps, when the epilogue should have processed the first quarter; the fourth quarter after 5/8, when the
+ * epilogue should have processed the second. */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
@@ -302,7 +306,8 @@ TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ri
         has_packed = now.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &now);
-            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* this frees packed's registers */
+            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* frees the registers of `packed`, as
+                                                                                  above */
             continue;
         }
         if (now.split == 0) te__sm90_gemm_add_partials(p, d, &now);

@@ -2,10 +2,10 @@
  * tile scheduler, which determines the next tile of a cluster and its steps of k.
  *
  * The scheduler is static: every warp role of every block computes the same sequence from the sizes alone, so the roles
- * need not communicate, and the same inputs produce the same bits. The rows of tiles are divided into groups of
- * TE_SM90_GEMM_GROUP_M rows. The tiles of a group are computed column by column, and those of a column from top to
- * bottom, so that the operands in use stay in the L2. The tiles of a last, partial wave are split along k (Stream-K),
- * see te__sm90_gemm_params.
+ * need not communicate, and results are bitwise reproducible. The rows of cluster tiles are divided into groups of
+ * TE_SM90_GEMM_GROUP_M such rows. The tiles of a group are computed column by column, and the tiles in one column of a
+ * group from top to bottom, so that the operands in use stay in the L2. The tiles of a last, partial wave are split
+ * along k (Stream-K), see te__sm90_gemm_params.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_SCHEDULER_H
@@ -16,40 +16,48 @@
 #include "gemm_comm_overlap.h"      /* te__peer_timeout, TE_HAS_COMM_OVERLAP */
 
 enum {
-    TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64, /* a block's tile; k in 16-bit units: 64 are 128 FP8 elements */
+    TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64, /* a block's tile of D, and the 16-bit units of k in a step (64
+                                                         units are 128 FP8 elements) */
     TE_STAGES = 4,                                    /* stages of the pipeline between producer and consumers */
-    TE_CLUSTER = 2,              /* blocks of a cluster; their tiles are one below the other and use one part of B */
+    TE_CLUSTER = 2,              /* number of blocks in a cluster; their tiles lie one below the other, and need the
+                                    same part of B */
     TE_SM90_GEMM_GROUP_M = 8,    /* rows of cluster tiles in a group: the group's tiles in one column are computed
                                     before those in the next column */
     TE_SM90_GEMM_A_BYTES = TE_TILE_M * TE_TILE_K * 2,
     TE_SM90_GEMM_STAGE_BYTES = (TE_TILE_M + TE_TILE_N) * TE_TILE_K * 2,
-    TE_SM90_GEMM_SUBTILE_BYTES = 2048, /* one consumer warp's 16 rows, of 64 columns of D, in 16 bits */
-    TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, /* two quarters of a tile, each 128 x 64 elements
-                                                                        of D */
+    TE_SM90_GEMM_SUBTILE_BYTES = 2048, /* bytes of a subtile: 16 rows, those of one consumer warp, of 64 columns of D,
+                                          in 16 bits */
+    TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, /* bytes of the two staging buffers; each holds a
+                                                                        quarter of a tile, 128 x 64 elements of D */
     TE_SM90_GEMM_SMEM_BYTES = TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + TE_SM90_GEMM_STAGING_BYTES + 1024,
     TE_SM90_GEMM_THREADS = 384,
     TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile */
-    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* these three and the eight consumer warps run the epilogue of the last tile */
+    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* number of warps that run the epilogue of a block's last tile: these three and
+                                          the eight consumer warps */
 };
 
 /* ---- kernel parameters ------------------------------------------------------------------------------------------- */
 
 /* Parameters of a product that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is none. */
 typedef struct te__sm90_gemm_overlap {
-    int rank, rank_rows;         /* rank_rows: rows of A and D of each rank, a multiple of a cluster tile's rows */
+    int rank, rank_rows;         /* rank_rows: number of rows of A and D that each rank owns, a multiple of a cluster
+                                    tile's rows */
     int first_tile_row, group_m; /* first_tile_row: the row of cluster tiles that is computed first; group_m: rows of
                                     cluster tiles in a group (0: TE_SM90_GEMM_GROUP_M) */
-    int interleave;              /* number of ranks between whose rows of tiles the order alternates; 0: all rows of
-                                    one rank are computed before those of the next */
-    int own_is_separate;         /* 1: this rank's rows of A lie in separate memory, and are loaded by own_map, below */
+    int interleave;              /* the order of the tiles alternates between the rows of this many ranks; 0: all rows
+                                    of one rank are computed before those of the next rank */
+    int own_is_separate;         /* 1: this rank's rows of A lie in separate memory, and are loaded through the params'
+                                    own_map */
     int chunk_rows;              /* number of gathered rows of A that arrive together and have one flag */
-    const uint32_t *chunk_flags; /* [ranks, TE_GATHER_MAX_CHUNKS]: 1 once the rows have arrived; null: no wait */
+    const uint32_t *chunk_flags; /* [ranks, TE_GATHER_MAX_CHUNKS]: a flag is 1 once its chunk of rows has arrived; null:
+                                    the kernel need not wait */
     te__peer_timeout timeout;
 } te__sm90_gemm_overlap;
 
 /* Parameters of D = alpha A op(B). The struct that is the argument of a kernel begins with this one. */
 typedef struct te__sm90_gemm_params {
-    CUtensorMap a_map, b_map, source_map, own_map; /* source_map: of `source`; own_map: of this rank's rows of A */
+    CUtensorMap a_map, b_map, source_map, own_map; /* the tensor maps of A, of B, of `source`, and (own_map) of this
+                                                      rank's rows of A */
     te__sm90_gemm_overlap overlap;
     float *column_sums; /* [3 * rows of tiles, n]: partial column sums (te_epilogue_state.sum), which a later kernel
                            adds up: one row for each of a tile's three epilogue warps; null: not wanted */
@@ -57,32 +65,36 @@ typedef struct te__sm90_gemm_params {
     float *inverse;     /* [2]: 1 / scale and the scale of the FP8 output (te_scale_save); null: not wanted */
     const float *scale;
     uint8_t *transposed; /* [n, transposed_rows]: transpose of the epilogue's FP8 output; null: not wanted */
-    int transposed_rows; /* m rounded up to a multiple of 16; in each row of `transposed` elements m and up are 0 */
-    const void *source;  /* [m, n], 16 bits: the tensor that the epilogue reads, prefetched for it; null: none */
+    int transposed_rows; /* length of a row of `transposed`: m rounded up to a multiple of 16; the elements from index m
+                            on are 0 */
+    const void *source;  /* [m, n], 16 bits: a tensor that the epilogue reads, and that is prefetched; null: there is
+                            none */
     int source_has_halves;              /* 1: `source` is [m, 2 n]; for column i of D the epilogue reads column i of
                                            each half */
-    const float *inverse_a, *inverse_b; /* FP8: the inverse scales of A and B, by which alpha is multiplied; null: 1 */
+    const float *inverse_a, *inverse_b; /* FP8: the inverse scales of A and B, by which alpha is multiplied; null: the
+                                           scale is 1 */
     float alpha;
     int m, n, k, tiles; /* k: in 16-bit units (two elements of FP8); tiles: number of cluster tiles, each 256 x 256 */
     /* Stream-K. After `full_waves` waves, in each of which every cluster computes one tile, `tail_tiles` tiles remain.
      * The k of each of these tiles is cut into `splits` splits. The first `helpers` clusters compute `helper_splits`
-     * splits of each tile. The cluster that owns the tile, not a helper, computes the tile's other splits, adds the
-     * helpers' sums and runs the epilogue. helpers 0: tiles are not split, and full_waves is unlimited.
+     * splits of each of these tiles. The cluster that owns the tile, which is not a helper, computes the tile's other
+     * splits, adds the helpers' sums and runs the epilogue. helpers 0: tiles are not split, and full_waves is
+     * unlimited.
      */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the helpers' sums */
-    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their sums for these
-                                 elements; 0 before and after the kernel */
+    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their sums for that
+                                 consumer warp's elements of the tile; 0 before and after the kernel */
 } te__sm90_gemm_params;
 
 /* Which vectors of eight columns are paired for an epilogue that needs two of them at once (te_epilogue_pair_fn).
  * Rotary positions pair dimension i of a head with dimension i + rotary_dim / 2; a gated activation pairs column i of
  * the first half of D with column i of the second half.
  *
- *   group, distance  128 columns are sixteen vectors, in groups of `group`, a divisor of 16; 0: no pairs. In a group,
- *                    vector i of the first `distance` pairs with vector i + distance. The other vectors of the group,
- *                    dimensions of a head that are not rotated, are paired in the same way: their first half with their
- *                    second half.
+ *   group, distance  the sixteen vectors of 128 columns form groups of `group` vectors (a divisor of 16; 0: there are
+ *                    no pairs). In a group, vector i of the first `distance` pairs with vector i + distance. The
+ *                    group's other vectors, which are dimensions of a head that are not rotated, are paired in the same
+ *                    way: the first half of them with the second half.
  *   swap_middle      the second and third 64 columns of a tile are swapped, so that columns with a distance of 128 form
  *                    pairs.
  *   halves           a tile is 128 columns of the first half of D and the same 128 columns of the second half. */
@@ -90,24 +102,27 @@ typedef struct te__sm90_gemm_pairing { int group, distance, swap_middle, halves;
 
 /* The compile-time constants of a kernel. */
 typedef struct te__sm90_gemm_config {
-    te_dtype dtype, dtype_a, dtype_b; /* dtype: of D, 16 bits; dtype_a, dtype_b: of A and B, `dtype` or both FP8 */
+    te_dtype dtype, dtype_a, dtype_b; /* dtype: the dtype of D, which has 16 bits; dtype_a, dtype_b: those of A and B:
+                                         both are `dtype`, or both are FP8 */
     int trans_b;           /* 1: B is stored [n, k]; 0: [k, n] */
     int transposes;        /* 1: the kernel can store params.transposed */
     int holds_half;        /* 1: the consumers hold only half of a finished tile in registers, which leaves more
                               registers to the epilogue */
     int reads_source;      /* 1: the branch-free epilogue (te_epilogue_outputs) reads params.source */
     int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
-    te__sm90_gemm_pairing pairing; /* if its group is not 0, B is stored [n, k] */
+    te__sm90_gemm_pairing pairing; /* if pairing.group is not 0, B must be stored [n, k] */
     int reduce_scatter;    /* 1: rows of D are sent to the ranks that own them (gemm_sm90_epilogue_scatter.h) */
     int column_sums;       /* 1: the kernel can store params.column_sums */
 } te__sm90_gemm_config;
 
 typedef struct te__sm90_gemm_barriers {
-    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* full: the producer has filled a stage with A and B; empty: the
-                                                   consumers have read it */
+    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* full: the producer has filled the stage with A and B; empty: the
+                                                   consumers have read the stage */
     uint64_t staged_full[2], staged_empty[2];   /* staged_full: the consumers have stored a quarter of a finished tile
-                                                   in a staging buffer; staged_empty: the epilogue has read it */
-    float alpha; /* FP8: alpha times both inverse scales, which the producer writes before the third stage is full */
+                                                   in the staging buffer; staged_empty: the epilogue has read that
+                                                   quarter */
+    float alpha; /* FP8: alpha times both inverse scales; the producer stores this product here before the third stage
+                    is full */
 } te__sm90_gemm_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -140,8 +155,8 @@ TE_FN void te__sm90_gemm_locate_tile(te__sm90_gemm_work *w, const te__sm90_gemm_
     if (TE_HAS_COMM_OVERLAP) row = te__sm90_gemm_tile_row(p, row, rows);
     w->y = (row * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
 }
-/* Sets *w to this cluster's j-th piece of work; returns 0 if there is none. Helper clusters have lower numbers than
- * owners, so an owner waits only for clusters with lower numbers. */
+/* Sets *w to this cluster's j-th piece of work; returns 0 if there is none. Clusters that help have lower numbers than
+ * clusters that own a tail tile, so an owner waits only for clusters with lower numbers. */
 TE_FN int te__sm90_gemm_get_work(te__sm90_gemm_work *w, const te__sm90_gemm_params *p, int j) {
     const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER,
               steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
@@ -160,8 +175,8 @@ TE_FN int te__sm90_gemm_get_work(te__sm90_gemm_work *w, const te__sm90_gemm_para
     te__sm90_gemm_locate_tile(w, p, tile);
     return 1;
 }
-/* The index of this cluster's last piece of work, if that piece completes a tile: all warps then run the epilogue of
- * this tile. -1 if the last piece is a partial sum for another cluster. */
+/* If this cluster's last piece of work completes a tile, returns the index of that piece; all warps then run the
+ * epilogue of this tile. If the last piece is a partial sum for another cluster, returns -1. */
 TE_FN int te__sm90_gemm_last_tile(const te__sm90_gemm_params *p) {
     const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER;
     if (!p->helpers) return (p->tiles - cluster + clusters - 1) / clusters - 1;
@@ -182,19 +197,19 @@ TE_FN uint32_t te__sm90_gemm_staging(uint32_t ring, int subtile) {
 TE_FN uint32_t te__sm90_gemm_last_staging(uint32_t ring, int quarter) {
     return ring + (uint32_t)(quarter / 2 * TE_SM90_GEMM_STAGING_BYTES + quarter % 2 * TE_SM90_GEMM_SUBTILE_BYTES);
 }
-/* The address at which a warp stores the sum of column `col` of a quarter over the warp's rows of the block's last
- * tile. These sums lie behind the staged tile. */
+/* For a block's last tile: the address at which warp `warp` stores the sum of column `col` of quarter `quarter` over
+ * the rows that the warp has processed. In shared memory these sums lie behind the staged tile. */
 TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int col) {
     return ring + (uint32_t)(2 * TE_SM90_GEMM_STAGING_BYTES +
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* Which 64 columns of a tile (0 to 3) are staged as its quarter `i`. */
+/* Returns which 64 columns of a tile (0: the first 64, .., 3: the last 64) are staged as quarter `i`. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }
-/* The column of D at which quarter `i` of a tile begins; x: the tile's first column. If B is stored [n, k], this is
- * also a row of B. */
+/* The column of D at which quarter `i` of a tile begins; x: the tile's first column. If B is stored [n, k], the result
+ * is also the first row of B that this quarter needs. */
 TE_FN int te__sm90_gemm_quarter_column(const te__sm90_gemm_params *p, int x, int i, const te__sm90_gemm_config k) {
     if (k.pairing.halves) return x / 2 + 64 * (i / 2) + i % 2 * (p->n / 2);
     return x + 64 * te__sm90_gemm_swap_quarter(i, k);

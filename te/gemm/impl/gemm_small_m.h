@@ -3,20 +3,21 @@
  * wgmma multiplies 64 rows of its first operand by 8 to 256 columns of its second. Here W is the first operand and x,
  * padded to 16, 32, 64 or 128 rows, the second, so that little of the tensor cores' work is wasted on padding. A block
  * multiplies 128 rows of W, which yield 128 columns of y. The L2 delivers 5 to 6 TB/s, not much more than the 4.3 TB/s
- * at which W comes from memory; so x is loaded only once per cluster: each of its two blocks loads half of x and
- * multicasts it to both.
+ * at which W is read from memory. Therefore x is loaded from the L2 only once per cluster: each of the cluster's two
+ * blocks loads half of x and multicasts this half to both.
  *
  *   producer   one thread loads W and x by TMA into a ring of 192 KB. If the previous kernel belongs to the same pass,
- *              the thread fills the ring with W while that kernel still runs: no kernel of a pass writes weights
+ *              the thread fills the ring with W while that kernel still runs, which is safe because no kernel of a pass
+ *              writes weights
  *   consumers  two warpgroups multiply; each warp then runs the pattern's epilogue on its 16 columns of y
  *
  * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
- * of each tile of this wave is split over several clusters: they store partial sums in the workspace, and the cluster
- * that finishes last adds them up in the order of k. So results are bitwise reproducible, and no block waits for
- * another.
+ * of each tile of this wave is split over several clusters: these store partial sums in the workspace, and the cluster
+ * that finishes last adds up the partial sums in the order of k. So results are bitwise reproducible, and no block
+ * waits for a block of another cluster.
  *
- * With e4m3 operands the kernel is the same and reads half the bytes. The sums over all of k stay in the tensor cores,
- * which hold them with 14 bits (fast accumulation), and are multiplied by the tensorwise or rowwise scales at the end.
+ * With e4m3 operands the same code runs and reads half as many bytes. The tensor cores hold the sums over all of k,
+ * with 14 bits (fast accumulation); at the end the sums are multiplied by the tensorwise or rowwise scales.
  *
  * Floor: the time to read W once, 2 n k bytes (FP8: n k), at the memory bandwidth. Measurements: docs/notes/gemm.md.
  */
@@ -33,36 +34,38 @@
 
 enum {
     TE_SMALL_M_ROWS = 128,    /* the largest number of rows of x */
-    TE_SMALL_M_COLUMNS = 128, /* columns of y in a block's tile */
+    TE_SMALL_M_COLUMNS = 128, /* number of columns of y in a block's tile */
     TE_SMALL_M_CLUSTER = 2,
     TE_SMALL_M_K = 64, /* 16-bit elements of k in a stage: 128 bytes of each row */
-    TE_SMALL_M_W_BYTES = TE_SMALL_M_COLUMNS * TE_SMALL_M_K * 2, /* bytes of W in a stage; behind W lies x */
+    TE_SMALL_M_W_BYTES = TE_SMALL_M_COLUMNS * TE_SMALL_M_K * 2, /* bytes of W in a stage; x lies behind W */
     TE_SMALL_M_WARPS = 8,                                       /* consumer warps; one more warp is the producer */
     TE_SMALL_M_THREADS = 32 * (TE_SMALL_M_WARPS + 1),
     TE_SMALL_M_RING = 192 << 10,
     TE_SMALL_M_STAGES = 10, /* the largest number of stages of the ring */
     TE_SMALL_M_SHARED = TE_SMALL_M_RING + TE_SMALL_M_ROWS * TE_SMALL_M_COLUMNS * 2 + 1024,
     TE_SMALL_M_MAX_SPLITS = 8,     /* the largest number of parts into which a tile's k is split */
-    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps of k (a stage each) in such a part */
+    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps of k in such a part; a step fills one stage */
 };
 
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_small_m {
     CUtensorMap w, x;
-    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: 1 */
+    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: all scales are 1 */
     float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* 16, 32, 64 or 128; the rows beyond m are zeros */
-    int stages;        /* stages of the ring that are used */
+    int stages;        /* number of stages of the ring that are used */
     int rowwise;       /* FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
-    int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel */
-    int full_waves;    /* the number of tiles that every cluster computes over all of k */
+    int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel to
+                          end */
+    int full_waves;    /* the number of tiles that each cluster computes over all of k, before those of the last wave */
     int split_tiles, splits; /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the
                                 k of each of these tiles is split */
-    float *partial_sums; /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4] */
-    uint32_t *arrived; /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: how many parts of k were stored; 0 before
-                          and after the kernel */
+    float *partial_sums; /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the sums
+                            over each part of k */
+    uint32_t *arrived; /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: how many parts of k have their sums
+                          stored by the warp with this number; 0 before and after the kernel */
 } te_small_m;
 
 typedef struct te_small_m_barriers { uint64_t full[TE_SMALL_M_STAGES], empty[TE_SMALL_M_STAGES]; } te_small_m_barriers;
@@ -78,9 +81,9 @@ TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
 
 /* ---- the scheduler ----------------------------------------------------------------------------------------------- */
 
-/* A tile of this block, or a part of one: columns of y from col on, steps [first, last) of k. The tiles of the last
- * wave are split along k among several clusters: this is part `part` of `parts` of split tile number `split_tile`.
- * Other tiles are part 0 of 1. */
+/* A tile of this block, or a part of a tile: columns of y from col on, steps [first, last) of k. The k of a tile of the
+ * last wave is split into `parts` parts, each computed by another cluster; this is part number `part` of tile number
+ * `split_tile` of the last wave. For all other tiles part is 0 and parts is 1. */
 typedef struct te_small_m_tile { int col, first, last, part, parts, split_tile; } te_small_m_tile;
 
 /* Sets *t to this block's tile in the j-th piece of work of its cluster. Returns 0 if there is no such piece. */
@@ -98,8 +101,8 @@ TE_FN int te__small_m_tile_of(te_small_m_tile *t, const te_small_m *p, int j) {
     t->col = (tile * TE_SMALL_M_CLUSTER + rank) * TE_SMALL_M_COLUMNS;
     return 1;
 }
-/* The producer's position: step k of the j-th tile, and the stage of the ring that it fills next. more: 0 after the
- * last tile. */
+/* The producer's position: the next step is step k of the j-th tile, and is loaded into stage `stage` of the ring.
+ * more: 0 after the last tile, else 1. */
 typedef struct te_small_m_position {
     te_small_m_tile tile;
     int j, k, stage, phase, more;
@@ -135,9 +138,9 @@ TE_FN void te__small_m_load_x(const te_small_m *p, uint32_t ring, te_small_m_bar
     te__tma_load(stage + (uint32_t)(TE_SMALL_M_W_BYTES + row * TE_SMALL_M_K * 2), &p->x, at->k * TE_SMALL_M_K, row,
                  te__shared_address(&bars->full[at->stage]), (1 << TE_SMALL_M_CLUSTER) - 1);
 }
-/* Runs in one thread, which loads all tiles of this block. It first fills the ring with W, then waits for the previous
- * kernel, which writes x, and loads x. If the previous kernel may write W, W is only prefetched to the L2 before the
- * wait. */
+/* Runs in one thread, which loads all tiles of this block. This thread first fills the ring with W, then waits until
+ * the previous kernel, which writes x, has ended, and then loads x. If the previous kernel may write W, the thread only
+ * prefetches W to the L2 before that wait. */
 TE_FN void te__small_m_produce(const te_small_m *p, uint32_t ring, te_small_m_barriers *bars) {
     const int stages = p->stages;
     te_small_m_position w = te__small_m_first(p), x = w;
@@ -194,8 +197,8 @@ TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_sma
     te__wgmma_wait_0();
     te__small_m_release(s->bars, before);
 }
-/* Sets d to the sums over all parts of k, for `groups` groups of eight rows. part: the distance between two parts in
- * memory, in float4s. */
+/* Sets d to the sums over all parts of k, for `groups` groups of eight rows of y. part: the distance in memory, in
+ * float4s, from one part to the next. */
 TE_FN void te__small_m_add_parts(float *d, const float4 *from, int parts, int64_t part, const int groups) {
     TE_UNROLL for (int j = 0; j < 4 * groups; j++) d[j] = 0;
 #pragma unroll 2
@@ -205,8 +208,8 @@ TE_FN void te__small_m_add_parts(float *d, const float4 *from, int parts, int64_
             d[4 * j] += v.x, d[4 * j + 1] += v.y, d[4 * j + 2] += v.z, d[4 * j + 3] += v.w;
         }
 }
-/* For a tile whose k is split: stores a warp's partial sums and counts them. Returns 1 if they were the last part to
- * arrive, and then sets d to the sums over all parts; otherwise 0. */
+/* For a tile whose k is split: stores a warp's partial sums and counts them. If the sums of all other parts had been
+ * stored before, sets d to the sums over all parts and returns 1; otherwise returns 0. */
 TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small_m_tile *t, const int padded_m) {
     enum { THREADS = 32 * TE_SMALL_M_WARPS };
     const int rank = (int)blockIdx.x % TE_SMALL_M_CLUSTER, thread = (int)threadIdx.x;
@@ -231,8 +234,8 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* FP8: w: the inverse scales of W for this lane's two columns of y; x: that of x if it is tensorwise, else 1. All are
- * loaded before the mainloop. */
+/* FP8 only. w: the inverse scales of W for this lane's two columns of y; x: the inverse scale of x if the scaling is
+ * tensorwise, else 1. All are loaded before the mainloop. */
 typedef struct te_small_m_scales { float w[2], x; } te_small_m_scales;
 TE_FN te_small_m_scales te__small_m_load_scales(const te_small_m *p, int col, const te_gemm_operands operands) {
     const int lane = (int)threadIdx.x % 32;
@@ -256,7 +259,7 @@ TE_FN void te__small_m_scale(const te_small_m *p, float *d, te_small_m_scales s,
     }
 }
 /* The address of vector `vector` (eight columns) of row `row` in a warp's box, whose rows have 16 columns. The address
- * is swizzled, so that the vectors of one number in eight successive rows lie in different banks. */
+ * is swizzled, so that the vectors with the same number in eight successive rows lie in different banks. */
 TE_FN uint32_t te__small_m_address(uint32_t box, int row, int vector) {
     return box + (uint32_t)(row * 32 + ((vector ^ (row / 4 & 1)) << 4));
 }
@@ -276,8 +279,8 @@ TE_FN void te__small_m_to_shared(const te_small_m *p, const float *d, uint32_t b
 /* ---- the consumers ----------------------------------------------------------------------------------------------- */
 
 /* Computes a tile up to its epilogue, and leaves the warp's 16 columns in the warp's box. Returns whether this warp
- * runs the epilogue on these columns. If k is split, warps of several clusters compute them, and only the warp whose
- * part of k arrives last runs the epilogue. */
+ * runs the epilogue on these columns. If k is split, warps of several clusters compute partial sums for these columns,
+ * and only the warp that stores its partial sums last runs the epilogue. */
 TE_FN int te__small_m_compute(const te_small_m *p, const te_small_m_smem *s, const te_small_m_tile *t, int *stage,
                               int *phase, const te_gemm_operands operands, const te_dtype dtype, const int padded_m) {
     const te_small_m_scales scales = te__small_m_load_scales(p, t->col + (int)threadIdx.x / 32 * 16, operands);

@@ -1,9 +1,9 @@
 /* gemm_tune_file.h -- report the results of autotuning, write them to a file, and read them from a file. For an example
  * see gemm.h.
  *
- * The file is text: a header, a line for each product (gemm) and each step that was timed, and a checksum. It is valid
- * only for the device and the version of cuBLASLt in its header. (Lines that are wrapped here are one line in the
- * file.)
+ * The file is text: a header, a line for each product (gemm) and each step that was timed, and a checksum. The file is
+ * valid only for the device and the version of cuBLASLt that its header names. (Lines that are wrapped here are one
+ * line in the file.)
  *     te-gemm 2
  *     device <multiprocessors> <name>
  *     cublaslt <version>
@@ -13,7 +13,7 @@
  *     end <lines before> <checksum>
  * operands: for a 16-bit or f32 product its dtype. For an FP8 product the dtypes of A, B and the bias, then .fast if
  * fast accumulation is on: e4m3*e5m2.bf16.fast; then the scalings if they are not tensorwise:
- * e4m3*e4m3.bf16.1x128*128x128. In a `step` line with an FP8 product the operands follow the pattern's name:
+ * e4m3*e4m3.bf16.1x128*128x128. In a `step` line whose GEMM has FP8 operands, these follow the pattern's name:
  * linear_bias_gelu:e4m3*e4m3.bf16.fast. strategy: the number of the fastest strategy in te_gemm_strategy; the times of
  * the strategies are listed in the order of that enum.
  *
@@ -37,8 +37,8 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     return n;
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strategy] > 0; }
-/* Does the same as te_gemm_report for the steps of which several strategies were timed, and for FP8 GEMMs that are not
- * part of a pattern. */
+/* Does the same as te_gemm_report, for the steps whose strategies were timed and for FP8 GEMMs that are not part of a
+ * pattern. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;
     if (!ctx || te__check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;
@@ -47,8 +47,8 @@ TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context
         if (te__gemm_was_timed(&all[i]) && n++ < capacity && list) list[n - 1] = all[i];
     return n;
 }
-/* Print both reports as tables, with times in microseconds. ratio: the time of the fastest candidate divided by that of
- * the first one, which would run without tuning. */
+/* Print both reports as tables, with times in microseconds. In the column `ratio` is the time of the fastest candidate
+ * divided by that of the first candidate, which would run without tuning. */
 TE_API void te_gemm_print(FILE *f, te_context *ctx) {
     static const char *const strategies[] = {"bare", "bias", "epilogue", "custom"};
     int at = 0, *count = 0;
@@ -81,12 +81,13 @@ enum {
     TE__TUNE_LINE = 640,     /* the largest number of characters in a line; lines that are written have at most some
                                 350 */
     TE__TUNE_FILE = 1 << 20, /* the largest number of bytes in a file */
-    TE__TUNE_WORDS = 24      /* the number of words of the longest line */
+    TE__TUNE_WORDS = 24      /* the number of words in the line with the most words */
 };
-static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* some 18 minutes: no candidate takes longer */
+static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* 2^40 ns are some 18 minutes; no candidate takes
+                                                                      longer */
 
-/* Continues the checksum `sum` over n bytes: FNV-1a (Fowler, Noll, Vo). It detects accidental, not deliberate
- * changes. */
+/* Returns the checksum `sum`, extended by n more bytes (FNV-1a, by Fowler, Noll and Vo). The checksum detects
+ * accidental changes of a file, but not deliberate ones. */
 TE_API uint64_t te__tune_checksum(uint64_t sum, const char *p, size_t n) {
     for (size_t i = 0; i < n; i++) sum = (sum ^ (uint8_t)p[i]) * 1099511628211ull;
     return sum;
@@ -158,8 +159,8 @@ TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
 
 /* ---- reading: words of a line ------------------------------------------------------------------------------------ */
 
-/* The state while a file is read. The results in the file are collected here, and are stored in the context only after
- * the last line was checked. */
+/* The state while a file is read. The file's results are collected in `product` and `choice`, and are stored in the
+ * context only after the last line was checked. */
 typedef struct te__tune_reader {
     const char *path;
     te_context *ctx;
@@ -170,7 +171,7 @@ typedef struct te__tune_reader {
     char *word[TE__TUNE_WORDS];
     int words;
     int products, choices;
-    int added; /* the number of products in the file that the context does not have yet */
+    int added; /* how many products of the file the context does not have yet */
     te_gemm_tuned product[TE_GEMM_MAX_PLANS];
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__tune_reader;
@@ -178,7 +179,7 @@ typedef struct te__tune_reader {
 #define TE__TUNE_REQUIRE(cond, r, status, text, ...) TE_REQUIRE(cond, (r)->ctx, status, "%.120s: line %d: " text, \
     (r)->path, (r)->line, __VA_ARGS__)
 
-/* Read the next line, and split it into words, which single blanks separate. A `device` line stays one word. */
+/* Read the next line, and split it into words at single blanks. A `device` line is not split. */
 TE_API te_status te__tune_next(te__tune_reader *r) {
     r->line++, r->words = 0;
     const size_t from = r->at;
@@ -208,7 +209,8 @@ TE_API te_status te__tune_count(te__tune_reader *r, int words) {
                      r->words, r->word[0], words);
     return TE_OK;
 }
-/* Parse word i as a decimal number from `min` to `max`, without leading zeros. name: the word's name in error texts. */
+/* Parse word i of the line, which must be a decimal number from `min` to `max` without leading zeros. name: the word's
+ * name in error texts. */
 TE_API te_status te__tune_number(int64_t *v, te__tune_reader *r, int i, const char *name, int64_t min, int64_t max) {
     const char *p = r->word[i];
     int64_t n = 0;
@@ -221,7 +223,7 @@ TE_API te_status te__tune_number(int64_t *v, te__tune_reader *r, int i, const ch
     *v = n;
     return TE_OK;
 }
-/* Parse word i, which must be 16 hexadecimal digits. name: the word's name in error texts. */
+/* Parse word i of the line, which must consist of 16 hexadecimal digits. name: the word's name in error texts. */
 TE_API te_status te__tune_hex(uint64_t *v, te__tune_reader *r, int i, const char *name) {
     const char *p = r->word[i];
     int n = 0;
@@ -247,7 +249,8 @@ TE_API te_status te__tune_operands(te_gemm_tuned *t, te__tune_reader *r, int i) 
                                              {TE_SCALING_ROWWISE, TE_SCALING_ROWWISE},
                                              {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D},
                                              {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D}};
-    for (int k = 0; k < 3 * 3 * 2 * 4; k++) { /* k encodes the bias dtype, the pair, fast and the scalings */
+    for (int k = 0; k < 3 * 3 * 2 * 4; k++) { /* k encodes the bias dtype, the pair of FP8 dtypes, fast and the
+                                                 scalings */
         t->dtype = dtypes[k % 3], t->a = pairs[k / 3 % 3][0], t->b = pairs[k / 3 % 3][1], t->fast = k / 9 % 2;
         t->a_scaling = scalings[k / 18][0], t->b_scaling = scalings[k / 18][1];
         if (!strcmp(r->word[i], te__operands_text_of(t).text)) return TE_OK;
@@ -298,8 +301,8 @@ TE_API te_status te__tune_parse_product(te__tune_reader *r) {
     for (int i = 0; i < 8; i++) TE_TRY(te__tune_hex(&t->algo[i], r, 16 + i, "a word of the algorithm"));
     return TE_OK;
 }
-/* Read a `gemm` line. It is an error if the file already had the product, if cuBLASLt does not propose the algorithm
- * for the product, or if the context cannot hold so many products. */
+/* Read a `gemm` line. It is an error if an earlier line of the file has the same product, if cuBLASLt does not propose
+ * the line's algorithm for this product, or if the context has no space for so many products. */
 TE_API te_status te__tune_read_product(te__tune_reader *r) {
     TE_TRY(te__tune_parse_product(r));
     const te_gemm_tuned *t = &r->product[r->products];
