@@ -14,13 +14,13 @@
  * FlashAttention-3 (Shah et al. 2024) has this order of S and P V, and the ping-pong of warpgroups at small head sizes.
  *
  * Softmax rescales conditionally (as in FlashAttention-4): row_max, the number that is subtracted from a row's scores,
- * stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). So most tiles of
- * keys need no maximum, no shuffle and no rescaling of O.
+ * stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). As a result, most
+ * tiles of keys need no maximum, no shuffle and no rescaling of O.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal; if the head size V of v differs, replace
- * 4 * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that from
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal; if the head size V of v differs, replace 4
+ * * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that from
  * some hundred tokens on the flops, not the bytes, limit the speed. Each head also needs seq^2 exponentials, of which a
- * multiprocessor computes 16 in a clock; at head size 64 they take as long as the products. Measurements:
+ * multiprocessor computes 16 in a clock; at head size 64 the exponentials take as long as the products. Measurements:
  * docs/notes/attention_sm90.md.
  */
 /* target: cuda */
@@ -70,7 +70,7 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     /* registers of a producer thread, and of a consumer thread. Summed over all threads of the block, they are at most
      * as many as the block was launched with */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
-    /* bytes of one stage of Q, K and V; of Q also those of one warpgroup */
+    /* bytes of one stage of Q, of K and of V; Q_GROUP_BYTES: those of one warpgroup in a stage of Q */
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
@@ -84,19 +84,19 @@ typedef struct te__attn_fwd_params {
     CUtensorMap q, kv;
     void *out;              /* [batch * seq, heads * V] */
     const float *out_scale; /* as in te_attention_args */
-    float *amax;
+    float *amax;            /* as in te_attention_args */
     float *lse;        /* [batch, heads, seq], or null */
     uint32_t
         *tickets; /* counts the tiles that blocks take after their first one; it is 0 before and after a launch. Null:
                      blocks take tiles in a fixed order */
     int all_heads;     /* the number of heads of all sequences together */
-    int seq;           /* the number of queries of a sequence; varlen: of the longest */
-    int tiles;         /* the number of tiles of queries; varlen: of tile numbers, some of which have no tile */
+    int seq;           /* the number of queries of a sequence; varlen: of the longest sequence */
+    int tiles;         /* the number of tiles of queries; varlen: the number of tile numbers (some have no tile) */
     int head_tiles;    /* the number of tiles of queries of one head */
     int last_tiles;    /* causal: how many tiles of each head, those with the fewest keys, come last, after all other
                           tiles of all heads */
-    /* how many heads are processed at the same time, few enough that their K and V stay in the L2; and how many while
-     * the last_tiles are processed */
+    /* heads_at_once: how many heads are processed at the same time, few enough that their K and V stay in the L2;
+     * heads_at_once_last: the same, while the last_tiles are processed */
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* sinks: one logit for each head of a sequence, [heads] */
@@ -131,7 +131,7 @@ typedef struct te__attn_fwd_barriers {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Called by one thread of a block. */
+/* Initialises the mbarriers. Called by one thread of a block. */
 template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *bars) {
     const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
     const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
@@ -150,7 +150,7 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
 /* Returns the tile with the given number, in the order in which blocks take tiles: first all tiles of some heads
  * (heads_at_once), then all tiles of the next heads. With a causal mask, the tiles with the most keys come first, and
  * those with the fewest keys come last, after all other tiles of all heads, so that all blocks end at about the same
- * time. With a causal mask, tiles are also counted from the end of the sequence: so the partial tile is the one with
+ * time. With a causal mask, tiles are also counted from the end of the sequence. The partial tile is then the one with
  * the fewest keys, and its first queries lie before the beginning of the sequence. */
 template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
@@ -215,7 +215,7 @@ TE_FN te_sequence te__attn_fwd_sequence(const te__attn_fwd_params *p, const te__
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
 /* Returns the sequence whose K and V are loaded: its index, or with varlen its rows. (With varlen a tile of Q may
- * extend into neighbouring sequences. The results for the rows of these are computed, but not stored.) */
+ * extend into neighbouring sequences. The results for rows of those sequences are computed, but not stored.) */
 template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_tile w, const te_sequence_cursor &walk) {
     if constexpr (F::VARLEN) return walk.at;
     else return w.head / HEADS;
@@ -224,8 +224,8 @@ template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_til
 template <class F> TE_FN const CUtensorMap *te__attn_fwd_v_map(const te__attn_fwd_params *p) {
     return F::VALUE ? &((const te__attn_fwd_value_params *)(const void *)p)->v : &p->kv;
 }
-/* Returns the index, in that tensor map, of the head of v. kv_head: its index among the KV heads; k_head: the index of
- * its keys in the tensor map of the keys. */
+/* Returns the index of a head of v in the tensor map te__attn_fwd_v_map. kv_head: the head's index among the KV heads;
+ * k_head: the index of the head of k that belongs to it, in the tensor map of the keys. */
 template <int KV_HEADS, class F> TE_FN int te__attn_fwd_v_head(int kv_head, int k_head) {
     return F::VALUE ? kv_head : k_head + KV_HEADS;
 }
@@ -286,8 +286,8 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
  * in the stages. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    uint32_t q, q_empty; /* addresses of this warpgroup's rows of Q, and of the mbarrier that signals that they have
-                            been read */
+    uint32_t q, q_empty; /* q: address of this warpgroup's rows of Q; q_empty: address of the mbarrier that signals
+                            that these rows have been read */
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
     int group, lane;
@@ -517,7 +517,7 @@ TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barrier
 enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
 
 /* Sets the arguments and the schedule, for the forward in 16 bits and for the forward in FP8. kv_bytes: the size of K
- * and V of one head. kv_heads: how many different heads of K and V the schedule has. */
+ * and V of one head. kv_heads: the number of heads of K and V of all sequences together; varlen: of one sequence. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_args *a, uint32_t *tickets,
                                   int64_t kv_bytes, int64_t kv_heads) {
@@ -539,7 +539,7 @@ TE_API te_status te__attn_fwd_tensor_maps(te__attn_fwd_value_params *all, te__te
     typedef te__attn_widths<HEADS, KV_HEADS, C::D, F> widths;
     te__attn_fwd_params *const p = &all->common;
     const int seq = F::VARLEN ? p->sequences.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
-    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* how many heads a row has up to the last head of K */
+    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* the number of heads of q and k in a row */
     const int heads = k_end + (F::VALUE ? 0 : KV_HEADS), kv_batch = F::VARLEN ? 0 : batch;
     const uint16_t *kv_data = (const uint16_t *)(F::CROSS ? a->kv : a->qkv);
     te__attn_heads_tensor q, kv, v;

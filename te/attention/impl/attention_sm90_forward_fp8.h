@@ -1,23 +1,23 @@
 /* attention_sm90_forward_fp8.h -- attention forward in FP8 (attention_fp8.h) for compute capability 9.0 (sm_90a).
  *
  * The roles of the warps and the pipelines are those of attention_sm90_forward.h. The operands of the products are
- * e4m3, which halves their time. TMA and the swizzle treat two e4m3 numbers as one element of 16 bits.
+ * e4m3, which halves the time of the products. TMA and the swizzle treat two e4m3 numbers as one element of 16 bits.
  *
- * S is accumulated in f16, and P is f16 before it is rounded to e4m3. So a register holds two numbers, which leaves
- * enough registers for three warpgroups, and an instruction processes two numbers. That is accurate enough: S has 11
- * significant bits, those of f16, while Q and K have only 4. In the exponent of P, scale * s + offset, the scale and
- * the result also have 11 bits, and the offset, an integer, is exact.
+ * S is accumulated in f16, and P is f16 before it is rounded to e4m3. A register thus holds two numbers, which leaves
+ * enough registers for three warpgroups, and an instruction processes two numbers. f16 is accurate enough: S then has
+ * 11 significant bits, while Q and K have only 4. In the exponent of P, scale * s + offset, the scale and the result
+ * also have 11 bits, and the offset, an integer, is exact.
  *
  * The offset of a row (row_max) is the maximum of its first tile of keys, rounded up to an integer, until the sum of a
  * lane's elements of P in a tile exceeds 448, the largest e4m3. Then P (while it is still f16), O and the sums are
  * divided by a power of two. If f16 may have overflowed, too, S of that tile is recomputed instead, and P is computed
  * in float. P becomes an A operand without a shuffle between lanes: of 32 keys a lane has columns 2 t and 2 t + 1 of
- * four groups of eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. So the keys of V are
- * permuted accordingly (te__attn_fp8_byte_of_key).
+ * four groups of eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. Therefore the keys of V
+ * are permuted accordingly (te__attn_fp8_byte_of_key).
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
- * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 they take as long as the products.
- * Memory traffic: 1 byte read for each element of q, k and v, 2 bytes written for each element of the output.
+ * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the
+ * products. Memory traffic: 1 byte read for each element of q, k and v, 2 bytes written for each element of the output.
  * Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
@@ -69,7 +69,7 @@ template <int D_> struct te__attn_fp8_traits {
 typedef struct te__attn_fp8_params {
     te__attn_fwd_params common; /* common.q and common.kv map the e4m3 tensors of q and of k */
     CUtensorMap v;         /* the transposed v in e4m3, [batch, kv_heads, d, keys] */
-    const float *amax;     /* [heads + 2 kv_heads]: of each head of q, of k and of v */
+    const float *amax;     /* [heads + 2 kv_heads]: the amax of each head of q, then of k, then of v */
 } te__attn_fp8_params;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -189,8 +189,8 @@ TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
     return te__attn_f16x2_low(w) == offset ? w : TE__ATTN_FP8_NAN;
 }
 /* Computes 2^x for a pair of f16, without the special function unit: a polynomial approximates 2^x for the fraction of
- * x, and the integer part of x is added to the exponent of the result. Its relative error is at most 2^-8.8. Results
- * below 2^-14 become 0, and results from 2^16 on infinity. */
+ * x, and the integer part of x is added to the exponent of the result. The relative error of the result is at most
+ * 2^-8.8. Results below 2^-14 become 0, and results from 2^16 on infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
     /* 1536: adding it rounds to an integer, because f16 numbers from 1024 to 2048 are integers */
@@ -258,7 +258,7 @@ TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
 /* For each row in which a lane's sum of P exceeds the largest e4m3: divides P, O and the sums by a power of two such
- * that P is at most 16; if P is at most 16 already, divides them by 2. */
+ * that P is at most 16 afterwards; if P is at most 16 already, divides them by 2. */
 template <class C>
 TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float sum[2]) {
     float factor[2];
