@@ -15,11 +15,10 @@
  *     only           which CUDA kernels are compiled. 0: all; TE_ATTENTION_SM90_ONLY: only those for sm_90a, if there
  *                    are any; TE_ATTENTION_NO_SM90: all except those for sm_90a
  *     cross          1: cross-attention: the keys and values are in te_attention_args.kv. Not with varlen
- *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores. bias_dim0:
- *     number of
- *                    queries of a table, or of buckets; bias_dim1: number of keys of a table, or max_distance
+ *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores. bias_dim0: the
+ *                    queries of a table, or the buckets; bias_dim1: the keys of a table, or max_distance
  *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
- *     value          head size of v and of the output; 0: head_dim, the head size of q and k
+ *     value          head size of v and of the output; 0: head_dim, as for q and k
  *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward supports amax (in bf16 and
  *                    f16); 0: both must be null
  *     cached         1: forward reads keys and values from te_attention_args.cache, queries from qkv. Not with cross
@@ -211,11 +210,11 @@ TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value 
  * this struct. */
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
-    float scale; /* 0: 1 / sqrt(head_dim) */
+    float scale; /* factor of q k^T; 0: 1 / sqrt(head_dim) */
     int window_left, window_right; /* how many keys before and after its position a query sees; -1: no bound. With
                                       a causal mask window_right is 0 */
     float softcap;                 /* 0: none */
-    int alibi;                     /* 1: linear biases */
+    int alibi;                     /* 1: linear biases by distance */
     int sinks, bias, bias_dim0, bias_dim1, max_logit; /* see the head of this file */
     int value_dim;                                    /* the head size of v */
 } te_attention_options;
@@ -237,8 +236,8 @@ typedef struct te_attention_cache {
     int page_rows, page_shift; /* page_rows is 1 << page_shift; or page_shift is 31, if each sequence has one page */
     int table_width;
     /* the members for decoding: */
-    float *partials; /* partial results, TE__DECODE_PARTIAL_FLOATS for each split of each group (a tile of queries and
-                        its keys), but of at most TE__DECODE_MAX_BLOCKS groups */
+    float *partials; /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
+                        queries with the keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
     int decode_rows; /* `partials` is large enough for at most this many new rows of a sequence */
     int capacity;    /* the largest number of tokens that a sequence may have */
 } te_attention_cache;
@@ -250,7 +249,7 @@ enum {
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    TE_CACHE_SMALL_SPLITS = 16,  /* the largest number of splits of 256 keys in a sequence */
+    TE_CACHE_SMALL_SPLITS = 16,  /* a sequence has at most this many splits of 256 keys */
     TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks in the grid; a multiprocessor runs at most two */
     TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence; each tile reads all keys */
 };

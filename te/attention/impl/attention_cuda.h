@@ -3,9 +3,9 @@
  *
  *     f32              attention_simt_f32.h, on CUDA cores
  *     bf16 and f16     on compute capability 9.0: attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if
- *                      they support the call: te__attn_sm90_supports must accept the head size; there must be no score
- *                      bias and, in forward, no max_logit; in cross-attention each query must see a key; and backward
- *                      must have scratch
+ *                      they support the call, that is, if te__attn_sm90_supports accepts the head size; there is no
+ *                      score bias and, in forward, no max_logit; in cross-attention each query sees a key; and for
+ *                      backward there is scratch memory
  *     otherwise        attention_sm80_forward.h and attention_sm80_backward.h (mma.sync)
  */
 /* target: cuda */
@@ -111,13 +111,13 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* A kernel, and a mask of the devices (bit d: device d) on which its shared memory has been configured. */
+/* A kernel. configured: bit d is set if the size of the kernel's shared memory has been configured on device d. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured; } te__attn_kernel;
 
 /* Launches a kernel of type K on `rows` rows of each of batch_heads heads; each block processes K::ROWS of the rows. A
- * kernel with more than 48 KB of shared memory needs a function attribute, which is set once on each device (on the
- * 64th and later devices at each launch, which is harmless). Setting the attribute is not a stream operation, so it is
- * allowed while the stream is being captured. */
+ * kernel with more than 48 KB of shared memory needs a function attribute, which is set once on each device (from the
+ * 65th device on, at each launch, which is harmless). Setting the attribute is not a stream operation, so it is allowed
+ * while the stream is being captured. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {

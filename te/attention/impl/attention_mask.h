@@ -2,9 +2,9 @@
  * backward, use these functions.
  *
  * Query i sees key j if i - left <= j <= i + right: the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et
- * al. 2023 (Mistral); a causal mask has right = 0. So the keys that a query sees are one contiguous range, and from one
- * query to the next neither end of this range moves back. The queries that see a key are a contiguous range, too. The
- * ends of these ranges define the mask completely.
+ * al. 2023 (Mistral); a causal mask has right = 0. Hence the keys that a query sees are one contiguous range, and from
+ * one query to the next neither end of this range moves back. The queries that see a key are a contiguous range, too.
+ * The ends of these ranges define the mask completely.
  *
  * If queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
  * has the position i + shift among the keys, where shift = keys - queries, and sees key j if i + shift - left <= j <= i
@@ -74,7 +74,7 @@ TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }
 TE_BOTH int te__attn_clamp_end(te__attn_mask m, int end) { return m.shift && end < 0 ? 0 : end; }
-/* The first key that a query sees. */
+/* Returns the first key that a query sees. */
 TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_range_first(query + m.shift, m.left); }
 /* One more than the last key that a query sees. */
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
