@@ -162,7 +162,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is for the longest sequence; this one is shorter */
+    if (queries <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
@@ -222,7 +222,7 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is for the longest sequence; this one is shorter */
+    if (queries <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
@@ -275,7 +275,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
     const int group = c->heads / c->kv_heads, batch = at.x / c->kv_heads, head0 = at.x % c->kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(c, batch, head0);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_min(TE__ATTN_TILE, h0.keys - k0);
-    if (keys <= 0) return; /* the grid is for the longest sequence; this one is shorter */
+    if (keys <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
     const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_range seen = te__attn_queries_of(m, k0, keys);
     /* scratch memory: tiles of Q, dO, dK, dV, K^T, V^T, P and dP (later dS) */

@@ -159,8 +159,9 @@ TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, 
     if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
     else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
 }
-/* to[TE__ATTN_TILE][ld] = `rows` rows of d numbers, the first at index `at` of `from`, each `width` numbers after the
- * previous one; padded with zeros to ld columns and to a multiple of 4 rows. */
+/* Reads `rows` rows of d numbers into to[TE__ATTN_TILE][ld]. In `from`, the first row begins at index `at`, and each
+ * further row `width` numbers after the previous one. `to` is padded with zeros to ld columns and to a multiple of 4
+ * rows. */
 TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
                               te_dtype t) {
     for (int r = 0; r < rows; r++) {
@@ -169,8 +170,8 @@ TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, i
     }
     memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
 }
-/* to[d][TE__ATTN_TILE] = the transpose of the rows that te__attn_tile_read would read, times `factor`; columns from
- * `rows` on are zeros. */
+/* Reads the same rows as te__attn_tile_read, multiplies them by `factor`, and stores their transpose in
+ * to[d][TE__ATTN_TILE]. Columns from `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_HEAD_DIM];
@@ -299,7 +300,7 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
  * the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
-    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* one Philox counter for eight pairs */
+    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* number of Philox counters; each serves eight pairs */
     for (int i = 0; f.drop && a->rng && i < counters; i++) {
         const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
         uint32_t word[4];

@@ -26,13 +26,13 @@
 #include "../../core/base.h" /* TE_BOTH */
 
 enum {
-    TE_ATTENTION_ALL = -1, /* of left or right: no bound on this side */
+    TE_ATTENTION_ALL = -1, /* as left or right: no bound on this side */
     TE_ATTENTION_MAX_SEQ = 1 << 20
 };
 typedef struct te__attn_mask {
     int queries, keys;
     int left, right; /* a query sees this many keys before and after its own position; or TE_ATTENTION_ALL */
-    int shift;       /* keys - queries; the constant 0 in self-attention, so that the compiler removes it */
+    int shift;       /* keys - queries; in self-attention the constant 0, which the compiler removes */
 } te__attn_mask;
 
 /* The keys that a block of queries sees, or the queries that see a block of keys. */

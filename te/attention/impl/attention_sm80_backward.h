@@ -107,7 +107,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         /* skip this tile if none of the warp's queries sees one of its keys */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
-        /* S = Q K^T, and dP - delta where dP = dO V^T: without dropout the accumulators of dP start from -delta */
+        /* S = Q K^T, and dP - delta, where dP = dO V^T. Without dropout the accumulators of dP start from -delta */
         const uint32_t none[M][1][4] = {};
         float s[M][N][4] = {}, dp[M][N][4];
         if constexpr (F::DROP != 0) memset(dp, 0, sizeof dp);
@@ -203,14 +203,14 @@ TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][N / 8
     return *(float (*)[M][N / 8][4])(void *)&sum[0][0][0];
 }
 
-/* One step of a pair of warps: it processes the pair's keys and a tile of queries of one head. */
+/* What a pair of warps needs for one step, in which it processes the pair's keys and a tile of queries of one head. */
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
     te__attn_range warp_tiles; /* the tiles of queries that see one of the pair's keys */
     int tile;                  /* the index of this step's tile of queries */
     int batch, head;
-    int key, query;            /* the key and the query of this lane's accumulator [0][0][0] */
+    int key, query;            /* the key and the query of this lane's score s[0][0][0] */
     float unit, c;             /* the unit of scores, and the unit times log2(e) */
     const float2 *column;      /* column[n * 4]: lse (in the dK warp: delta) of the two queries that this lane has in
                                   columns n * 8 to n * 8 + 7 of the tile of scores */
@@ -345,7 +345,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int steps = (tiles.end - tiles.first) * GROUP;
 
     /* addresses in shared memory. rows: the offset of this warp's rows of K (in the dK warp: of V); lse_delta: for each
-     * stage, lse of the stage's queries, then delta of them */
+     * stage, lse of the stage's queries, then their delta */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -381,9 +381,9 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             continue;
         }
 
-        /* S^T - lse = K Q^T - lse, or dP^T - delta = V dO^T - delta */
+        /* S^T - lse = K Q^T - lse; in the dK warp: dP^T - delta = V dO^T - delta */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* the operands B of the two products: Q and dO, or in the dK warp dO and Q */
+        /* addresses of the operands B of the two products: Q, then dO; in the dK warp: dO, then Q */
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
@@ -410,7 +410,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_make_ds<T, F, M, N>(p, s, step);
         }
 
-        /* dV += P^T dO, or dK += dS^T Q */
+        /* dV += P^T dO; in the dK warp: dK += dS^T Q */
         if (V != D && makes_dk)
             te__attn_product_nn<T, M, N / 2, D>(te__attn_accumulator_view<D>(sum), p, b_nn + te__attn_lane_a<D>(lane));
         else
@@ -418,7 +418,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     }
     te__attn_drain_copies<F>(steps);
 
-    /* store dV, or dK, through shared memory */
+    /* store dV, or in the dK warp dK; it passes through shared memory */
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = makes_dk ? a->scale : F::FACTOR;
     uint16_t *const dkv = (uint16_t *)te__attn_dkv<F>(a);
@@ -428,8 +428,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    if constexpr (V != D) { /* dK passes through the shared memory of this pair's rows of K, and dV through that of its
-                               rows of V, which have the right size */
+    if constexpr (V != D) { /* dK passes through the shared memory of this pair's rows of K, and dV through that of the
+                               pair's rows of V, because these rows have the same size */
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
         if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through);

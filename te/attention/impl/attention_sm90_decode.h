@@ -219,7 +219,7 @@ struct te__decode_producer {
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* Row r of a tile. query: the index of its query among the new rows of the sequence; head: its query head. */
+/* Row r of a tile. query: the index of its query among the new rows of the sequence; head: the row's query head. */
 template <int HEADS, int KV_HEADS>
 struct te__decode_row {
     int query, head;
@@ -255,7 +255,7 @@ struct te__decode_q {
         te__attn_ldmatrix(b, at + (uint32_t)((n * 8 + lane % 8) * D * 2 + (k * 4 + lane / 8) * 16));
         if (n * 8 + lane / 4 >= rows) b[0] = b[1] = b[2] = b[3] = 0;
     }
-    /* Called by all consumers when the queries have arrived in shared memory. */
+    /* Called by all consumers when the queries have arrived in shared memory. of_tile: the tile's number of rows. */
     __device__ __forceinline__ void load(uint32_t from, int of_tile) {
         at = from, rows = of_tile;
         if constexpr (IN_REGISTERS)
@@ -378,8 +378,8 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
     const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
     return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
-/* Copies keys (value 0) or values (value 1) of new rows to a stage, as far as they lie in it, swizzled as in the cache.
- * key: the first key of the stage; stop: the end of the split's keys. Called by all consumers. */
+/* Copies, for the new rows that lie in a stage, their keys (value 0) or values (value 1) to it, swizzled as in the
+ * cache. key: the first key of the stage; stop: the end of the split's keys. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -708,7 +708,7 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int AHEAD = 8 / NT; /* how many splits are loaded at the same time */
     constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(ROWS, V);
     __shared__ int lengths[TE__DECODE_BATCH_BYTES / 4];
-    te_kernel_trigger(); /* the next kernel may be one for decoding, which can begin its copies early */
+    te_kernel_trigger(); /* if the next kernel is one for decoding, it can begin its copies early */
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, lengths);
     const int fragment = (int)blockIdx.y * TE__DECODE_WARPS + (int)threadIdx.x / 32;
     const int blocks = (int)gridDim.x + 1, item = n.begin((int)blockIdx.x + 1, blocks);
@@ -738,8 +738,8 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 
 /* ---- the kernels as types, for attention_cuda.h ------------------------------------------------------------------ */
 
-/* Whether there are kernels for decoding with these template arguments. Rows must be multiples of 128 bytes, because
- * only such rows are swizzled, which avoids bank conflicts. */
+/* Whether there are kernels for decoding with these template arguments. The length of a row must be a multiple of 128
+ * bytes: only such rows are swizzled, which avoids bank conflicts. */
 template <te_dtype T, int D, class F>
 TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();

@@ -51,7 +51,7 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
  * with a key that at least one query of the sequence sees. These splits have first_stage[i + 1] - first_stage[i] stages
  * together. */
 struct te__decode_batch {
-    const int *first_split, *first_stage, *past, *first_row; /* each [count + 1], but past [count] */
+    const int *first_split, *first_stage, *past, *first_row; /* arrays of count + 1 elements; past: of count elements */
     int count, heads; /* count: number of sequences; heads: number of groups of a sequence, KV heads times tiles */
     int tiles, items; /* tiles: number of tiles of a sequence for each KV head; items: number of splits of all groups */
     int longest;      /* the largest number of new rows of a sequence; any more that cu_seqlens has are ignored */
@@ -72,8 +72,8 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Returns the first item of block b; its last item is the one before begin(b + 1). The stages of all items are
-     * divided evenly among the blocks, and a block processes the items whose first stage is one of its stages. */
+    /* Returns the first item of block b; the block's last item is the one before begin(b + 1). The stages of all items
+     * are divided evenly among the blocks, and a block processes the items whose first stage is one of its stages. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
@@ -103,7 +103,7 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
         if (i < n.count) past[i] = __ldcg(a->cache.past + i);
     }
     __syncthreads();
-    const auto add = [&](int i, int(&sum)[2]) { /* adds the splits and stages of sequence i */
+    const auto add = [&](int i, int(&sum)[2]) { /* adds the splits and stages of sequence i to sum */
                                                 const int rows = n.rows(i);
                                                 if (rows <= 0) return;
                                                 const te__decode_keys w = te__decode_keys_of<F>(rows, past[i], 0, rows);
@@ -143,7 +143,7 @@ struct te__decode_group : te__decode_keys {
     int item, count;      /* item: the number of the group's first item; count: how many items the group has. These are
                              the splits first_split, first_split + 1, .. of the sequence */
     int first_split;
-    int first_row, rows; /* first_row: the sequence's first row in the batch; rows: how many rows the tile has */
+    int first_row, rows; /* first_row: the sequence's first row in the batch; rows: those of the tile, possibly 0 */
     int from, to;        /* the block processes the group's splits from `from` to `to` (exclusive) */
     int is_last;         /* this is the block's last group */
     int slot;            /* the slot of the group's partial results (te__decode_slot_of) */

@@ -67,8 +67,8 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
     static constexpr int PACKED = KEYS / 4; /* how many registers of a thread hold the packed P */
     typedef float scores[KEYS / 2];
-    /* registers of a producer thread, and of a consumer thread. Summed over all threads of the block, they are at most
-     * as many as the block was launched with */
+    /* registers of a producer thread, and of a consumer thread. The threads of the block together have at most as many
+     * registers as the block was launched with */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
     /* bytes of one stage of Q, of K and of V; Q_GROUP_BYTES: those of one warpgroup in a stage of Q */
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
@@ -99,12 +99,12 @@ typedef struct te__attn_fwd_params {
      * heads_at_once_last: the same, while the last_tiles are processed */
     int heads_at_once, heads_at_once_last;
     float scale;
-    const void *sinks; /* sinks: one logit for each head of a sequence, [heads] */
+    const void *sinks; /* sinks: [heads], one logit for each head */
     const te_rng *rng; /* dropout: as in te_attention_args, or null */
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen: the sequences of the batch */
-    int slots;              /* varlen: how many tile numbers (te_sequence_tiles) one head of all sequences has */
+    int slots;              /* varlen: how many tile numbers (te_sequence_tiles) a head has, over all sequences */
     int kv_seq;             /* cross-attention: the number of keys of a sequence; kv is then a tensor separate from q */
 } te__attn_fwd_params;
 /* The parameters if the head size of v differs from that of k. Then common.kv maps only the keys, and `v` maps the
@@ -139,7 +139,7 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* at the barriers of Q all consumer threads arrive; at those of K and V one lane of each warp */
+            /* at the barriers of Q all consumer threads arrive; at those of K and V one lane of each consumer warp */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -159,7 +159,7 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     const int at = is_last ? number - early : number;
     const int rows = is_last ? p->last_tiles : p->head_tiles - p->last_tiles;
     const int at_once = is_last ? p->heads_at_once_last : p->heads_at_once;
-    /* the first of the heads that are processed together with this one */
+    /* the first of the heads that are processed at the same time as the head of this tile */
     const int first = at / (at_once * rows) * at_once, in = at - first * rows;
     const int heads = p->all_heads - first < at_once ? p->all_heads - first : at_once, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
@@ -303,8 +303,8 @@ template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipeline
 }
 
 /* Issues the product S of the current tile of keys, and O += P V of the previous tile. On return S is complete, while O
- * may not be. has_k, has_v: 0 if there is no such tile of K or of V; then the result of that product is not used. If
- * add is 0, O = P V is computed instead of O += P V. */
+ * may not be. has_k: 0 if there is no current tile; has_v: 0 if there is no previous tile; the result of such a product
+ * is not used. If add is 0, O = P V is computed instead of O += P V. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -346,8 +346,8 @@ template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, i
 }
 
 /* Skips a tile of K. The block loads the tiles of keys that any of its warpgroups needs, and each warpgroup skips those
- * that none of its own queries sees; the V of such a tile is skipped one product later. At either end of the range of
- * keys, there is at most one such tile. */
+ * that none of its own queries sees. The V of a skipped tile is skipped one product later (te__attn_skip_v). There is
+ * at most one tile to skip at either end of the range of keys. */
 template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
@@ -428,7 +428,7 @@ TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, c
 
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
-    /* __shfl_sync, so that the compiler knows that the value is the same in all lanes */
+    /* computed with __shfl_sync, so that the compiler knows that the value is the same in all lanes */
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_fwd_fragments<C> r;
