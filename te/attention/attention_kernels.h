@@ -100,8 +100,8 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.dtype = dtype;
     return k;
 }
-/* The number of vectors that one row's keys and values are divided into: vectors of at most 8 elements, first those of
- * each head's keys, then those of each head's values. */
+/* The number of vectors that one row's keys and values are divided into. A vector has at most 8 elements. The vectors
+ * of each head's keys come first, then those of each head's values. */
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }

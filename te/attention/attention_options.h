@@ -104,7 +104,8 @@ typedef struct te_attention_shard { int first, more; } te_attention_shard;
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* Returns the index of the query's block of 16 queries, counted over the blocks of all heads. */
+/* Returns the index of the query's block of 16 queries, counted over the blocks of all heads. head: the result of
+ * te__attn_global_head. */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
@@ -154,13 +155,13 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
         static constexpr float SOFTCAP = (float)(softcap);                                                           \
         static constexpr uint32_t DROP = TE_DROPOUT_LIMIT((float)(dropout)); /* 0: no dropout */                     \
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                         \
-        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS and dV need different P */              \
+        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS does not use the P of dV */                   \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
         static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0, CACHED = (cached) != 0;            \
         static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys may differ in number */                 \
         static constexpr int BIAS = bias;                                                                            \
-        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */              \
-        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* for a relative bias */      \
+        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */               \
+        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* of a relative bias */       \
         static constexpr int VALUE = value;                                                                          \
         static constexpr bool FP8_OUTPUT = (fp8_output) != 0;                                                        \
         static constexpr int ONLY = only;                                                                            \
@@ -176,8 +177,8 @@ typedef struct te__attn_variant {
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
     int shifted;                         /* cross or cached: queries and keys may differ in number */
-    int bias_queries, bias_keys;         /* the size of a table */
-    int bias_buckets, bias_max_distance; /* for a relative bias */
+    int bias_queries, bias_keys;         /* of a table */
+    int bias_buckets, bias_max_distance; /* of a relative bias */
 } te__attn_variant;
 
 #define TE__ATTENTION_VARIANT__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_,     \

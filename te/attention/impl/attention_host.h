@@ -4,9 +4,9 @@
  * A block transposes the operand that it owns (its queries or its keys) once, and reads the tiles of the other operand
  * in the layout in which they are stored. With these layouts each product reads contiguous memory, and the softmax
  * processes 64 queries (or keys) in parallel, without adding up the elements of a vector:
- *     forward, by queries: S^T[key][query] = K Q^T, O[query] += P V
- *     dq, by queries:      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
- *     dkdv, by keys:       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
+ *     forward (a block owns queries): S^T[key][query] = K Q^T, O[query] += P V
+ *     dq (a block owns queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
+ *     dkdv (a block owns keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
  * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the
  * processor's rate of multiply-adds.
  */

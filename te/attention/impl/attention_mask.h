@@ -116,7 +116,7 @@ TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
 /* Whether at >= first. `at` is never negative; therefore, if `first` is the constant 0, the compiler replaces the call
  * by 1. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
-/* Whether at least one of the `count` tokens from `at` on lies between s.first and s.end. */
+/* Whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }

@@ -3,9 +3,9 @@
  * of a score bias.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
- *     dq kernel, by queries:    delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
- *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the KV
- *                               head
+ *     dq kernel (blocks own queries): delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
+ *     dkdv kernel (blocks own keys):  dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the
+ *                                     KV head
  *
  * Floor: the products S, dP and dQ of the dq kernel, 6 * n flops, and S, dP, dV and dK of the dkdv kernel, 8 * n flops,
  * where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that computes S and dP only once

@@ -204,7 +204,7 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
  * the first sequence, 2 or 4 bytes for each pair of query and key that the kernel uses, and from the L2 for later
  * sequences; a relative bias is read from the L1. */
 struct te__attn_score_bias {
-    const void *at; /* the table of the head; or the address of its relative bias for distance 0 */
+    const void *at; /* address of the head's table, or of the head's relative bias for distance 0 */
     int query, key; /* the query and the key of the tile's element (0, 0); for a relative bias, `query` is the
                        position of the query among the keys */
     float inverse;  /* 1 / the unit of scores */
@@ -321,7 +321,7 @@ struct te__attn_head {
     int64_t kv_width, k, v; /* in te__attn_kv and te__attn_dkv: row length, and offsets of the head's first key and
                                first value */
     int64_t out_width, out; /* in out and dout: row length, and offset of the head's first row */
-    int64_t row, rows;      /* in lse and delta: offset of the head's first row, and distance from head to head */
+    int64_t row, rows;      /* in lse and delta: offset of the head's first row, and from each head to the next */
     const int32_t *pages;   /* cached: the page numbers of the sequence; k and v are then offsets from the start of
                                a page */
 };
@@ -465,7 +465,7 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
 /* The destination of a warp's M * 16 rows. */
 struct te__attn_destination {
     void *to;
-    int64_t width;      /* elements from one row to the next */
+    int64_t width;      /* number of elements from one row to the next */
     int valid;          /* rows from this one on are beyond the end of the sequence and are not stored */
     float *sum;         /* output: the sum of each column over the warp's rows; or null */
     const float *scale; /* not null: the numbers are multiplied by *scale and stored in e4m3 */

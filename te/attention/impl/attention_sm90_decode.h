@@ -6,11 +6,11 @@
  * blocks: their partial results are stored, and a second kernel merges them. Both kernels merge in the same order with
  * the same arithmetic, so that the result of a row is bitwise identical in every batch.
  *
- *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys or values at a time
+ *     producer   one warp, which copies the pages of K and V to a ring of stages, 64 keys or values at a time
  *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of each stage, with its own
- *                maximum and sum of each row. After the last key of a split they add up their results, each warp those
- *                of a quarter of O's columns. The products are transposed because a tile of 8 rows is then a whole B
- *                fragment of the tensor cores
+ *                maximum and sum of each row. After the last key of a split the warps add up their results, where each
+ *                warp adds up a quarter of O's columns. The products are transposed because a tile of 8 rows is then
+ *                a whole B fragment of the tensor cores
  *
  * Floor: one read of the keys and values, 2 kv_heads (head_dim + value_dim) bytes for each token, at the bandwidth of
  * the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait), and the
@@ -26,17 +26,17 @@
 
 enum {
     TE__DECODE_WARPS = 4, /* consumer warps */
-    TE__DECODE_PLACES = 4 /* how many groups may be passed to the consumers and not yet finished by them */
+    TE__DECODE_PLACES = 4 /* at most this many groups that the consumers have not finished may be passed to them */
 };
 
 template <int D, int V, int ROWS>
 struct te__decode_traits {
     static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
-    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* blocks on a multiprocessor */
+    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks run on a multiprocessor */
     static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of a group */
     static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* each warp's O of eight rows */
-    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* maxima and sums of each warp */
+    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* each warp's row maxima and row sums */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
     static constexpr int OTHER_BYTES =
         TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES;

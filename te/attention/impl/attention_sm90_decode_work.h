@@ -5,7 +5,8 @@
  * these heads. A group is such a tile together with the keys that it sees. These keys are divided into splits
  * (te__cache_split_shift). The items of the work list are the splits of all groups, ordered by sequence, then KV head,
  * then tile. Each block processes a contiguous range of the list; all these ranges have about the same number of
- * stages, of 64 keys. Only the device knows the lengths of the sequences, so each block finds its range itself.
+ * stages (a stage is 64 keys). Only the device knows the lengths of the sequences, so each block computes its range
+ * itself.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_WORK_H

@@ -93,7 +93,8 @@ template <int N> struct te__wgmma_e4m3_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_E4M3_ATOM)
 
-/* The same product with A in shared memory, N = 128 and accumulators in f16: a register holds two columns of a row. */
+/* Like te__wgmma_e4m3_atom, but with A in shared memory, N = 128 and accumulators in f16: a register holds two columns
+ * of a row. */
 #define TE__D8_F16X2(i) TE__D4_F16X2(i), TE__D4_F16X2((i) + 4)
 #define TE__D4_F16X2(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -193,7 +194,7 @@ TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
  * 2^-8.8. Results below 2^-14 become 0, and results from 2^16 on infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
-    /* 1536: adding it rounds to an integer, because f16 numbers from 1024 to 2048 are integers */
+    /* magic: 1536. Adding 1536 rounds to an integer, because all f16 numbers from 1024 to 2048 are integers */
     const uint32_t magic = 0x66006600u, minus = 0xe600e600u;
     const uint32_t one = 0x3c003c00u, c1 = 0x39a039a0u, c2 = 0x33ae33aeu; /* 1, 0.703, 0.24 */
     uint32_t whole, fraction, y;
@@ -374,8 +375,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     float value = 0; /* the dequantization factor of v in the head of w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: for the previous tile of queries, this warpgroup skipped
-                                               the last tile of keys */
+    for (int add = 0, skipped_last = 0;;) { /* skipped_last: whether this warpgroup skipped the last tile of keys of
+                                               the previous tile of queries */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
