@@ -11,7 +11,8 @@
  * by head_dim + V in both formulas. At seq 1024 and head_dim 64 there are 500 flops for each byte, so the kernel is
  * compute-bound. In addition there are seq^2 exponentials for each head; a multiprocessor computes 16 of them in a
  * clock, so at head_dim 64 the exponentials take two thirds of the time of the products. Measurements:
- * docs/notes/attention.md. */
+ * docs/notes/attention.md.
+ */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_FORWARD_H
 #define TE_ATTENTION_SM80_FORWARD_H

@@ -17,8 +17,8 @@
  * stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). As a result, most
  * tiles of keys need no maximum, no shuffle and no rescaling of O.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal; if the head size V of v differs, replace 4
- * * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that from
+ * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal; if the head size V of v differs, replace
+ * 4 * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that from
  * some hundred tokens on the flops, not the bytes, limit the speed. Each head also needs seq^2 exponentials, of which a
  * multiprocessor computes 16 in a clock; at head size 64 the exponentials take as long as the products. Measurements:
  * docs/notes/attention_sm90.md.
