@@ -11,8 +11,8 @@
  * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h instead of causal;
  * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. A backward also has
  *     size_t <name>_scratch_bytes(ctx, rows)    bytes of scratch memory for the faster kernels (compute capability 9.0)
- *     <name>_sum_rows                           how many rows of dqkv each row of te_attention_args.sum adds up; 0:
- *                                               `sum` is not supported (on the host, in f32 and with varlen)
+ *     <name>_sum_rows                           each row of te_attention_args.sum is the sum of this many rows of dqkv;
+ *                                               0: `sum` is not supported (on the host, in f32 and with varlen)
  *
  * Any batch, seq >= 1 and head_dim <= 256 are supported; on CUDA in bf16 and f16 head_dim must be a multiple of 16.
  * Pointers must be aligned to TE_ACCESS bytes. Sums are computed in float and in a fixed order, so the same inputs give
@@ -51,12 +51,12 @@
  * Do this, at file scope, then call te__attention_relative_bias before each forward and backward:
  *     TE_ATTENTION_RELATIVE_BIAS(block_attn_relative, bf16)                  // name, dtype
  *
- * The kernel writes 4 bytes for each head and distance, a few KB in all, so it takes hardly longer than the launch of a
- * kernel. */
+ * The kernel writes 4 bytes for each head and distance, a few KB in all, so its time is hardly more than that of the
+ * launch. */
 enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
 
 typedef struct te_relative_bias_args {
-    const void *table;       /* [buckets, heads] */
+    const void *table;       /* [buckets, heads]: the learnt biases */
     float *bias_by_distance; /* output */
     int heads, buckets, max_distance, bidirectional;
 } te_relative_bias_args;
@@ -100,12 +100,13 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.dtype = dtype;
     return k;
 }
-/* The number of vectors that one row's keys and values are divided into: vectors of at most 8 elements, first those of
- * each head's keys, then those of each head's values. */
+/* The number of vectors that one row's keys and values are divided into. A vector has at most 8 elements. The vectors
+ * of each head's keys come first, then those of each head's values. */
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }
-/* Copies vector number `vector` of row number `row` to the cache. */
+/* Copies one vector of one row's keys and values to the cache. row: the row's number in qkv; vector: the vector's
+ * number within the row, in the order of te__cache_store_vectors. */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, int vector,
                                   const te__cache_store_shape k) {
     const int key_vectors = (k.d + 7) / 8, is_value = vector >= k.kv_heads * key_vectors;
@@ -125,7 +126,7 @@ TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences
     te_load8(v, a->qkv, from, n, aligned, k.dtype);
     te_store8(a->cache.pages, to + swizzled, v, n, aligned, k.dtype);
 }
-/* Grid: the vectors of all rows in order, TE_CACHE_STORE_VECTORS for each block. */
+/* Grid: one block for every TE_CACHE_STORE_VECTORS vectors, counted row after row. */
 TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
     int group;
     const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
@@ -152,14 +153,14 @@ typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
 } te_attention_rows;
-/* Returns the index in this layout of the element for one head and one row. row: the number of the row, counted over
- * all sequences of the call. */
+/* Returns the index, in an array of this layout, of the element of one head and one row. row: the number of the row,
+ * counted over all sequences of the call. */
 TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
     const int in = row % l->of.max_seqlen; /* the row's index within its sequence */
     return l->by_head ? (int64_t)head * l->of.rows + row
                       : ((int64_t)(row / l->of.max_seqlen) * heads + head) * l->of.max_seqlen + in;
 }
-/* Returns the layout that the kernels of a call use. varlen: the kernels' option. */
+/* Returns the layout that the kernels of a call use. varlen: whether the kernels have the option varlen. */
 TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int varlen) {
     te_attention_rows l;
     memset(&l, 0, sizeof l);
@@ -176,14 +177,14 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  *     backward: dP_j / dsink = -P_j p, hence dsink = -sum over rows of p sum_j P_j (dO V_j)
  *               = -sum over rows of p delta, where delta = rowsum(dO * O) as without sinks
  *
- * Dropout does not drop sinks. The rest of backward is the same as without sinks, because it depends on them only
+ * Dropout does not drop sinks. All other gradients are computed as without sinks, because they depend on the sinks only
  * through lse.
  *
  * Do this, at file scope, then call te__attention_sinks_grad after the backward, which has written delta:
  *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
  *
  * Memory traffic: lse and delta are read once, 8 bytes for each row and head. */
-enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* rows whose sum one block computes */ };
+enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* how many rows one block adds up */ };
 
 typedef struct te_sinks_grad_args {
     const void *sinks;        /* [heads] */
@@ -214,7 +215,8 @@ TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b
         te__attention_sinks_grad_body(te_args, te_at, TE_##dtype, heads))
 
 TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
-/* Launches the kernel. sum: te_sinks_grad_args.sum. varlen: the option of the backward that has run with `a`. */
+/* Launches the kernel that TE_ATTENTION_SINKS_GRAD has defined. sum: te_sinks_grad_args.sum. varlen: whether the
+ * backward that has run with `a` has the option varlen. */
 TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
                                           float *sum, int heads, int varlen) {
     te_sinks_grad_args s;
@@ -224,16 +226,16 @@ TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn laun
 }
 
 /* ---- the largest logit of each head ------------------------------------------------------------------------------
- * The largest input of the softmax of each head, over all sequences, queries and visible keys. The logits include
+ * For each head, the largest input of its softmax over all sequences, queries and visible keys. The logits include
  * scale, softcap and biases, but not sinks. QK-clip needs this maximum (MuonClip; Kimi K2, arXiv 2507.20534). Forward
- * stores the largest logit of each row, and this kernel computes the maximum of these logits. This maximum does not
- * depend on the order of the computation.
+ * stores the largest logit of each row and head, and this kernel computes the maximum over the rows. A maximum does not
+ * depend on the order in which the numbers are compared.
  *
  * Do this, at file scope, then call te__attention_max_logit after a forward that was given row_max_logit:
  *     TE_ATTENTION_MAX_LOGIT(block_attn_max_logit, 12)                           // name, heads
  *
- * Memory traffic: 4 bytes for each row and head, which forward writes and this kernel reads. One block reduces a head,
- * which takes some 10 us at 32768 rows. */
+ * Memory traffic: 4 bytes for each row and head, which forward writes and this kernel reads. One block computes the
+ * maximum of one head, which takes about 10 us at 32768 rows. */
 enum { TE_MAX_LOGIT_THREADS = TE_CUDA ? 1024 : 1 };
 
 typedef struct te_max_logit_args {
@@ -257,7 +259,8 @@ TE_FN void te__attention_max_logit_body(const te_max_logit_args *a, te_block b, 
 #define TE_ATTENTION_MAX_LOGIT(name, heads) \
     TE_KERNEL(name, TE_MAX_LOGIT_THREADS, te_max_logit_args, te__attention_max_logit_body(te_args, te_at, heads))
 
-/* Launches the kernel. max_logit: [heads]. varlen: the option of the forward that has run with `a`. */
+/* Launches the kernel that TE_ATTENTION_MAX_LOGIT has defined. max_logit: output, [heads]. varlen: whether the forward
+ * that has run with `a` has the option varlen. */
 TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch, const te_attention_args *a,
                                          float *max_logit, int heads, int varlen) {
     te_max_logit_args t;

@@ -7,18 +7,18 @@
  *
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
  *     softcap        scores become softcap tanh(score / softcap) before the mask; 0: unchanged
- *     dropout        each probability is dropped with this probability, else multiplied by TE_DROPOUT_FACTOR, after
- *                    the softmax, so lse does not depend on dropout
+ *     dropout        after the softmax, each element of P becomes 0 with this probability, else it is multiplied by
+ *                    TE_DROPOUT_FACTOR; lse does not depend on dropout
  *     varlen         1: the kernels support te_attention_args.cu_seqlens
  *     alibi          1: linear biases by distance (te__attn_alibi_slope)
  *     sinks          1: the softmax of each head includes an extra logit, te_attention_args.sinks
- *     only           CUDA kernels to compile: TE_ATTENTION_SM90_ONLY: only those for sm_90a, if they exist;
- *                    TE_ATTENTION_NO_SM90: all others; 0: all
+ *     only           which CUDA kernels are compiled. 0: all; TE_ATTENTION_SM90_ONLY: only those for sm_90a, if there
+ *                    are any; TE_ATTENTION_NO_SM90: all except those for sm_90a
  *     cross          1: cross-attention: the keys and values are in te_attention_args.kv. Not with varlen
- *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores; bias_dim0 and
- *                    bias_dim1 are a table's numbers of queries and keys, or a relative bias's buckets and max_distance
+ *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores. bias_dim0: the
+ *                    queries of a table, or the buckets; bias_dim1: the keys of a table, or max_distance
  *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
- *     value          head size of v and of the output if it differs from head_dim, the head size of q and k; else 0
+ *     value          head size of v and of the output; 0: head_dim, as for q and k
  *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward supports amax (in bf16 and
  *                    f16); 0: both must be null
  *     cached         1: forward reads keys and values from te_attention_args.cache, queries from qkv. Not with cross
@@ -59,18 +59,18 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  * query's position is its position among the keys (see `shift` in attention_mask.h). An element of a table may be -inf:
  * then that pair of query and key is masked. The output of a query whose keys are all masked is 0.
  *
- * Like ALiBi, the bias is added after softcap, so that its gradient does not pass through the tanh. FlashAttention 2
- * and vLLM do the same. (Pax applies the softcap to the sum of score and bias instead.)
+ * Like ALiBi, the bias is added after softcap, so that the gradient of the bias does not pass through the tanh.
+ * FlashAttention 2 and vLLM do the same. (Pax applies the softcap to the sum of score and bias instead.)
  *
- * The gradient of the bias has its own kernel (TE_ATTENTION_DBIAS): a block owns a tile of the table and loops over the
- * sequences in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of summation is
- * fixed. */
+ * A separate kernel (TE_ATTENTION_DBIAS) computes the gradient of the bias: a block owns a tile of the table and loops
+ * over the sequences in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of
+ * summation is fixed. */
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
 /* T5's bucket for distance = key - query. bidirectional: half of the buckets are for keys after the query; otherwise
- * such keys are treated as distance 0. On each side, the first half of the buckets have one distance each; the others
- * have ranges of distances that grow geometrically up to max_distance, and the last bucket also has all larger
- * distances. The computation is in double, so that the result is the same on both targets and in all kernels. */
+ * such keys are treated as distance 0. Of the buckets of a side, the first half have one distance each; the others have
+ * ranges of distances that grow geometrically up to max_distance, and the last bucket also has all larger distances.
+ * The function computes in double, so that the result is the same on both targets and in all kernels. */
 TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bidirectional) {
     const int side = bidirectional ? buckets / 2 : buckets, exact = side / 2;
     const int first = bidirectional && distance > 0 ? side : 0;
@@ -82,8 +82,9 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
 }
 
 /* ---- dropout -----------------------------------------------------------------------------------------------------
- * The mask of dropout comes from Philox with the counter (seed, draw, op; sequence, head, query, key). So every kernel
- * of every target drops the same probabilities, and backward recomputes the mask instead of loading it.
+ * The dropout mask consists of random numbers that Philox computes from (seed, draw, op; sequence, head, query, key).
+ * Therefore every kernel of every target drops the same elements of P, and backward recomputes the mask instead of
+ * loading it.
  *
  * One Philox counter yields the random bits of eight pairs of query and key: of queries q and q + 8 of a block of 16
  * queries, each with keys k, k + 8, k + 16 and k + 24 of a block of 32 keys. In the accumulators of the tensor cores,
@@ -94,16 +95,17 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* Maps this rank's heads to numbers over all ranks, which count all heads of the first sequence, then all of the
- * second, and so on. first: the number of this rank's first head; more: how many heads of each sequence are on other
- * ranks. Both are 0 if there is one rank. */
+/* What is needed to convert the number of a head on this rank to its number over all ranks. The numbers over all ranks
+ * count all heads of the first sequence, then all heads of the second, and so on. first: the number of this rank's
+ * first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
 /* Returns the number, over all ranks, of the head that has the number `head` (sequence * heads + head) in this call. */
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* Returns the index of the query's block of 16 queries, counted over the blocks of all heads. */
+/* Returns the index of the query's block of 16 queries, counted over the blocks of all heads. head: the result of
+ * te__attn_global_head. */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
@@ -128,12 +130,12 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
 }
 
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
- * The kernels hold a score in one of two forms: with softcap as the tanh t, in [-1, 1], and the logit is softcap times
- * t; without softcap as the product q k^T, and the logit is scale times q k^T. The derivative of tanh is 1 - t^2, so
- * with P = exp(softcap t - lse) the gradient of q k^T is scale P (1 - t^2) (dP - delta). So with softcap, P (1 - t^2)
- * replaces P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 for a dropped pair, else
- * TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (For a
- * dropped pair the kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
+ * With softcap, the kernels hold a score as the tanh t, in [-1, 1], and its logit is softcap times t. Without softcap,
+ * they hold the product q k^T, and its logit is scale times q k^T. The derivative of tanh is 1 - t^2; hence, with P =
+ * exp(softcap t - lse), the gradient of q k^T is scale P (1 - t^2) (dP - delta). So with softcap, P (1 - t^2) replaces
+ * P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 for a dropped pair, else TE_DROPOUT_FACTOR, and
+ * delta = rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (For a dropped pair the
+ * kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
 /* The options of an attention whose only option is causal. */
@@ -153,13 +155,13 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
         static constexpr float SOFTCAP = (float)(softcap);                                                           \
         static constexpr uint32_t DROP = TE_DROPOUT_LIMIT((float)(dropout)); /* 0: no dropout */                     \
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                         \
-        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS and dV need different factors */              \
+        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS does not use the P of dV */                   \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
         static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0, CACHED = (cached) != 0;            \
         static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys may differ in number */                 \
         static constexpr int BIAS = bias;                                                                            \
-        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* size of a table */          \
-        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* for a relative bias */      \
+        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */               \
+        static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* of a relative bias */       \
         static constexpr int VALUE = value;                                                                          \
         static constexpr bool FP8_OUTPUT = (fp8_output) != 0;                                                        \
         static constexpr int ONLY = only;                                                                            \
@@ -175,8 +177,8 @@ typedef struct te__attn_variant {
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
     int shifted;                         /* cross or cached: queries and keys may differ in number */
-    int bias_queries, bias_keys;         /* the size of a table */
-    int bias_buckets, bias_max_distance; /* for a relative bias */
+    int bias_queries, bias_keys;         /* of a table */
+    int bias_buckets, bias_max_distance; /* of a relative bias */
 } te__attn_variant;
 
 #define TE__ATTENTION_VARIANT__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_,     \
@@ -205,15 +207,15 @@ TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value 
     static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                                    \
                   "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
 
-/* The options of an op (attention, ..) or (cross_attention, ..) of a list, as numbers; te_op.options points to this
- * struct. */
+/* The options of an op (attention, ..) or (cross_attention, ..) in a list of ops, as numbers; te_op.options points to
+ * this struct. */
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
-    float scale; /* 0: 1 / sqrt(head_dim) */
-    int window_left, window_right; /* how many keys before and after its position a query sees; -1: no bound; causal:
-                                      right is 0 */
+    float scale; /* factor of q k^T; 0: 1 / sqrt(head_dim) */
+    int window_left, window_right; /* how many keys before and after its position a query sees; -1: no bound. With
+                                      a causal mask window_right is 0 */
     float softcap;                 /* 0: none */
-    int alibi;                     /* 1: linear biases */
+    int alibi;                     /* 1: linear biases by distance */
     int sinks, bias, bias_dim0, bias_dim1, max_logit; /* see the head of this file */
     int value_dim;                                    /* the head size of v */
 } te_attention_options;
@@ -222,22 +224,22 @@ typedef struct te_attention_options {
 
 /* Where the keys and values of one attention lie in a te_cache (te/cache/cache.h), for the sequences of a batch. A page
  * holds `page_rows` tokens: the keys of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads,
- * page_rows, value_dim]. On CUDA, rows that are a multiple of 128 bytes long, in a dtype of 16 bits, are swizzled:
- * chunk c of row r, of 16 bytes, is stored in the place of chunk c ^ (r % 8). So a page can be copied to shared memory
- * as it is, and is read there without bank conflicts. */
+ * page_rows, value_dim]. On CUDA, rows that are a multiple of 128 bytes long, in a dtype of 16 bits, are swizzled: the
+ * 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without swizzling. A page can then be copied to
+ * shared memory unchanged, and can be read there without bank conflicts. */
 typedef struct te_attention_cache {
     void *pages;          /* [pages, page_elements]; null: there is no cache */
     const int32_t *table; /* [sequences of the cache, table_width]: the page numbers of each sequence */
-    const int32_t *slot;  /* [batch]: which sequence of the cache each sequence of the batch is */
+    const int32_t *slot;  /* [batch]: for each sequence of the batch, its number among the sequences of the cache */
     const int32_t *past;  /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence
                              is refused, and its new rows are not stored */
     int64_t page_elements;
-    int page_rows, page_shift; /* page_rows is 1 << page_shift; or page_shift is 31: each sequence has one page */
+    int page_rows, page_shift; /* page_rows is 1 << page_shift; or page_shift is 31, if each sequence has one page */
     int table_width;
     /* the members for decoding: */
-    float *partials; /* partial results, TE__DECODE_PARTIAL_FLOATS for each split of each group (a tile of queries and
-                        its keys), but of at most TE__DECODE_MAX_BLOCKS groups */
-    int decode_rows; /* `partials` suffice for up to this many new rows of a sequence */
+    float *partials; /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
+                        queries with the keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
+    int decode_rows; /* `partials` is large enough for at most this many new rows of a sequence */
     int capacity;    /* the largest number of tokens that a sequence may have */
 } te_attention_cache;
 
@@ -248,11 +250,11 @@ enum {
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    TE_CACHE_SMALL_SPLITS = 16,  /* the largest number of splits of 256 keys in a sequence */
-    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks of the grid; each multiprocessor has at most two */
-    TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence, each of which reads all keys */
+    TE_CACHE_SMALL_SPLITS = 16,  /* a sequence has at most this many splits of 256 keys */
+    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks in the grid; a multiprocessor runs at most two */
+    TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence; each tile reads all keys */
 };
-/* Returns the shift of a sequence of `keys` keys: each of its splits has 1 << shift keys. The shift depends on the
+/* Returns the base-2 logarithm of the number of keys in a split, for a sequence of `keys` keys. It depends on the
  * number of keys alone, so that a sequence has bitwise identical results in every batch. */
 TE_BOTH int te__cache_split_shift(int keys) {
     int shift = TE_CACHE_SPLIT_SHIFT;
@@ -276,8 +278,8 @@ TE_BOTH int te__cache_max_splits(int capacity) {
 TE_BOTH int te__decode_tiles(int rows, int group) {
     return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
 }
-/* The number of floats of a split's partial result: O of the tile, not yet divided by the sum of the softmax, and the
- * maximum and the sum of each row. */
+/* The number of floats of a split's partial result: the O of a query tile, not yet divided by the sums of the softmax,
+ * and each row's maximum and sum of the softmax. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
 /* Whether rows of d elements are stored swizzled (te_attention_cache). */
@@ -312,20 +314,20 @@ typedef struct te_attention_args {
     float *amax;            /* fp8_output: raised to the largest magnitude in out (before the multiplication by
                                out_scale) or in dqkv, unless it is higher already (te_amax_atomic_max); null: not wanted
                                */
-    const void *sinks;      /* sinks: [heads] */
-    const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: q of all heads, then k,
-                               then v; cross: only the queries, [rows, heads * head_dim] */
+    const void *sinks;      /* sinks: [heads], one logit for each head */
+    const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all
+                               heads, then k, then v; cross: only the queries, [rows, heads * head_dim] */
     void *dqkv;             /* backward: output, shaped like qkv; every element is written */
     const void *dout;       /* backward: input, shaped like out */
     float *delta;           /* backward: scratch memory, shaped like lse, for rowsum(dout * out) */
     float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each
-                               row holds, for each column, the sum over <name>_sum_rows rows of dqkv: parts of the
-                               gradient of a bias that is added to qkv */
+                               row holds, for each column, the sum over <name>_sum_rows rows of dqkv. The sum of all
+                               rows of `sum` is the gradient of a bias that is added to qkv */
     void *scratch;          /* backward: <name>_scratch_bytes(ctx, rows) bytes; null: slower kernels run, which need no
                                scratch */
-    int batch, seq;         /* number of sequences, and tokens of each (with cu_seqlens: an upper bound on the length of
-                               each) */
-    float scale;            /* factor of q k^T in the scores, often 1 / sqrt(head_dim) */
+    int batch, seq;         /* number of sequences, and number of tokens in each (with cu_seqlens: an upper bound on
+                               the number of tokens in each) */
+    float scale;            /* the scores are scale * q k^T; scale is often 1 / sqrt(head_dim) */
     /* Dropout. rng: the random state of this forward pass, in target memory, or null for inference, which drops
      * nothing. id: the number of the op. whole: the position of this rank's heads among those of all ranks. */
     const te_rng *rng;
@@ -338,10 +340,10 @@ typedef struct te_attention_args {
     const int32_t *cu_seqlens;
     int rows;
     /* Cross-attention. The last query is at the position of the last key (attention_mask.h). */
-    const void *kv; /* [batch * kv_seq, kv_heads * (head_dim + value_dim)]: all keys, then values */
+    const void *kv; /* [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
     void *dkv;      /* backward: output, shaped like kv; every element is written; null: not wanted */
     int kv_seq;
-    /* bias: the table, or the bias of each bucket. A relative bias also needs bias_by_distance, scratch memory of
+    /* bias: the table, or the biases of the buckets. A relative bias also needs bias_by_distance, scratch memory of
      * [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: the gradient of the bias. For a
      * table, backward overwrites dbias, or adds to it if `accumulate` is set; for a relative bias it writes partial
      * sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the gradient. */
@@ -368,7 +370,7 @@ enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
     static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM,   \
         "te: attention: head_dim must be 1 to 256");
 
-/* Checks of a call's sizes and pointers. name: for the error text. */
+/* Checks a call's sizes and pointers. name: the kernel's name, for the error text. */
 TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, int varlen,
                                      int sinks, const char *name) {
     TE_REQUIRE(a->sinks || !sinks, ctx, TE_ERROR_NULL, "%s: sinks is null", name);

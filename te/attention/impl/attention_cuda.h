@@ -3,33 +3,34 @@
  *
  *     f32              attention_simt_f32.h, on CUDA cores
  *     bf16 and f16     on compute capability 9.0: attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if
- *                      they support the call: te__attn_sm90_supports must accept the head size; there must be no score
- *                      bias and, in forward, no max_logit; in cross-attention each query must see a key; and backward
- *                      must have scratch
+ *                      they support the call, that is, if te__attn_sm90_supports accepts the head size; there is no
+ *                      score bias and, in forward, no max_logit; in cross-attention each query sees a key; and for
+ *                      backward there is scratch memory
  *     otherwise        attention_sm80_forward.h and attention_sm80_backward.h (mma.sync)
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
-#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: a few new rows of each sequence over a
-                                        cache */
+#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: attention over a cache, if each
+                                        sequence has only a few new rows */
 #include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
 #include "attention_sm90_forward.h"  /* bf16 and f16 on compute capability 9.0: forward */
 #include "attention_simt_f32.h"           /* f32 */
 #include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
 #include "attention_sm80_forward.h"       /* bf16 and f16 elsewhere: forward */
 
-/* The kernels for compute capability 9.0. They do not exist for f32, so these aliases pass f32 instead of the dtype if
- * there is an option that the kernels do not support (a score bias, and in forward max_logit). */
+/* The kernels for compute capability 9.0. For f32 these kernels do not exist (EXISTS is false). An option that they do
+ * not support (a score bias, and in forward max_logit) must have the same effect, so with such an option the aliases
+ * pass f32 instead of the dtype. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
 /* ---- which kernels have code -------------------------------------------------------------------------------------
- * Template parameters: H the kernel for compute capability 9.0, F the options. Cross-attention needs the code of both
- * kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
+ * The template parameter H is the type of the kernel for compute capability 9.0, F has the options. Cross-attention
+ * needs the code of both kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
 
 /* Whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
@@ -40,8 +41,8 @@ template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
-/* Whether each query sees a key, which the kernels for compute capability 9.0 require. In self-attention each query
- * does. */
+/* Whether each query sees at least one key, as the kernels for compute capability 9.0 require. In self-attention this
+ * is always so. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
@@ -51,8 +52,8 @@ template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
-/* Returns an error if only the sm_90a forward was compiled and its kernel cannot run. On devices of another compute
- * capability the driver is not queried. */
+/* Returns an error if only the forward for sm_90a was compiled and cannot run. On devices of another compute capability
+ * the driver is not queried. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
@@ -65,9 +66,10 @@ TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *
 }
 
 /* ---- kernels as types --------------------------------------------------------------------------------------------
- * A type describes everything of a kernel except its name: THREADS (of a block), BLOCKS (how many blocks must fit on a
- * multiprocessor), args (the struct of its arguments) and body (its code). The three types below also have ROWS (how
- * many rows of a sequence a block processes) and BYTES (the size of its shared memory). */
+ * A type describes everything of a kernel except its name: THREADS (the threads of a block), BLOCKS (how many blocks
+ * must fit on a multiprocessor), args (the struct of the kernel's arguments) and body (the kernel's code). The three
+ * types below also have ROWS (how many rows of a sequence a block processes) and BYTES (the size of a block's shared
+ * memory). */
 
 template <te_dtype T, class SM80, class F32> struct te__attn_select_shape : SM80 {};
 template <class SM80, class F32> struct te__attn_select_shape<TE_f32, SM80, F32> : F32 {};
@@ -109,13 +111,13 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* A kernel, and a mask of the devices (bit d: device d) on which its shared memory has been configured. */
+/* A kernel. configured: bit d is set if the size of the kernel's shared memory has been configured on device d. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured; } te__attn_kernel;
 
 /* Launches a kernel of type K on `rows` rows of each of batch_heads heads; each block processes K::ROWS of the rows. A
- * kernel with more than 48 KB of shared memory needs a function attribute, which is set once on each device (on the
- * 64th and later devices at each launch, which is harmless). Setting the attribute is not a stream operation, so it is
- * allowed while the stream is being captured. */
+ * kernel with more than 48 KB of shared memory needs a function attribute, which is set once on each device (from the
+ * 65th device on, at each launch, which is harmless). Setting the attribute is not a stream operation, so it is allowed
+ * while the stream is being captured. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {
@@ -164,8 +166,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     }
 };
 
-/* Attention over a cache: the kernels of attention_sm90_decode.h if each sequence has only a few new rows, else the
- * forward for sm_80. */
+/* The kernels of an attention over a cache. A call runs `decode` and `merge` (attention_sm90_decode.h) if each sequence
+ * has only a few new rows, else `store` and then `fallback`, the forward for sm_80 (or for f32). */
 typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
     te_sm90_kernel decode; /* this kernel itself stores the new rows' keys and values in the cache */
@@ -203,7 +205,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* how many rows of dqkv each row of te_attention_args.sum adds up: those of one warp */
+    /* how many rows of dqkv each row of te_attention_args.sum adds up: as many as a warp computes; 0: no `sum` */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* Like te__attn_forward_dispatch::ready, for the backward kernel. */
@@ -229,16 +231,17 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
 };
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
- * A block owns a tile of ROWS queries by TILE keys of one head, or of all heads that share the table, and adds up dS of
- * its pairs in registers, sequence after sequence. With a relative bias a block owns all tiles of ROWS queries of a
- * head: it adds up dS along each diagonal of a tile, where key - query is constant, then over all diagonals that belong
- * to the same bucket, and stores the sum of each bucket as one part of the gradient.
+ * A block owns a tile of ROWS queries by TILE keys of one head, or of all heads that share the table. In registers, it
+ * adds up the dS of each pair of the tile over the sequences. With a relative bias a block owns ROWS queries of a head,
+ * and all tiles of keys: it adds up dS along each diagonal of a tile, where key - query is constant, then over all
+ * diagonals that belong to the same bucket, and stores the sum of each bucket as one part of the gradient.
  *
  * Floor: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of that
- * if causal; the backward before it takes 14 instead of 4), and writes the gradient once, 4 bytes for each pair of
- * query and key. Measurements: docs/notes/attention.md. */
+ * if causal; the dq and dkdv kernels together take 14 instead of 4), and writes the gradient once, 4 bytes for each
+ * pair of query and key. Measurements: docs/notes/attention.md. */
 
-/* The type of a tile's sums. Its functions: clear(), add(args, head, q0, k0), each(f(row, column, sum)). */
+/* The type that holds a tile's sums of dS. clear() sets them to 0; add(args, head, q0, k0) adds the dS of one head to
+ * them; each(f) calls f(row, column, sum) for each of them. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F> {};
 template <int HEADS, int KV_HEADS, int D, class F>
@@ -250,7 +253,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     typedef te__attn_dbias_sums<T, HEADS, KV_HEADS, D, F> sums;
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
-    static constexpr int LD = TILE + 1;                /* row length of the tile of sums, without bank conflicts */
+    static constexpr int LD = TILE + 1;                /* row length of the tile of sums; avoids bank conflicts */
     static constexpr int DIAGONALS = ROWS + TILE - 1;  /* the number of diagonals of a tile */
     static constexpr int BUCKET_BYTES = (ROWS * LD + 2 * DIAGONALS + F::BIAS_BUCKETS) * 4;
     static constexpr int BYTES = sums::TILES_BYTES + (RELATIVE ? BUCKET_BYTES : 0);
@@ -271,8 +274,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             *p = (a->accumulate ? *p : 0.0f) + x;
         });
     }
-    /* Grid: (heads, tiles of queries). Shared memory: the tiles of the products, then a tile of sums of dS, the sum and
-     * the bucket of each of its diagonals, and the sum of each bucket. */
+    /* Grid: (heads, tiles of queries). Shared memory: the operand tiles of the products, then a tile of sums of dS, the
+     * sum and the bucket of each of its diagonals, and the sum of each bucket. */
     static __device__ __forceinline__ void buckets(const args *a) {
         constexpr int BUCKETS = F::BIAS_BUCKETS;
         float *tile = (float *)(te__attention_shared + sums::TILES_BYTES), *diagonal = tile + ROWS * LD;
@@ -314,7 +317,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         if constexpr (RELATIVE) buckets(a);
         else table(a);
     }
-    /* Must be called after the backward, which writes delta. */
+    /* Must be called after the backward, because the kernel reads delta, which backward writes. */
     static te_status launch(te_context *ctx, te__attn_kernel *k, const te_attention_args *a, const char *name) {
         const int tables = RELATIVE || F::BIAS == TE_BIAS_heads ? HEADS : 1;
         return te__attn_enqueue<te__attn_dbias>(ctx, k, tables * (RELATIVE ? 1 : TILES),

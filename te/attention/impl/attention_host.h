@@ -2,11 +2,11 @@
  * and forward in FP8. Tiles of 64 queries by 64 keys are converted to float in the block's scratch memory.
  *
  * A block transposes the operand that it owns (its queries or its keys) once, and reads the tiles of the other operand
- * in the layout in which they are stored. So each product reads contiguous memory, and the softmax processes 64 queries
- * (or keys) in parallel, without adding up the elements of a vector:
- *     forward, by queries: S^T[key][query] = K Q^T, O[query] += P V
- *     dq, by queries:      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
- *     dkdv, by keys:       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
+ * in the layout in which they are stored. With these layouts each product reads contiguous memory, and the softmax
+ * processes 64 queries (or keys) in parallel, without adding up the elements of a vector:
+ *     forward (a block owns queries): S^T[key][query] = K Q^T, O[query] += P V
+ *     dq (a block owns queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
+ *     dkdv (a block owns keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
  * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the
  * processor's rate of multiply-adds.
  */
@@ -32,17 +32,17 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
     return c;
 }
 
-/* The location of the rows of one head of one sequence, in elements from the start of each tensor. */
+/* Where the rows of one head of one sequence are. Offsets are in elements from the start of each tensor. */
 typedef struct te__attn_head {
-    int64_t width, q;       /* of qkv and dqkv: row length, and the head's first query */
-    int64_t kv_width, k, v; /* of kv (or qkv) and its gradient: row length, and the head's first key and first value */
-    int64_t out_width, out; /* of out and dout: row length, and the head's first row */
-    int64_t row;            /* of lse, delta and row_max_logit: the head's first row */
-    const void *kv;         /* the tensor that holds keys and values, and (dkv) that of their gradients */
-    void *dkv;
+    int64_t width, q;       /* in qkv and dqkv: row length, and offset of the head's first query */
+    int64_t kv_width, k, v; /* in kv and dkv: row length, and offsets of the head's first key and first value */
+    int64_t out_width, out; /* in out and dout: row length, and offset of the head's first row */
+    int64_t row;            /* in lse, delta and row_max_logit: offset of the head's first row */
+    const void *kv;         /* the tensor that holds the keys and values */
+    void *dkv;              /* the tensor for the gradients of the keys and values */
     const int32_t *pages;   /* cached: the page numbers of the sequence; then k and v are offsets from the start of a
                                page */
-    int seq, keys;          /* how many queries and keys the sequence has */
+    int seq, keys;          /* the number of queries and the number of keys of the sequence */
     int head;               /* the head's number: sequence * heads + head */
     int global_head;        /* the head's number over all ranks, for dropout */
 } te__attn_head;
@@ -87,8 +87,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_of(const te__attn_call *c, int hea
     return b;
 }
 
-/* The functions te__attn_read_* read `rows` rows of q, dO, k or v, from token `row` on, to a tile. Those named
- * _transposed transpose the rows, and multiply q and k by te__attn_score_factor; the others copy the rows. */
+/* The functions te__attn_read_* read `rows` rows of q, dO, k or v, from token `row` on, into a tile. Those whose name
+ * ends in _transposed transpose the rows, and multiply q and k by te__attn_score_factor; the others only copy. */
 TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->qkv, h->q + row * h->width, h->width, rows, c->d, c->dtype);
 }
@@ -162,7 +162,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is for the longest sequence; this one is shorter */
+    if (queries <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
@@ -222,7 +222,7 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is for the longest sequence; this one is shorter */
+    if (queries <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
@@ -275,7 +275,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
     const int group = c->heads / c->kv_heads, batch = at.x / c->kv_heads, head0 = at.x % c->kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(c, batch, head0);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_min(TE__ATTN_TILE, h0.keys - k0);
-    if (keys <= 0) return; /* the grid is for the longest sequence; this one is shorter */
+    if (keys <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
     const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_range seen = te__attn_queries_of(m, k0, keys);
     /* scratch memory: tiles of Q, dO, dK, dV, K^T, V^T, P and dP (later dS) */
@@ -416,14 +416,15 @@ TE_FN void te__attention_dbias_host(const te__attn_call *c, te_block at, float *
 
 /* ---- forward in FP8 (attention_fp8.h) ---------------------------------------------------------------------------- */
 
-/* to[rows][ld] = rows of d numbers in e4m3, each beginning `width` numbers after the one before it in `from`; padded
- * with zeros to ld columns and to a multiple of 4 rows. */
+/* Converts `rows` rows of d numbers in e4m3 to to[rows][ld]. In `from`, each row begins `width` numbers after the
+ * previous one; `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_t width, int rows, int d) {
     memset(to, 0, (size_t)(((rows + 3) & ~3) * ld) * sizeof(float));
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < d; c++) to[r * ld + c] = te_float_of_e4m3(from[r * width + c]);
 }
-/* Raises max[query] to the query's largest score, rounded up to an integer. */
+/* Raises max[query] to the query's largest score in this tile, unless it is higher already, and rounds it up to an
+ * integer. */
 TE_FN void te__attn_fp8_row_max(float *max, const float *s, int keys, int queries) {
     for (int q = 0; q < queries; q++) {
         float largest = max[q];

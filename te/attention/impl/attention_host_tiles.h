@@ -17,7 +17,8 @@
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
-/* A vector register, as a vector type of GCC and Clang. TE__ATTN_LANES: the number of floats in it. */
+/* te__attn_vector is a vector register, as a vector type of GCC and Clang. TE__ATTN_LANES: the number of floats of a
+ * vector. TE__ATTN_MULTIPLY_ADD: c += a b, for vectors c and b and a number a. */
 #if defined(__AVX512F__)
 #define TE__ATTN_LANES 16
 #define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
@@ -32,7 +33,7 @@ typedef float te__attn_vector __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef int32_t te__attn_vector_bits __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES * 4)));
 
-/* the number of queries, and of keys, in a tile; also the row length of every [.][TE__ATTN_TILE] below */
+/* the number of queries, and of keys, in a tile; also the row length of every array [..][TE__ATTN_TILE] below */
 enum { TE__ATTN_TILE = 64 };
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
@@ -50,8 +51,8 @@ TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeo
 /* Replaces x by 2^x, with an error of up to 2 units in the last place. Results below 2^-126 become 0, and NaN stays
  * NaN. The function needs no branch and no table. */
 TE_FN void te__attn_exp2(te__attn_vector *x) {
-    /* adding 12582912 = 1.5 * 2^23 leaves the integer nearest to x in the last bits */
     TE__SUMS_AS_WRITTEN
+    /* adding 12582912 = 1.5 * 2^23 leaves the integer nearest to x in the last bits of the sum */
     const te__attn_vector shifted = *x + 12582912.0f;
     const te__attn_vector f = *x - (shifted - 12582912.0f);
     /* a polynomial for 2^f, interpolated at the Chebyshev points of [-1/2, 1/2] */
@@ -62,8 +63,8 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
         (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
     *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
 }
-/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Beyond +-60 the result is +-1 in
- * float. */
+/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. For |x| > 60 the result, rounded to
+ * float, is 1 or -1. */
 TE_FN void te__attn_tanh(te__attn_vector *x) {
     const te__attn_vector_bits high = *x > 60.0f, low = *x < -60.0f, between = ~(high | low);
     const te__attn_vector zero = *x - *x, bound = zero + 60.0f;
@@ -82,14 +83,14 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* Which part of a product is needed, for a tile of scores whose diagonal is the edge of a causal mask. A product may
- * compute more than this part. */
+/* Which part of a matrix product is needed. All values except TE__ATTN_ALL are for a tile of scores whose diagonal is
+ * the edge of a causal mask. te__attn_product may compute more than the part that is needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
-    TE__ATTN_COLUMNS_FROM_ROW, /* of the product: the elements whose column >= their row */
-    TE__ATTN_COLUMNS_TO_ROW,   /* of the product: the elements whose column <= their row */
-    TE__ATTN_DEPTH_FROM_ROW,   /* of each element's sum: the terms whose index >= its row */
-    TE__ATTN_DEPTH_TO_ROW      /* of each element's sum: the terms whose index <= its row */
+    TE__ATTN_COLUMNS_FROM_ROW, /* only the elements (row, column) of the product with column >= row */
+    TE__ATTN_COLUMNS_TO_ROW,   /* only the elements (row, column) of the product with column <= row */
+    TE__ATTN_DEPTH_FROM_ROW,   /* all elements; but in the sum of an element in row i, only the terms k >= i */
+    TE__ATTN_DEPTH_TO_ROW      /* all elements; but in the sum of an element in row i, only the terms k <= i */
 };
 
 /* Arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is set. Element (i, k) of a is
@@ -102,7 +103,7 @@ typedef struct te__attn_matmul {
     enum te__attn_region region;
 } te__attn_matmul;
 
-/* Computes a product. Four rows by two vectors of c at a time are held in registers. */
+/* Computes a product, one block of c at a time: four rows by two vectors, which are held in registers. */
 TE_FN void te__attn_product(const te__attn_matmul *p) {
     enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
     const int m = p->m, n = p->n, depth = p->depth, ldc = p->ldc, ldb = p->ldb, row = p->a_row, step = p->a_step;
@@ -159,8 +160,9 @@ TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, 
     if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
     else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
 }
-/* to[TE__ATTN_TILE][ld] = `rows` rows of d numbers, the first at index `at` of `from`, each `width` numbers after the
- * previous one; padded with zeros to ld columns and to a multiple of 4 rows. */
+/* Reads `rows` rows of d numbers into to[TE__ATTN_TILE][ld]. In `from`, the first row begins at index `at`, and each
+ * further row `width` numbers after the previous one. `to` is padded with zeros to ld columns and to a multiple of 4
+ * rows. */
 TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
                               te_dtype t) {
     for (int r = 0; r < rows; r++) {
@@ -169,8 +171,8 @@ TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, i
     }
     memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
 }
-/* to[d][TE__ATTN_TILE] = the transpose of the rows that te__attn_tile_read would read, times `factor`; columns from
- * `rows` on are zeros. */
+/* Reads the same rows as te__attn_tile_read, multiplies them by `factor`, and stores their transpose in
+ * to[d][TE__ATTN_TILE]. Columns from `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_HEAD_DIM];
@@ -180,8 +182,8 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-/* Writes a row of d numbers, times `factor`. amax: te_attention_args.amax, or null; it is raised to the largest
- * magnitude that is stored, unless it is higher already. */
+/* Multiplies a row of d numbers by `factor` and writes it. amax: te_attention_args.amax, or null; *amax is raised to
+ * the largest magnitude that is stored, unless it is higher already. */
 TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
     int group;
     uint32_t largest = 0;
@@ -240,7 +242,8 @@ TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f)
             te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
         }
 }
-/* Multiplies x by the derivative of softcap where its result is the score e; the derivative is 0 if e is masked. */
+/* Multiplies x by the derivative of softcap at the point where softcap's result is the score e; the derivative is 0 if
+ * e is masked. */
 TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *e, te__attn_variant f) {
     if (f.softcap > 0) {
         const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
@@ -253,8 +256,8 @@ TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *
 TE_FN float te__attn_alibi(int head, int heads, te__attn_variant f) {
     return f.alibi ? te__attn_alibi_slope(head % heads, heads) * TE__ATTN_LOG2E : 0;
 }
-/* Subtracts slope |i - j| from the scores of a vector. Its pairs of query i and key j have the distances (either all i
- * - j or all j - i) `distance`, `distance` + 1, .. */
+/* Subtracts slope |i - j| from the scores of a vector, for query i and key j of each score. distance: i - j (or j - i)
+ * of the vector's first score; for each further score it is one more. */
 TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te__attn_variant f) {
     if (!f.alibi) return;
     float bias[TE__ATTN_LANES];
@@ -263,15 +266,15 @@ TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te_
     te__attn_get(&b, bias), *x -= b;
 }
 
-/* Where the score bias of a head is. head: its index; shift: te__attn_mask.shift. */
+/* The score bias of one head. head: the head's index; shift: te__attn_mask.shift. */
 typedef struct te__attn_score_bias {
     const te_attention_args *a;
     int head, shift;
     te_dtype dtype;
 } te__attn_score_bias;
 /* Adds the score bias, in base 2, to a vector of scores. The vector has one query and the keys from `key` on if by_key
- * is set, else one key and the queries from `query` on. Pairs outside a table are beyond the end of the sequence; 0 is
- * added to them. */
+ * is set, else one key and the queries from `query` on. To pairs outside a table, which are beyond the end of the
+ * sequence, 0 is added. */
 TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias *from, int query, int key, int by_key,
                                    te__attn_variant f) {
     const te_attention_args *const a = from->a;
@@ -298,7 +301,7 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
  * the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
-    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* one Philox counter for eight pairs */
+    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* number of Philox counters; each serves eight pairs */
     for (int i = 0; f.drop && a->rng && i < counters; i++) {
         const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
         uint32_t word[4];

@@ -2,9 +2,9 @@
  * backward, use these functions.
  *
  * Query i sees key j if i - left <= j <= i + right: the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et
- * al. 2023 (Mistral); a causal mask has right = 0. So the keys that a query sees are one contiguous range, and from one
- * query to the next neither end of this range moves back. The queries that see a key are a contiguous range, too. The
- * ends of these ranges define the mask completely.
+ * al. 2023 (Mistral); a causal mask has right = 0. Hence the keys that a query sees are one contiguous range, and from
+ * one query to the next neither end of this range moves back. The queries that see a key are a contiguous range, too.
+ * The ends of these ranges define the mask completely.
  *
  * If queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
  * has the position i + shift among the keys, where shift = keys - queries, and sees key j if i + shift - left <= j <= i
@@ -26,13 +26,13 @@
 #include "../../core/base.h" /* TE_BOTH */
 
 enum {
-    TE_ATTENTION_ALL = -1, /* of left or right: no bound on this side */
+    TE_ATTENTION_ALL = -1, /* as left or right: no bound on this side */
     TE_ATTENTION_MAX_SEQ = 1 << 20
 };
 typedef struct te__attn_mask {
     int queries, keys;
     int left, right; /* a query sees this many keys before and after its own position; or TE_ATTENTION_ALL */
-    int shift;       /* keys - queries; the constant 0 in self-attention, so that the compiler removes it */
+    int shift;       /* keys - queries; in self-attention the constant 0, which the compiler removes */
 } te__attn_mask;
 
 /* The keys that a block of queries sees, or the queries that see a block of keys. */
@@ -63,20 +63,20 @@ TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 /* Whether there is a mask at all. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* The first of the `count` tokens before `token`; count < 0: of all tokens before it. */
+/* Returns the first of the `count` tokens before `token`, or of all tokens before it if count < 0. */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
-/* The end of the `count` tokens after `token` (one more than the last of them), in a sequence of `seq` tokens;
- * count < 0: of all tokens after it. If the mask has a shift, `token` may lie outside the sequence; then
+/* Returns one more than the last of the `count` tokens after `token`, in a sequence of `seq` tokens; if count < 0, one
+ * more than the last token of the sequence. If the mask has a shift, `token` may lie outside the sequence; then
  * te__attn_clamp_end must be applied to the result. */
 TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }
 TE_BOTH int te__attn_clamp_end(te__attn_mask m, int end) { return m.shift && end < 0 ? 0 : end; }
-/* The first key that a query sees. */
+/* Returns the first key that a query sees. */
 TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_range_first(query + m.shift, m.left); }
-/* The end of the keys that a query sees: one more than the last of them. */
+/* One more than the last key that a query sees. */
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
     return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
 }
@@ -84,21 +84,21 @@ TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
 TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
     return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
 }
-/* The end of the queries that see a key: one more than the last of them. */
+/* One more than the last query that sees a key. */
 TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) {
     return te__attn_clamp_end(m, te__attn_range_end(key - m.shift, m.left, m.queries));
 }
 
-/* The ranges of keys that the `count` queries from `query` on see: that at least one of them sees, and that all of them
- * see. */
+/* For the `count` queries from `query` on: the range of keys that at least one of them sees, and the range of keys that
+ * all of them see. */
 TE_BOTH te__attn_range te__attn_keys_of(te__attn_mask m, int query, int count) {
     te__attn_range s;
     s.first = te__attn_keys_first(m, query), s.all_first = te__attn_keys_first(m, query + count - 1);
     s.end = te__attn_keys_end(m, query + count - 1), s.all_end = te__attn_keys_end(m, query);
     return s;
 }
-/* The ranges of queries that see the `count` keys from `key` on: that see at least one of them, and that see all of
- * them. */
+/* For the `count` keys from `key` on: the range of queries that see at least one of them, and the range of queries that
+ * see all of them. */
 TE_BOTH te__attn_range te__attn_queries_of(te__attn_mask m, int key, int count) {
     te__attn_range s;
     s.first = te__attn_queries_first(m, key), s.all_first = te__attn_queries_first(m, key + count - 1);
@@ -113,25 +113,25 @@ TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
     return t;
 }
-/* Returns whether at >= first. Because positions are never negative, the compiler replaces the call by 1 if `first` is
- * the constant 0. */
+/* Whether at >= first. `at` is never negative; therefore, if `first` is the constant 0, the compiler replaces the call
+ * by 1. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
-/* Whether at least one of the `count` tokens from `at` on lies between s.first and s.end. */
+/* Whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Whether at least one pair, of one token of the block that s belongs to and one of the `count` tokens from `at` on, is
- * masked, so that each score has to be tested. */
+/* Whether at least one of the `count` tokens from `at` on is masked for at least one token of a block, so that the mask
+ * must be applied to the scores. s: the ranges of that block. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Whether a query sees a key. This form is cheap if a thread has few queries and many keys. */
+/* Whether a query sees a key. te__attn_sees is cheap if a thread has few queries and many keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* Whether a query sees a key, if the key is inside the sequence. This form is cheap if a thread has few keys and many
- * queries. */
+/* Whether a query sees a key, if the key is inside the sequence. te__attn_seen is cheap if a thread has few keys and
+ * many queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

@@ -15,10 +15,10 @@
 
 /* ---- tiles and products ------------------------------------------------------------------------------------------ */
 
-/* Tiles of T rows of D columns. R: how many rows of a tile a thread computes, and how many columns of a tile of scores.
- * COLS: how many groups of 4 columns of an output it computes. PAD: D rounded up to a multiple of 4. LD: the row length
- * in shared memory, an odd number of 16-byte units, so that there are no bank conflicts. LP: the row length of a tile
- * of scores. */
+/* Tiles of T rows of D columns. R: how many rows of a tile a thread computes; in a tile of scores it also computes R
+ * columns. COLS: how many groups of 4 columns of an output a thread computes. PAD: D rounded up to a multiple of 4. LD:
+ * the row length in shared memory, an odd number of 16-byte units, so that there are no bank conflicts. LP: the row
+ * length of a tile of scores. */
 template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int T = SIZE, R = T / 16, PAD = (D + 3) / 4 * 4, LD = PAD / 4 % 2 ? PAD : PAD + 4, LP = T + 4;
     static constexpr int COLS = (PAD / 4 + 15) / 16;
@@ -29,7 +29,7 @@ template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_sha
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int KV_LD = V > D ? value::LD : qk::LD;
-    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* tiles of Q, of K or V, of P */
+    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* a tile of Q, one of K (later V), one of P */
 };
 template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> qk;
@@ -38,9 +38,9 @@ template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D,
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
 
-/* Loads T rows of D columns, each row beginning `width` elements after the one before it. The rows from `valid` on and
- * the padding become zeros. ALIGNED: 1 if rows are aligned to 16 bytes, because the head sizes are multiples of
- * four. */
+/* Loads T rows of D columns, each of which begins `width` elements after the previous one. The rows from `valid` on and
+ * the padding become zeros. ALIGNED: 1 if the head sizes are multiples of four, so that rows are aligned to 16
+ * bytes. */
 template <class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int valid) {
     for (int i = (int)threadIdx.x; i < C::T * (C::PAD / 4); i += C::THREADS) {
@@ -98,7 +98,7 @@ template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
 }
-/* Stores o * factor[row], for the rows before `valid`. */
+/* Stores each row of o, multiplied by the row's factor, for the rows before `valid`. */
 template <class C, int D>
 TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
                               const float (&factor)[C::R]) {
@@ -110,7 +110,8 @@ TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (
                 if (y + 16 * i < valid && d < D) to[(y + 16 * i) * width + d] = o[i][j][n] * factor[i];
             }
 }
-/* Returns the maximum of v over the 16 threads that share a row. */TE_FN float te__attn_f32_row_max(float v) {
+/* Returns the maximum of v over the 16 threads that share a row. */
+TE_FN float te__attn_f32_row_max(float v) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
@@ -216,7 +217,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
                 a->row_max_logit[h.row + row] = max_logit[i] * te__attn_score_unit<F>(a->scale);
         }
         sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
-        if (empty) sum[i] = 0; /* the row sees no key: its output is 0 */
+        if (empty) sum[i] = 0; /* if a query sees no key, its output is 0 */
     }
     te__attn_f32_store<CV, V>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
 }

@@ -3,15 +3,15 @@
  * of a score bias.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
- *     dq kernel, by queries:    delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
- *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the KV
- *                               head
+ *     dq kernel (blocks own queries): delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
+ *     dkdv kernel (blocks own keys):  dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the
+ *                                     KV head
  *
  * Floor: the products S, dP and dQ of the dq kernel, 6 * n flops, and S, dP, dV and dK of the dkdv kernel, 8 * n flops,
  * where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that computes S and dP only once
- * needs 10 * n flops. If the head size of v differs, dP and dV take flops in proportion to that size, the other
- * products in proportion to head_dim. P and dS are rounded to the dtype for their products. Measurements:
- * docs/notes/attention.md.
+ * needs 10 * n flops. If the head size of v differs from head_dim, the flops of dP and dV are in proportion to the head
+ * size of v, and those of the other products in proportion to head_dim. P and dS are rounded to the dtype for their
+ * products. Measurements: docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_BACKWARD_H
@@ -33,8 +33,8 @@ template <int D, int V = D> struct te__attn_dq_shape {
     static constexpr int TILE = bytes(32) <= TE_SHARED_BYTES ? 32 : 16, BYTES = bytes(TILE);
 };
 
-/* Returns the address in te_attention_args.sum at which a warp stores, for this column, the sum over its ROWS rows from
- * `row` on; null if no sums are wanted. */
+/* Returns the address in te_attention_args.sum at which a warp stores, for column `column`, the sum over the warp's
+ * ROWS rows, which begin at `row`; null if no sums are wanted. */
 template <int64_t WIDTH, int ROWS>
 TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
@@ -50,8 +50,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* this block's queries; this warp's rows of these; the tiles of keys that the block's queries see, and those that
-     * the warp's queries see */
+    /* q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's
+     * queries see; warp_tiles: those that the warp's queries see */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -93,7 +93,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
             if (t == 0 && row < seq) a->delta[h.row + row] = delta;
         }
     for (int i = tiles.first; i < tiles.end; i++) {
-        /* wait for this tile, start loading the next one */
+        /* wait for this tile of keys, then start to load the next one */
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
@@ -107,7 +107,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         /* skip this tile if none of the warp's queries sees one of its keys */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
-        /* S = Q K^T, and dP - delta where dP = dO V^T: without dropout the accumulators of dP start from -delta */
+        /* S = Q K^T, and dP - delta, where dP = dO V^T. Without dropout the accumulators of dP start from -delta */
         const uint32_t none[M][1][4] = {};
         float s[M][N][4] = {}, dp[M][N][4];
         if constexpr (F::DROP != 0) memset(dp, 0, sizeof dp);
@@ -156,9 +156,9 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
  *     the dV warp    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it passes P^T to the dK warp through shared
  *                    memory
  *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T (dP^T - delta), dK += dS^T Q
- * So each warp accumulates only dV or dK, for M * 16 rows. If one warp accumulated both, its registers would suffice
- * for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute two
- * products of the same form (A B^T, then P B), with different operands. */
+ * In this way each warp accumulates only dV or dK, for M * 16 rows. If one warp accumulated both, its registers would
+ * suffice for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute
+ * two products of the same form (A B^T, then P B), with different operands. */
 template <int D, int V = D> struct te__attn_dkdv_shape {
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
@@ -167,11 +167,11 @@ template <int D, int V = D> struct te__attn_dkdv_shape {
      * that up to three blocks fit on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= TE_SHARED_BYTES;
-    static constexpr int TILE = WIDE ? 64 : 32; /* how many queries a tile has */
+    static constexpr int TILE = WIDE ? 64 : 32; /* the number of queries in a tile */
     static constexpr int PAIRS = WIDE || MAX_DIM > 128 ? 4 : 2, M = MAX_DIM <= 128 ? 2 : 1;
     static constexpr int HELD = MAX_DIM <= 64 && D == V; /* the fragments of K or V stay in registers */
     static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
-    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: how many keys a block has */
+    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: how many keys a block processes */
     static constexpr int TILES_BYTES = bytes(ROWS, TILE);
     static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
 };
@@ -190,31 +190,31 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
 /* Returns the offset in shared memory, in bytes from the tile of K, of the rows of V (is_v) or K that belong to a pair
- * of warps. row: the first of them; rows: the number of keys of the block. */
+ * of warps. row: the first of these rows, counted from the block's first key; rows: the number of keys of the block. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, V_ROW = (V + TE__ATTN_PAD) * 2;
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Returns a view of an accumulator as one of N columns. The accumulator itself has registers for the larger of head_dim
- * and V columns. */
+/* Returns the accumulator `sum`, viewed as an accumulator with N columns. `sum` has enough registers for head_dim or V
+ * columns, whichever is more. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][N / 8][4] {
     return *(float (*)[M][N / 8][4])(void *)&sum[0][0][0];
 }
 
-/* One step of a pair of warps: it processes the pair's keys and a tile of queries of one head. */
+/* What a pair of warps needs for one step, in which it processes the pair's keys and a tile of queries of one head. */
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
     te__attn_range warp_tiles; /* the tiles of queries that see one of the pair's keys */
     int tile;                  /* the index of this step's tile of queries */
     int batch, head;
-    int key, query;            /* the key and the query of this lane's accumulator [0][0][0] */
+    int key, query;            /* the key and the query of this lane's score s[0][0][0] */
     float unit, c;             /* the unit of scores, and the unit times log2(e) */
-    const float2 *column;      /* lse (in the dK warp: delta) of this lane's queries; column[n * 4]: of its two queries
-                                  in columns n * 8 to n * 8 + 7 */
-    uint4 *exchange;           /* where this lane's part of the pair's P^T is in shared memory */
+    const float2 *column;      /* column[n * 4]: lse (in the dK warp: delta) of the two queries that this lane has in
+                                  columns n * 8 to n * 8 + 7 of the tile of scores */
+    uint4 *exchange;           /* address, in shared memory, of this lane's part of the pair's P^T */
 };
 
 /* Initialises the accumulators. S^T starts from -lse / unit, and dP^T from -delta, so that the products yield S - lse
@@ -331,8 +331,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    /* this block's keys; this pair's rows of these; the tiles of queries that see the block's keys, and those that see
-     * the pair's */
+    /* k0: the first key of the block; key0: the first key of this pair of warps; tiles: the tiles of queries that see
+     * the block's keys; warp_tiles: those that see the pair's keys */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
@@ -344,8 +344,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE);
     const int steps = (tiles.end - tiles.first) * GROUP;
 
-    /* shared memory. rows: the offset of this warp's rows of K, or in the dK warp of V; lse_delta: lse, then delta, of
-     * each stage's queries */
+    /* addresses in shared memory. rows: the offset of this warp's rows of K (in the dK warp: of V); lse_delta: for each
+     * stage, lse of the stage's queries, then their delta */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -358,10 +358,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     te__attn_queries_load<D, V, QKV, OUT, C>(q_tile, te__shared_address(lse_delta), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float sum[M][C::MAX_DIM / 8][4] = {}; /* dV, or in the dK warp dK */
+    float sum[M][C::MAX_DIM / 8][4] = {}; /* accumulators of dV; in the dK warp: of dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
-        /* wait for this tile of queries, and start to load the next one: of this head, or of the next head of the
-         * group */
+        /* wait for this tile of queries, then start to load the next one, which is a tile of this head or of the next
+         * head of the group */
         const int tile_now = tile, head = head0 + member;
         te__attn_wait_copies();
         __syncthreads(); /* the tile has arrived; all warps have finished reading the other stage and the P^T of the
@@ -381,9 +381,9 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             continue;
         }
 
-        /* S^T - lse = K Q^T - lse, or dP^T - delta = V dO^T - delta */
+        /* S^T - lse = K Q^T - lse; in the dK warp: dP^T - delta = V dO^T - delta */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* the operands B of the two products: Q and dO, or in the dK warp dO and Q */
+        /* addresses of the operands B of the two products: Q, then dO; in the dK warp: dO, then Q */
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
@@ -410,7 +410,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_make_ds<T, F, M, N>(p, s, step);
         }
 
-        /* dV += P^T dO, or dK += dS^T Q */
+        /* dV += P^T dO; in the dK warp: dK += dS^T Q */
         if (V != D && makes_dk)
             te__attn_product_nn<T, M, N / 2, D>(te__attn_accumulator_view<D>(sum), p, b_nn + te__attn_lane_a<D>(lane));
         else
@@ -418,7 +418,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     }
     te__attn_drain_copies<F>(steps);
 
-    /* store dV, or dK, through shared memory */
+    /* store dV, or in the dK warp dK; it passes through shared memory */
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = makes_dk ? a->scale : F::FACTOR;
     uint16_t *const dkv = (uint16_t *)te__attn_dkv<F>(a);
@@ -428,8 +428,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    if constexpr (V != D) { /* dK passes through the shared memory of this pair's rows of K, and dV through that of its
-                               rows of V, which have the right size */
+    if constexpr (V != D) { /* dK passes through the shared memory of this pair's rows of K, and dV through that of the
+                               pair's rows of V, because these rows have the same size */
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
         if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through);

@@ -7,10 +7,11 @@
  * rows the bandwidth of shared memory would be the limit, not the tensor cores.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and 2 * (2 * heads + 2 * kv_heads) *
- * batch * seq * head_dim bytes of memory traffic; if the head size V of v differs, replace 2 * head_dim by head_dim + V
- * in both formulas. At seq 1024 and head_dim 64 that is 500 flops for each byte: compute-bound. In addition there are
- * seq^2 exponentials for each head, of which a multiprocessor computes 16 in a clock: at head_dim 64 they take two
- * thirds of the time of the products. Measurements: docs/notes/attention.md.
+ * batch * seq * head_dim bytes of memory traffic; if the head size V of v differs from head_dim, replace 2 * head_dim
+ * by head_dim + V in both formulas. At seq 1024 and head_dim 64 there are 500 flops for each byte, so the kernel is
+ * compute-bound. In addition there are seq^2 exponentials for each head; a multiprocessor computes 16 of them in a
+ * clock, so at head_dim 64 the exponentials take two thirds of the time of the products. Measurements:
+ * docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_FORWARD_H
@@ -18,8 +19,8 @@
 
 #include "attention_sm80_tiles.h" /* fragments, products, options of scores */
 
-/* V: the head size of v, and so of O, whose accumulators take most of the registers. At head_dim 64, more warps with 16
- * rows each are faster than fewer warps with 32; at 128 it is the other way round. */
+/* V: the head size of v, and therefore of O, whose accumulators take most of the registers. At head_dim 64, more warps
+ * with 16 rows each are faster than fewer warps with 32 rows each; at head_dim 128, the fewer warps are faster. */
 template <int D, int V = D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
@@ -45,8 +46,8 @@ TE_FN float te__attn_quad_sum(float v) {
 }
 /* One step of the online softmax for a warp's rows; this lane has rows g and g + 8 of the 16 rows of each m. s becomes
  * exp(s - row_max). row_max (in the unit of scores) and this lane's part of the sum are updated. rescale becomes the
- * factor for the previous O. c: the unit of scores times log2(e). Returns whether the maximum of one of these rows has
- * changed. */
+ * factor by which the O of the previous steps must be multiplied. c: the unit of scores times log2(e). Returns whether
+ * the maximum of at least one of these rows has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {
@@ -83,8 +84,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* this block's queries; this warp's rows of these; the tiles of keys that the block's queries see, and those that
-     * the warp's queries see */
+    /* q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's
+     * queries see; warp_tiles: those that the warp's queries see */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -113,10 +114,10 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
     }
-    float max_logit[M][2]; /* the largest score that this lane has seen; like row_max, but without sinks */
+    float max_logit[M][2]; /* the largest score of each row in this lane; like row_max, but without sinks */
     TE_UNROLL for (int m = 0; m < M; m++) max_logit[m][0] = max_logit[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {
-        /* wait for this tile, start loading the next one */
+        /* wait for this tile of keys, then start to load the next one */
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
@@ -146,7 +147,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
         /* P = exp(S - row_max), O = rescale O + P V. Without a bound on the left, every query sees key 0, which is in
-         * the first tile, so that row_max is finite from this tile on. */
+         * the first tile; row_max is then finite from the first tile on. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
         if (__any_sync(~0u, changed)) /* if no maximum has changed, all factors are 1; this is the usual case after a
@@ -163,7 +164,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     }
     te__attn_drain_copies<F>(tiles.end - tiles.first);
 
-    /* lse, and O divided by the sum */
+    /* compute and store lse, and O divided by the sum */
     float inverse[M][2];
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {

@@ -12,7 +12,7 @@
  * 8 rows that an ldmatrix reads are in different banks. With padding, unlike a swizzle, every address is a register
  * plus a constant.
  *
- * Element s[m][n][e] of an accumulator is, in lane l, that of row m * 16 + g + e / 2 * 8, where g = l / 4, and column
+ * In lane l, s[m][n][e] of an accumulator is the element in row m * 16 + g + e / 2 * 8, where g = l / 4, and in column
  * n * 8 + 2 t + e % 2, where t = l % 4. Template parameters: T the dtype, D head_dim, V the head size of v, F the
  * options (attention_options.h).
  */
@@ -62,14 +62,14 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
 }
-/* Returns the same offset for B of te__attn_product_nt. */
+/* Like te__attn_lane_a, for B of te__attn_product_nt. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__ATTN_PAD) + ((lane >> 3) & 1) * 8) * 2);
 }
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (D + TE__ATTN_PAD) * 2; }
 
-/* Starts to copy ROWS rows of D elements, each WIDTH elements after the one before it, to a tile. Rows from `valid` on
- * become zeros. */
+/* Starts to copy ROWS rows of D elements to a tile in shared memory. In `from`, each row begins WIDTH elements after
+ * the previous one. Rows from `valid` on become zeros. */
 template <int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* CHUNKS: 16-byte chunks of a row; STEP: rows that the
@@ -79,7 +79,7 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     const uint32_t to = tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
     const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
-    if (valid >= ROWS) { /* all but the last tile: every address is a register plus a constant */
+    if (valid >= ROWS) { /* all tiles but the last; every address is a register plus a constant */
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);
     } else {
@@ -91,7 +91,7 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     }
 }
 
-/* Loads the A fragments of M * 16 rows to registers, for a tile that is used in every step. */
+/* Loads the A fragments of M * 16 rows of a tile to registers. Used for a tile that is an operand in every step. */
 template <int M, int D> TE_FN void te__attn_load_fragments(uint32_t (&f)[M][D / 16][4], uint32_t a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < D / 16; k++)
@@ -175,8 +175,8 @@ template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M]
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_softcapped<F>(s[m][n][e], scale);
 }
 
-/* ALiBi for a tile of scores, in the unit of scores. slope: that of the head; at: the slope times the distance, query -
- * key, of the tile's element (0, 0). */
+/* ALiBi for a tile of scores, in the unit of scores. slope: the slope of the head; at: the slope times the distance,
+ * query - key, of the tile's element (0, 0). */
 struct te__attn_alibi_bias { float slope, at; };
 template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int head, float scale, int distance) {
     te__attn_alibi_bias b = {0, 0};
@@ -186,8 +186,8 @@ template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int he
     }
     return b;
 }
-/* Returns score s with its ALiBi bias. further: how much greater the distance of the pair of s is than that of the
- * tile's element (0, 0), a constant. */
+/* Returns score s with its ALiBi bias. further: the distance, query - key, of s, minus the distance of the tile's
+ * element (0, 0); a constant. */
 template <class F> TE_FN float te__attn_with_alibi(float s, te__attn_alibi_bias b, int further) {
     return F::ALIBI ? s - fabsf(fmaf(b.slope, (float)further, b.at)) : s;
 }
@@ -200,13 +200,13 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
                     s[m][n][e] = te__attn_with_alibi<F>(s[m][n][e], b, m * 16 + e / 2 * 8 - n * 8 - e % 2);
 }
 
-/* The score bias (attention_options.h) of a tile of one head. For the first sequence, the part of a table that is read
- * comes from global memory, 2 or 4 bytes for each pair of query and key; for later sequences it is in the L2. A
- * relative bias is read from the L1. */
+/* The score bias (attention_options.h) of a tile of one head. Memory traffic: a table is read from global memory for
+ * the first sequence, 2 or 4 bytes for each pair of query and key that the kernel uses, and from the L2 for later
+ * sequences; a relative bias is read from the L1. */
 struct te__attn_score_bias {
-    const void *at; /* the table of the head; or the address of its relative bias for distance 0 */
-    int query, key; /* those of the tile's element (0, 0); for a relative bias, `query` is its position among the
-                       keys */
+    const void *at; /* address of the head's table, or of the head's relative bias for distance 0 */
+    int query, key; /* the query and the key of the tile's element (0, 0); for a relative bias, `query` is the
+                       position of the query among the keys */
     float inverse;  /* 1 / the unit of scores */
 };
 template <te_dtype T, class F>
@@ -258,13 +258,13 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
                     s[m][n][e] = te__attn_with_score_bias<T, F>(s[m][n][e], b, m * 16 + e / 2 * 8, n * 8 + e % 2);
 }
 
-/* Returns te__attn_draw_row of a query. head: batch * heads + head of this call. */
+/* Returns te__attn_draw_row for a query. head: the head's number in this call, sequence * heads + head. */
 template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
-/* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; drops: whether dropout drops the
- * pair. query (it may be given modulo 16), key: those of s[0][0][0]; row: te__attn_draw_row_of the query of
- * s[0][0][0]. */
+/* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; drops: whether dropout drops that
+ * element. query, key: the query (possibly modulo 16) and the key of s[0][0][0]; row: the result of
+ * te__attn_draw_row_of for the query of s[0][0][0]. */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;
@@ -285,12 +285,12 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
 }
 
 /* Returns the sink of a head, in the unit of scores; -inf without sinks. The online softmax begins with this value as
- * the maximum of each row, and with a sum of 1, or without sinks of 0. */
+ * the maximum of each row, and with 1 (without sinks: 0) as the sum of each row. */
 template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args *a, int head) {
     return F::SINKS ? te_load(a->sinks, head, T) / te__attn_score_unit<F>(a->scale) : -INFINITY;
 }
 
-/* Sets masked scores to -inf. query, key: those of s[0][0][0]. */
+/* Sets masked scores to -inf. query, key: the query and the key of s[0][0][0]. */
 template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -313,17 +313,19 @@ TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mas
 
 /* ---- the location of a head's rows ------------------------------------------------------------------------------- */
 
-/* One head of one sequence, and the location of its rows, in elements from the start of each tensor. */
+/* One head of one sequence, and where the head's rows are. Offsets are in elements from the start of each tensor. */
 struct te__attn_head {
     int batch, head, kv_head;
-    int seq, keys;          /* how many queries and keys the sequence has */
-    int64_t width, q;       /* of qkv and dqkv: row length, and the head's first query */
-    int64_t kv_width, k, v; /* of te__attn_kv and te__attn_dkv: row length, and the head's first key and value */
-    int64_t out_width, out; /* of out and dout: row length, and the head's first row */
-    int64_t row, rows;      /* of lse and delta: the head's first row, and the stride from head to head */
-    const int32_t *pages;   /* cached: the page numbers of the sequence; k and v are then offsets in a page */
+    int seq, keys;          /* the number of queries and the number of keys of the sequence */
+    int64_t width, q;       /* in qkv and dqkv: row length, and offset of the head's first query */
+    int64_t kv_width, k, v; /* in te__attn_kv and te__attn_dkv: row length, and offsets of the head's first key and
+                               first value */
+    int64_t out_width, out; /* in out and dout: row length, and offset of the head's first row */
+    int64_t row, rows;      /* in lse and delta: offset of the head's first row, and from each head to the next */
+    const int32_t *pages;   /* cached: the page numbers of the sequence; k and v are then offsets from the start of
+                               a page */
 };
-/* Row lengths, in elements. */
+/* Row lengths of the tensors, in elements. */
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths {
     static constexpr int V = te__attn_value_dim<D, F>(); /* the head size of v */
     static constexpr int64_t OUT = HEADS * V;            /* of out and dout */
@@ -393,8 +395,8 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
         }
     }
 }
-/* If no query sees a key, the loop over tiles did not run. Then this function waits until the first tile has arrived,
- * because the tile's memory is reused. */
+/* steps: the number of steps that the loop over tiles had. If it is 0, because no query sees a key, the copies of the
+ * first tile may still be under way. Then this function waits for them, because the tile's memory is reused. */
 template <class F> TE_FN void te__attn_drain_copies(int steps) {
     if constexpr (F::SHIFTED)
         if (steps <= 0) te__attn_wait_copies(), __syncthreads();
@@ -423,14 +425,15 @@ template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int row
  * at run time, there would be a branch where O or a gradient is stored. All registers are in use at that point, and
  * with such a branch the kernels as a whole were 1 to 4% slower. */
 
-/* Returns the out_scale of te_attention_args, or of a kernel's own copy of these arguments. */
+/* Returns p->out_scale if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a
+ * kernel that has the same members. */
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
-/* Returns the amax of these arguments. */
+/* Like te__attn_out_scale, for amax. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
-/* Returns the amax for the gradients of keys and values. In cross-attention it is null, because these gradients are not
- * part of dqkv. */
+/* Like te__attn_amax_output, for the gradients of keys and values. In cross-attention the result is null, because these
+ * gradients are not part of dqkv. */
 template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }
@@ -462,14 +465,14 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
 /* The destination of a warp's M * 16 rows. */
 struct te__attn_destination {
     void *to;
-    int64_t width;      /* elements from one row to the next */
+    int64_t width;      /* number of elements from one row to the next */
     int valid;          /* rows from this one on are beyond the end of the sequence and are not stored */
     float *sum;         /* output: the sum of each column over the warp's rows; or null */
     const float *scale; /* not null: the numbers are multiplied by *scale and stored in e4m3 */
     float *amax;        /* raised to the largest magnitude before scaling, unless it is higher already; or null */
 };
-/* Stores o * factor[row]. The numbers pass through `tile`, this warp's part of shared memory, so that each lane writes
- * 16 bytes to global memory at a time. */
+/* Stores each row of o, multiplied by the row's factor. The numbers pass through `tile`, this warp's part of shared
+ * memory, so that each lane writes 16 bytes to global memory at a time. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
                                unsigned char *tile) {

@@ -1,20 +1,20 @@
-/* attention_sm90_decode.h -- decoding: attention of a few new rows of each sequence over a cache, in bf16 and f16 on
- * compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
+/* attention_sm90_decode.h -- decoding: attention of a few new queries of each sequence to the keys in a cache, in bf16
+ * and f16 on compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
  *
  * attention_sm90_decode_work.h divides the keys of all sequences into splits, and the list of splits among the blocks.
  * A block that processes all splits of a tile merges their results itself. The splits of other tiles lie in several
  * blocks: their partial results are stored, and a second kernel merges them. Both kernels merge in the same order with
  * the same arithmetic, so that the result of a row is bitwise identical in every batch.
  *
- *     producer   one warp copies the pages of K and V to a ring of stages, 64 keys or values at a time
+ *     producer   one warp, which copies the pages of K and V to a ring of stages, 64 keys or values at a time
  *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of each stage, with its own
- *                maximum and sum of each row. After the last key of a split they add up their results, each warp those
- *                of a quarter of O's columns. The products are transposed because a tile of 8 rows is then a whole B
- *                fragment of the tensor cores
+ *                maximum and sum of each row. After the last key of a split the warps add up their results, where each
+ *                warp adds up a quarter of O's columns. The products are transposed because a tile of 8 rows is then
+ *                a whole B fragment of the tensor cores
  *
  * Floor: one read of the keys and values, 2 kv_heads (head_dim + value_dim) bytes for each token, at the bandwidth of
- * the memory. To reach it, the copies begin before the preceding kernel ends (te_kernel_wait), and the copied pages do
- * not displace the partial results from the L2. Measurements: docs/notes/attention_decode.md.
+ * the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait), and the
+ * copied pages do not displace the partial results from the L2. Measurements: docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H
@@ -26,23 +26,23 @@
 
 enum {
     TE__DECODE_WARPS = 4, /* consumer warps */
-    TE__DECODE_PLACES = 4 /* how many groups may be passed to the consumers and not yet finished by them */
+    TE__DECODE_PLACES = 4 /* at most this many groups that the consumers have not finished may be passed to them */
 };
 
 template <int D, int V, int ROWS>
 struct te__decode_traits {
     static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
-    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* blocks on a multiprocessor */
+    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks run on a multiprocessor */
     static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of a group */
     static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* each warp's O of eight rows */
-    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* maxima and sums of each warp */
+    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* each warp's row maxima and row sums */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
     static constexpr int OTHER_BYTES =
         TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES;
     static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - OTHER_BYTES;
-    /* If more stages are in flight than the full memory bandwidth needs, other loads only wait longer behind their
-     * copies. */
+    /* If more stages are in flight than the full memory bandwidth needs, other loads only wait longer behind the copies
+     * of these stages. */
     static constexpr int MAX_STAGES = WIDEST <= 64 ? 4 : 3;
     static constexpr int STAGES = BUDGET / STAGE_BYTES < MAX_STAGES ? BUDGET / STAGE_BYTES : MAX_STAGES;
     static constexpr int SHARED = STAGES * STAGE_BYTES + OTHER_BYTES;
@@ -51,7 +51,8 @@ struct te__decode_traits {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Copies a page's rows to shared memory. No other block reads these rows, so the L2 is told to replace them first. */
+/* Copies rows of a page, or of q, to shared memory. Since no other block reads these rows of a page, the L2 is told to
+ * evict the data first. */
 TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t bar) {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -61,9 +62,9 @@ TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t
         "l"(from), "r"(bytes), "r"(bar), "l"(policy)
         : "memory");
 }
-/* te__decode_release signals that a warp has read a stage, or a place with a group. Lane 0 arrives for the warp.
- * racecheck does not see that __syncwarp orders the other lanes' reads before this arrival, so with TE_RACECHECK all
- * lanes arrive. */
+/* te__decode_release signals that a warp has finished reading a stage, or the group in a place. Lane 0 arrives for the
+ * warp. racecheck does not see that __syncwarp orders the other lanes' reads before this arrival, so with TE_RACECHECK
+ * all lanes arrive. */
 #if defined TE_RACECHECK
 enum { TE__DECODE_ARRIVALS = TE__DECODE_WARPS * 32 };
 TE_FN void te__decode_release(uint32_t empty) { te__barrier_arrive(empty); }
@@ -85,7 +86,7 @@ template <int STAGES>
 TE_FN void te__decode_advance(te__decode_ring &r) {
     if (++r.stage == STAGES) r.stage = 0, r.phase ^= 1;
 }
-/* A run: keys of one split in at most 32 pages of the smallest size, so that each lane has one page number. */
+/* A run: at most TE__DECODE_RUN consecutive keys of one split. Each lane holds the page number of 16 of them. */
 struct te__decode_run {
     int begin, end; /* begin: a multiple of TE__DECODE_KEYS */
     int page;       /* in lane l: the number of the page of key begin + TE_CACHE_MIN_PAGE l */
@@ -118,12 +119,12 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
 }
 /* Shared memory of a block. */
 struct te__decode_memory {
-    uint32_t stages, full, empty; /* the ring: the addresses of its stages, and of [stages] mbarriers of each kind */
-    uint32_t q, q_full, q_empty;  /* [TE__DECODE_PLACES] each: the queries of a group, not swizzled; mbarriers */
-    te__decode_group *groups;     /* [TE__DECODE_PLACES] */
+    uint32_t stages, full, empty; /* addresses of the ring's stages, and of two mbarriers for each stage */
+    uint32_t q, q_full, q_empty;  /* addresses of the queries in the places, and of two mbarriers for each place */
+    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group in each place */
 };
-/* Copies the queries of a tile to shared memory, several heads of a query at once, because they are contiguous. Called
- * by one thread. */
+/* Copies the queries of a tile to shared memory. One copy has several heads of a query, because these are contiguous.
+ * Called by one thread. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args *a, const te__decode_group &g) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
@@ -146,9 +147,9 @@ struct te__decode_producer {
     const te__decode_batch &n;
     const te__decode_memory &m;
     te__decode_group g; /* the current group, which has been passed to the consumers */
-    int at, end;        /* the current split of g; the end of the block's range of items */
+    int at, end;        /* at: the current split of g; end: one more than the block's last item */
     int number;         /* how many groups of this block precede g */
-    int slot;           /* the number in the cache of the sequence of g */
+    int slot;           /* the number, in the cache, of the sequence that g belongs to */
     te__decode_ring ring;
 
     /* Passes group g and its queries to the consumers. A consumer copies the queries of the first group, so that the
@@ -172,7 +173,8 @@ struct te__decode_producer {
         slot = __ldcg(a->cache.slot + g.i);
         __syncwarp();
     }
-    /* Advances to the next split that has keys, possibly the current one. Returns false if there is none. */
+    /* Advances to the next split that has keys; stays at the current split if it has keys. Returns false if no further
+     * split of the block has keys. */
     __device__ __forceinline__ bool find(void) {
         for (;; at++) {
             if (at == g.to) {
@@ -197,8 +199,8 @@ struct te__decode_producer {
             }
         }
     }
-    /* Copies the keys and values of the block's splits. While a run is copied, the page numbers of the next one
-     * arrive. */
+    /* Copies the keys and values of the block's splits. While a run is copied, the page numbers of the next run are
+     * loaded. */
     __device__ __forceinline__ void run(void) {
         hand_over();
         if (!find()) return;
@@ -217,7 +219,7 @@ struct te__decode_producer {
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* Row r of a tile. query: the index of its query among the new rows of the sequence; head: its query head. */
+/* Row r of a tile. query: the index of its query among the new rows of the sequence; head: the row's query head. */
 template <int HEADS, int KV_HEADS>
 struct te__decode_row {
     int query, head;
@@ -233,8 +235,9 @@ template <int D>
 TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
     return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
 }
-/* Returns the address of chunk c + chunk, if row_at is that of `chunk`. c: a constant that has no bit in common with
- * `chunk`. Rows must be multiples of 128 bytes. */
+/* Returns the address of the chunk that lies c chunks after another chunk of the same row. row_at: the address of that
+ * other chunk; c: a constant that has no bit in common with that chunk's number. Rows must be multiples of 128 bytes
+ * long. */
 TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
     return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128);
 }
@@ -252,7 +255,7 @@ struct te__decode_q {
         te__attn_ldmatrix(b, at + (uint32_t)((n * 8 + lane % 8) * D * 2 + (k * 4 + lane / 8) * 16));
         if (n * 8 + lane / 4 >= rows) b[0] = b[1] = b[2] = b[3] = 0;
     }
-    /* Called by all consumers when the queries have arrived in shared memory. */
+    /* Called by all consumers when the queries have arrived in shared memory. of_tile: the tile's number of rows. */
     __device__ __forceinline__ void load(uint32_t from, int of_tile) {
         at = from, rows = of_tile;
         if constexpr (IN_REGISTERS)
@@ -264,8 +267,8 @@ struct te__decode_q {
     }
 };
 /* A lane's part of a result, for rows n * 8 + 2 t and n * 8 + 2 t + 1, where t = lane % 4. max: the maximum of the
- * scores, in base 2, of all keys of the warp; sum: the sum over the keys of this lane; o[m][n][e]: O^T, as
- * accumulators, in row n * 8 + 2 t + e % 2 and column m * 16 + g + e / 2 * 8, where g = lane / 4. */
+ * scores, in base 2, of all keys of the warp; sum: the sum of the exponentials over the keys of this lane; o[m][n][e]:
+ * O^T, as accumulators, in row n * 8 + 2 t + e % 2 and column m * 16 + g + e / 2 * 8, where g = lane / 4. */
 template <int M, int NT>
 struct te__decode_result {
     float max[NT][2], sum[NT][2], o[M][NT][4];
@@ -284,7 +287,7 @@ TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, co
                              const te__decode_group &w, int stop, uint32_t stage, int key) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const uint32_t from = te__decode_row_at<D>(stage, warp * 16 + lane % 16, lane / 16);
-    float odd[1][NT][4] = {}, even[1][NT][4] = {}; /* two sums for each score: half as many dependent products */
+    float odd[1][NT][4] = {}, even[1][NT][4] = {}; /* two partial sums of each score: half as many dependent products */
     TE_UNROLL for (int k = 0; k < D / 32; k++) {
         uint32_t first[4], second[4];
         te__attn_ldmatrix(first, te__decode_chunk(from, k * 4));
@@ -313,7 +316,7 @@ TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, co
         }
     }
 }
-/* Transposes an 8 x 8 matrix of 16-bit elements. Lanes 4 g to 4 g + 3 hold row g. */
+/* Transposes an 8 x 8 matrix of 16-bit elements. Lanes 4 g to 4 g + 3 hold row g, two elements each. */
 TE_FN uint32_t te__transposed(uint32_t pair) {
     uint32_t r;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
@@ -375,8 +378,8 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
     const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
     return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
-/* Copies the keys or values of those new rows that belong to a stage to this stage, swizzled as in the cache. key: the
- * first key of the stage; stop: the end of the split's keys. Called by all consumers. */
+/* Copies, for the new rows that lie in a stage, their keys (value 0) or values (value 1) to it, swizzled as in the
+ * cache. key: the first key of the stage; stop: the end of the split's keys. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -394,8 +397,8 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
                                                                     copy */
     te__decode_consumers_sync();
 }
-/* Stores the keys and values of new rows in the cache. Each new row is stored once: for the tile that has its query in
- * the first of the heads that share the KV head. Called by all consumers, once for each tile. */
+/* Stores the keys and values of new rows in the cache. Each new row is stored once: with the tile that has the row's
+ * query for the first of the heads that share the KV head. Called by all consumers, once for each tile. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
@@ -457,14 +460,14 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
 
 /* ---- the consumers: the sum of four warps, and of splits --------------------------------------------------------- */
 
-/* How to merge two results of a row: the maximum of both, and the factor of each. */
+/* How to merge two results of a row. max: the larger of their two maxima; first, second: the factor of each result. */
 struct te__decode_factors {
     float max, first, second;
     __device__ __forceinline__ te__decode_factors(float a, float b) : max(fmaxf(a, b)) {
         const float offset = max == -INFINITY ? 0.0f : max;
         first = te_exp2(a - offset), second = te_exp2(b - offset);
     }
-    /* With explicit rounding, so that both kernels compute the same bits. */
+    /* Merges two numbers, with explicit rounding, so that the results of both kernels are bitwise identical. */
     __device__ __forceinline__ float merge(float a, float b) const { return __fmaf_rn(a, first, __fmul_rn(b, second)); }
 };
 /* The shared memory in which the consumers exchange their results. */
@@ -511,8 +514,8 @@ TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x
     }
     return all;
 }
-/* Merges the result of the next split into that of its group. A result with a maximum of -inf (no key was seen) leaves
- * the other one as it is. */
+/* Merges the result of the next split into the result of its group so far. A result with a maximum of -inf (no key was
+ * seen) leaves the other one as it is. */
 template <int M, int NT>
 TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
@@ -546,8 +549,8 @@ struct te__decode_held {
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the factor of O in the output. max, sum: those of the row, over all keys; sink: the logit of the row's sink,
- * in base 2, or -inf. */
+/* Returns the factor by which a row of O must be multiplied. max, sum: the row's maximum and sum over all keys; sink:
+ * the logit of the row's sink, in base 2, or -inf. */
 TE_FN float te__decode_scale(float max, float sum, float sink) {
     if (max == -INFINITY) return 0.0f; /* the row sees no key */
     const float all = sum + te_exp2(sink - max);
@@ -654,8 +657,8 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
 
 /* Grid: as many blocks as can be resident, at most TE__DECODE_MAX_BLOCKS. Shared memory: the stages, Q, O of four
  * warps, merged results, maxima and sums, the batch. The producer does not wait for the preceding kernel:
- * te_cache_begin has made the tables and the keys and values of earlier batches visible; and the places of new rows,
- * which the producer copies too early, are overwritten in shared memory by the consumers. */
+ * te_cache_begin has made the tables and the keys and values of earlier batches visible. The producer also copies the
+ * places of new rows, before the new rows are stored there; the consumers overwrite these copies in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -696,7 +699,7 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
 /* Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with a warp for each fragment of O^T. Block b
- * merges the group that begins in block b of the first kernel and continues in the next one, if there is such a group.
+ * merges the group that begins in block b of the first kernel and continues in block b + 1, if there is such a group.
  * Memory traffic: the partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
@@ -705,7 +708,7 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int AHEAD = 8 / NT; /* how many splits are loaded at the same time */
     constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(ROWS, V);
     __shared__ int lengths[TE__DECODE_BATCH_BYTES / 4];
-    te_kernel_trigger(); /* the next kernel may be one for decoding, which can begin its copies early */
+    te_kernel_trigger(); /* if the next kernel is one for decoding, it can begin its copies early */
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, lengths);
     const int fragment = (int)blockIdx.y * TE__DECODE_WARPS + (int)threadIdx.x / 32;
     const int blocks = (int)gridDim.x + 1, item = n.begin((int)blockIdx.x + 1, blocks);
@@ -735,8 +738,8 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 
 /* ---- the kernels as types, for attention_cuda.h ------------------------------------------------------------------ */
 
-/* Whether there are kernels for decoding with these template arguments. Rows must be multiples of 128 bytes, because
- * only such rows are swizzled, which avoids bank conflicts. */
+/* Whether there are kernels for decoding with these template arguments. The length of a row must be a multiple of 128
+ * bytes: only such rows are swizzled, which avoids bank conflicts. */
 template <te_dtype T, int D, class F>
 TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -746,8 +749,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode
 struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> {
     typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
     typedef te_attention_args args;
-    /* limits the registers to fewer than the grid's blocks could use, so that blocks of the merge and of the next
-     * kernel fit beside them */
+    /* At head sizes up to 128, BLOCKS is larger than traits::BLOCKS: this limits the registers of a block, so that
+     * blocks of the merge and of the next kernel fit on the multiprocessor beside the blocks of this kernel */
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128);
     static __device__ __forceinline__ void body(const args *a) {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -763,7 +766,7 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
 #endif
         }
     };
-    /* Whether the call has few enough new rows, and the cache has memory for their partial results. */
+    /* Whether the call has few enough sequences and new rows, and the cache has memory for their partial results. */
     static int can(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
         return te__decode_tiles(a->seq, GROUP) <= TE__DECODE_MAX_TILES && a->batch <= TE__DECODE_MAX_SEQUENCES &&

@@ -5,7 +5,8 @@
  * these heads. A group is such a tile together with the keys that it sees. These keys are divided into splits
  * (te__cache_split_shift). The items of the work list are the splits of all groups, ordered by sequence, then KV head,
  * then tile. Each block processes a contiguous range of the list; all these ranges have about the same number of
- * stages, of 64 keys. Only the device knows the lengths of the sequences, so each block finds its range itself.
+ * stages (a stage is 64 keys). Only the device knows the lengths of the sequences, so each block computes its range
+ * itself.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_WORK_H
@@ -17,8 +18,8 @@
 enum {
     TE__DECODE_KEYS_SHIFT = 6,
     TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* keys of a stage */
-    TE__DECODE_MAX_SEQUENCES = 512,               /* sequences of a batch at most; each block holds their lengths in
-                                                     shared memory */
+    TE__DECODE_MAX_SEQUENCES = 512,               /* the largest number of sequences in a batch; each block holds
+                                                     their lengths in shared memory */
     /* the size of the shared memory of a te__decode_batch, in bytes */
     TE__DECODE_BATCH_BYTES = (4 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4
 };
@@ -29,11 +30,11 @@ struct te__decode_keys {
     int shift; /* a split has 1 << shift keys */
     te__attn_mask mask;
     te__attn_range seen;
-    int first, splits; /* the first split with such keys, and how many splits there are; if no key is seen, there is
-                          one empty split */
+    int first, splits; /* first: the number of the first split with such keys; splits: how many splits have such keys;
+                          if no key is seen, `splits` is 1, and that split is empty */
 };
-/* The keys that the `count` queries from `query` on see. queries: how many new rows the sequence has; past: how many of
- * its tokens the cache had before these, or -1 if the sequence is refused. */
+/* Returns the keys that the `count` queries from `query` on see. queries: how many new rows the sequence has; past: how
+ * many of the sequence's tokens were in the cache before the new rows, or -1 if the sequence is refused. */
 template <class F>
 TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int count) {
     te__decode_keys w;
@@ -47,13 +48,14 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
     return w;
 }
 
-/* The batch, in a block's shared memory. Each group of sequence i has first_split[i + 1] - first_split[i] splits, those
- * that any query of the sequence sees; these have first_stage[i + 1] - first_stage[i] stages. */
+/* The batch, in a block's shared memory. Each group of sequence i has first_split[i + 1] - first_split[i] splits: those
+ * with a key that at least one query of the sequence sees. These splits have first_stage[i + 1] - first_stage[i] stages
+ * together. */
 struct te__decode_batch {
-    const int *first_split, *first_stage, *past, *first_row; /* [count + 1]; past: [count] */
-    int count, heads; /* the number of sequences; the number of groups of a sequence: KV heads times tiles */
-    int tiles, items; /* the number of tiles of a sequence for each KV head; the number of splits of all groups */
-    int longest;      /* limit on the new rows of a sequence, even if cu_seqlens says more */
+    const int *first_split, *first_stage, *past, *first_row; /* arrays of count + 1 elements; past: of count elements */
+    int count, heads; /* count: number of sequences; heads: number of groups of a sequence, KV heads times tiles */
+    int tiles, items; /* tiles: number of tiles of a sequence for each KV head; items: number of splits of all groups */
+    int longest;      /* the largest number of new rows of a sequence; any more that cu_seqlens has are ignored */
     __device__ __forceinline__ int rows(int i) const {
         const int n = first_row[i + 1] - first_row[i];
         return n < longest ? n : longest;
@@ -71,8 +73,8 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Returns the first item of block b; its last item is the one before begin(b + 1). The stages of all items are
-     * divided evenly among the blocks, and a block processes the items whose first stage is one of its stages. */
+    /* Returns the first item of block b; the block's last item is the one before begin(b + 1). The stages of all items
+     * are divided evenly among the blocks, and a block processes the items whose first stage is one of its stages. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
@@ -84,9 +86,9 @@ struct te__decode_batch {
         return first_split[i] * heads + head * splits + (split < splits ? split : splits);
     }
 };
-/* Fills the arrays at `memory`, which has TE__DECODE_BATCH_BYTES bytes. Called by all threads of the block. This
- * function reads only data that te_cache_begin has read or written, so it may run before te_kernel_wait (see
- * te__cache_begin). Its loads bypass the L1, which may still hold the data of an earlier batch. */
+/* Returns the batch, after filling its arrays at `memory`, which has TE__DECODE_BATCH_BYTES bytes. Called by all
+ * threads of the block. This function reads only data that te_cache_begin has read or written, so it may run before
+ * te_kernel_wait (see te__cache_begin). Its loads bypass the L1, which may still hold the data of an earlier batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
     constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
@@ -102,7 +104,7 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
         if (i < n.count) past[i] = __ldcg(a->cache.past + i);
     }
     __syncthreads();
-    const auto add = [&](int i, int(&sum)[2]) { /* adds the splits and stages of sequence i */
+    const auto add = [&](int i, int(&sum)[2]) { /* adds the splits and stages of sequence i to sum */
                                                 const int rows = n.rows(i);
                                                 if (rows <= 0) return;
                                                 const te__decode_keys w = te__decode_keys_of<F>(rows, past[i], 0, rows);
@@ -139,20 +141,19 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
 /* A group, and the part of its splits that this block processes. */
 struct te__decode_group : te__decode_keys {
     int i, kv_head, tile; /* the sequence, the KV head and the tile of the group */
-    int item, count;      /* the group's first item, and how many items it has: splits first_split, first_split + 1, ..
-                             of the sequence */
+    int item, count;      /* item: the number of the group's first item; count: how many items the group has. These are
+                             the splits first_split, first_split + 1, .. of the sequence */
     int first_split;
-    int first_row, rows; /* the sequence's first row in the batch; how many rows the tile has (0 is possible) */
+    int first_row, rows; /* first_row: the sequence's first row in the batch; rows: those of the tile, possibly 0 */
     int from, to;        /* the block processes the group's splits from `from` to `to` (exclusive) */
     int is_last;         /* this is the block's last group */
-    int slot;            /* the slot of its partial results, te__decode_slot_of */
+    int slot;            /* the slot of the group's partial results (te__decode_slot_of) */
     /* The first key of the group's split `at` that the tile sees, rounded down to a multiple of TE__DECODE_KEYS. */
     __device__ __forceinline__ int begin(int at) const {
         const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
         return of_split > of_tile ? of_split : of_tile;
     }
-    /* The end of the keys of the group's split `at` that the tile sees (one more than the last); 0 if it has no
-     * rows. */
+    /* One more than the last key of the group's split `at` that the tile sees; 0 if the tile has no rows. */
     __device__ __forceinline__ int end(int at) const {
         const int of_split = (first_split + at + 1) << shift;
         return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
@@ -197,14 +198,15 @@ TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
 
 /* Returns the slot for the partial results of a group whose splits more than one block processes. There are
  * TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the number of the group.
- * Otherwise it is the number of the block that processes the group's first split: no two such groups have the same
- * slot, because only the last group of a block can extend beyond the block. block: that block, or a later one. */
+ * Otherwise the slot is the number of the block that processes the group's first split: no two such groups have the
+ * same slot, because only the last group of a block can extend beyond the block. block: that block, or a later one. */
 TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
     if (n.count * n.heads <= TE__DECODE_MAX_BLOCKS) return g.i * n.heads + g.kv_head * n.tiles + g.tile;
     while (n.begin(block, blocks) > g.item) block--;
     return block;
 }
-/* Returns the partial results in a slot, one for each split. floats: the size of a partial result, in floats. */
+/* Returns the address of a slot, which holds a partial result for each split. floats: the size of a partial result, in
+ * floats. */
 TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
     return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity) * floats;
 }

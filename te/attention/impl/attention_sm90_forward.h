@@ -14,13 +14,13 @@
  * FlashAttention-3 (Shah et al. 2024) has this order of S and P V, and the ping-pong of warpgroups at small head sizes.
  *
  * Softmax rescales conditionally (as in FlashAttention-4): row_max, the number that is subtracted from a row's scores,
- * stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). So most tiles of
- * keys need no maximum, no shuffle and no rescaling of O.
+ * stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). As a result, most
+ * tiles of keys need no maximum, no shuffle and no rescaling of O.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal; if the head size V of v differs, replace
  * 4 * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that from
  * some hundred tokens on the flops, not the bytes, limit the speed. Each head also needs seq^2 exponentials, of which a
- * multiprocessor computes 16 in a clock; at head size 64 they take as long as the products. Measurements:
+ * multiprocessor computes 16 in a clock; at head size 64 the exponentials take as long as the products. Measurements:
  * docs/notes/attention_sm90.md.
  */
 /* target: cuda */
@@ -67,10 +67,10 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
     static constexpr int PACKED = KEYS / 4; /* how many registers of a thread hold the packed P */
     typedef float scores[KEYS / 2];
-    /* registers of a producer thread, and of a consumer thread. Summed over all threads of the block, they are at most
-     * as many as the block was launched with */
+    /* registers of a producer thread, and of a consumer thread. The threads of the block together have at most as many
+     * registers as the block was launched with */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
-    /* bytes of one stage of Q, K and V; of Q also those of one warpgroup */
+    /* bytes of one stage of Q, of K and of V; Q_GROUP_BYTES: those of one warpgroup in a stage of Q */
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
@@ -84,27 +84,27 @@ typedef struct te__attn_fwd_params {
     CUtensorMap q, kv;
     void *out;              /* [batch * seq, heads * V] */
     const float *out_scale; /* as in te_attention_args */
-    float *amax;
+    float *amax;            /* as in te_attention_args */
     float *lse;        /* [batch, heads, seq], or null */
     uint32_t
         *tickets; /* counts the tiles that blocks take after their first one; it is 0 before and after a launch. Null:
                      blocks take tiles in a fixed order */
     int all_heads;     /* the number of heads of all sequences together */
-    int seq;           /* the number of queries of a sequence; varlen: of the longest */
-    int tiles;         /* the number of tiles of queries; varlen: of tile numbers, some of which have no tile */
+    int seq;           /* the number of queries of a sequence; varlen: of the longest sequence */
+    int tiles;         /* the number of tiles of queries; varlen: the number of tile numbers (some have no tile) */
     int head_tiles;    /* the number of tiles of queries of one head */
     int last_tiles;    /* causal: how many tiles of each head, those with the fewest keys, come last, after all other
                           tiles of all heads */
-    /* how many heads are processed at the same time, few enough that their K and V stay in the L2; and how many while
-     * the last_tiles are processed */
+    /* heads_at_once: how many heads are processed at the same time, few enough that their K and V stay in the L2;
+     * heads_at_once_last: the same, while the last_tiles are processed */
     int heads_at_once, heads_at_once_last;
     float scale;
-    const void *sinks; /* sinks: one logit for each head of a sequence, [heads] */
+    const void *sinks; /* sinks: [heads], one logit for each head */
     const te_rng *rng; /* dropout: as in te_attention_args, or null */
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen: the sequences of the batch */
-    int slots;              /* varlen: how many tile numbers (te_sequence_tiles) one head of all sequences has */
+    int slots;              /* varlen: how many tile numbers (te_sequence_tiles) a head has, over all sequences */
     int kv_seq;             /* cross-attention: the number of keys of a sequence; kv is then a tensor separate from q */
 } te__attn_fwd_params;
 /* The parameters if the head size of v differs from that of k. Then common.kv maps only the keys, and `v` maps the
@@ -131,7 +131,7 @@ typedef struct te__attn_fwd_barriers {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Called by one thread of a block. */
+/* Initialises the mbarriers. Called by one thread of a block. */
 template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *bars) {
     const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
     const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
@@ -139,7 +139,7 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* at the barriers of Q all consumer threads arrive; at those of K and V one lane of each warp */
+            /* at the barriers of Q all consumer threads arrive; at those of K and V one lane of each consumer warp */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -150,7 +150,7 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
 /* Returns the tile with the given number, in the order in which blocks take tiles: first all tiles of some heads
  * (heads_at_once), then all tiles of the next heads. With a causal mask, the tiles with the most keys come first, and
  * those with the fewest keys come last, after all other tiles of all heads, so that all blocks end at about the same
- * time. With a causal mask, tiles are also counted from the end of the sequence: so the partial tile is the one with
+ * time. With a causal mask, tiles are also counted from the end of the sequence. The partial tile is then the one with
  * the fewest keys, and its first queries lie before the beginning of the sequence. */
 template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
@@ -159,7 +159,7 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     const int at = is_last ? number - early : number;
     const int rows = is_last ? p->last_tiles : p->head_tiles - p->last_tiles;
     const int at_once = is_last ? p->heads_at_once_last : p->heads_at_once;
-    /* the first of the heads that are processed together with this one */
+    /* the first of the heads that are processed at the same time as the head of this tile */
     const int first = at / (at_once * rows) * at_once, in = at - first * rows;
     const int heads = p->all_heads - first < at_once ? p->all_heads - first : at_once, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
@@ -215,7 +215,7 @@ TE_FN te_sequence te__attn_fwd_sequence(const te__attn_fwd_params *p, const te__
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
 /* Returns the sequence whose K and V are loaded: its index, or with varlen its rows. (With varlen a tile of Q may
- * extend into neighbouring sequences. The results for the rows of these are computed, but not stored.) */
+ * extend into neighbouring sequences. The results for rows of those sequences are computed, but not stored.) */
 template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_tile w, const te_sequence_cursor &walk) {
     if constexpr (F::VARLEN) return walk.at;
     else return w.head / HEADS;
@@ -224,8 +224,8 @@ template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_til
 template <class F> TE_FN const CUtensorMap *te__attn_fwd_v_map(const te__attn_fwd_params *p) {
     return F::VALUE ? &((const te__attn_fwd_value_params *)(const void *)p)->v : &p->kv;
 }
-/* Returns the index, in that tensor map, of the head of v. kv_head: its index among the KV heads; k_head: the index of
- * its keys in the tensor map of the keys. */
+/* Returns the index of a head of v in the tensor map te__attn_fwd_v_map. kv_head: the head's index among the KV heads;
+ * k_head: the index of the head of k that belongs to it, in the tensor map of the keys. */
 template <int KV_HEADS, class F> TE_FN int te__attn_fwd_v_head(int kv_head, int k_head) {
     return F::VALUE ? kv_head : k_head + KV_HEADS;
 }
@@ -286,8 +286,8 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
  * in the stages. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    uint32_t q, q_empty; /* addresses of this warpgroup's rows of Q, and of the mbarrier that signals that they have
-                            been read */
+    uint32_t q, q_empty; /* q: address of this warpgroup's rows of Q; q_empty: address of the mbarrier that signals
+                            that these rows have been read */
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
     int group, lane;
@@ -303,8 +303,8 @@ template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipeline
 }
 
 /* Issues the product S of the current tile of keys, and O += P V of the previous tile. On return S is complete, while O
- * may not be. has_k, has_v: 0 if there is no such tile of K or of V; then the result of that product is not used. If
- * add is 0, O = P V is computed instead of O += P V. */
+ * may not be. has_k: 0 if there is no current tile; has_v: 0 if there is no previous tile; the result of such a product
+ * is not used. If add is 0, O = P V is computed instead of O += P V. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -346,8 +346,8 @@ template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, i
 }
 
 /* Skips a tile of K. The block loads the tiles of keys that any of its warpgroups needs, and each warpgroup skips those
- * that none of its own queries sees; the V of such a tile is skipped one product later. At either end of the range of
- * keys, there is at most one such tile. */
+ * that none of its own queries sees. The V of a skipped tile is skipped one product later (te__attn_skip_v). There is
+ * at most one tile to skip at either end of the range of keys. */
 template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
@@ -428,7 +428,7 @@ TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, c
 
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
-    /* __shfl_sync, so that the compiler knows that the value is the same in all lanes */
+    /* computed with __shfl_sync, so that the compiler knows that the value is the same in all lanes */
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_fwd_fragments<C> r;
@@ -442,8 +442,8 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
     te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: for the previous tile of queries, this warpgroup skipped
-                                               the last tile of keys */
+    for (int add = 0, skipped_last = 0;;) { /* skipped_last: whether this warpgroup skipped the last tile of keys of
+                                               the previous tile of queries */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
@@ -517,7 +517,7 @@ TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barrier
 enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
 
 /* Sets the arguments and the schedule, for the forward in 16 bits and for the forward in FP8. kv_bytes: the size of K
- * and V of one head. kv_heads: how many different heads of K and V the schedule has. */
+ * and V of one head. kv_heads: the number of heads of K and V of all sequences together; varlen: of one sequence. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_args *a, uint32_t *tickets,
                                   int64_t kv_bytes, int64_t kv_heads) {
@@ -539,7 +539,7 @@ TE_API te_status te__attn_fwd_tensor_maps(te__attn_fwd_value_params *all, te__te
     typedef te__attn_widths<HEADS, KV_HEADS, C::D, F> widths;
     te__attn_fwd_params *const p = &all->common;
     const int seq = F::VARLEN ? p->sequences.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
-    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* how many heads a row has up to the last head of K */
+    const int k_end = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* the number of heads of q and k in a row */
     const int heads = k_end + (F::VALUE ? 0 : KV_HEADS), kv_batch = F::VARLEN ? 0 : batch;
     const uint16_t *kv_data = (const uint16_t *)(F::CROSS ? a->kv : a->qkv);
     te__attn_heads_tensor q, kv, v;

@@ -1,23 +1,23 @@
 /* attention_sm90_forward_fp8.h -- attention forward in FP8 (attention_fp8.h) for compute capability 9.0 (sm_90a).
  *
  * The roles of the warps and the pipelines are those of attention_sm90_forward.h. The operands of the products are
- * e4m3, which halves their time. TMA and the swizzle treat two e4m3 numbers as one element of 16 bits.
+ * e4m3, which halves the time of the products. TMA and the swizzle treat two e4m3 numbers as one element of 16 bits.
  *
- * S is accumulated in f16, and P is f16 before it is rounded to e4m3. So a register holds two numbers, which leaves
- * enough registers for three warpgroups, and an instruction processes two numbers. That is accurate enough: S has 11
- * significant bits, those of f16, while Q and K have only 4. In the exponent of P, scale * s + offset, the scale and
- * the result also have 11 bits, and the offset, an integer, is exact.
+ * S is accumulated in f16, and P is f16 before it is rounded to e4m3. A register thus holds two numbers, which leaves
+ * enough registers for three warpgroups, and an instruction processes two numbers. f16 is accurate enough: S then has
+ * 11 significant bits, while Q and K have only 4. In the exponent of P, scale * s + offset, the scale and the result
+ * also have 11 bits, and the offset, an integer, is exact.
  *
  * The offset of a row (row_max) is the maximum of its first tile of keys, rounded up to an integer, until the sum of a
  * lane's elements of P in a tile exceeds 448, the largest e4m3. Then P (while it is still f16), O and the sums are
  * divided by a power of two. If f16 may have overflowed, too, S of that tile is recomputed instead, and P is computed
  * in float. P becomes an A operand without a shuffle between lanes: of 32 keys a lane has columns 2 t and 2 t + 1 of
- * four groups of eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. So the keys of V are
- * permuted accordingly (te__attn_fp8_byte_of_key).
+ * four groups of eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. Therefore the keys of V
+ * are permuted accordingly (te__attn_fp8_byte_of_key).
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
- * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 they take as long as the products.
- * Memory traffic: 1 byte read for each element of q, k and v, 2 bytes written for each element of the output.
+ * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the
+ * products. Memory traffic: 1 byte read for each element of q, k and v, 2 bytes written for each element of the output.
  * Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
@@ -69,7 +69,7 @@ template <int D_> struct te__attn_fp8_traits {
 typedef struct te__attn_fp8_params {
     te__attn_fwd_params common; /* common.q and common.kv map the e4m3 tensors of q and of k */
     CUtensorMap v;         /* the transposed v in e4m3, [batch, kv_heads, d, keys] */
-    const float *amax;     /* [heads + 2 kv_heads]: of each head of q, of k and of v */
+    const float *amax;     /* [heads + 2 kv_heads]: the amax of each head of q, then of k, then of v */
 } te__attn_fp8_params;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -93,7 +93,8 @@ template <int N> struct te__wgmma_e4m3_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_E4M3_ATOM)
 
-/* The same product with A in shared memory, N = 128 and accumulators in f16: a register holds two columns of a row. */
+/* Like te__wgmma_e4m3_atom, but with A in shared memory, N = 128 and accumulators in f16: a register holds two columns
+ * of a row. */
 #define TE__D8_F16X2(i) TE__D4_F16X2(i), TE__D4_F16X2((i) + 4)
 #define TE__D4_F16X2(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -189,11 +190,11 @@ TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
     return te__attn_f16x2_low(w) == offset ? w : TE__ATTN_FP8_NAN;
 }
 /* Computes 2^x for a pair of f16, without the special function unit: a polynomial approximates 2^x for the fraction of
- * x, and the integer part of x is added to the exponent of the result. Its relative error is at most 2^-8.8. Results
- * below 2^-14 become 0, and results from 2^16 on infinity. */
+ * x, and the integer part of x is added to the exponent of the result. The relative error of the result is at most
+ * 2^-8.8. Results below 2^-14 become 0, and results from 2^16 on infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
-    /* 1536: adding it rounds to an integer, because f16 numbers from 1024 to 2048 are integers */
+    /* magic: 1536. Adding 1536 rounds to an integer, because all f16 numbers from 1024 to 2048 are integers */
     const uint32_t magic = 0x66006600u, minus = 0xe600e600u;
     const uint32_t one = 0x3c003c00u, c1 = 0x39a039a0u, c2 = 0x33ae33aeu; /* 1, 0.703, 0.24 */
     uint32_t whole, fraction, y;
@@ -258,7 +259,7 @@ TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
 /* For each row in which a lane's sum of P exceeds the largest e4m3: divides P, O and the sums by a power of two such
- * that P is at most 16; if P is at most 16 already, divides them by 2. */
+ * that P is at most 16 afterwards; if P is at most 16 already, divides them by 2. */
 template <class C>
 TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float sum[2]) {
     float factor[2];
@@ -374,8 +375,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     float value = 0; /* the dequantization factor of v in the head of w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: for the previous tile of queries, this warpgroup skipped
-                                               the last tile of keys */
+    for (int add = 0, skipped_last = 0;;) { /* skipped_last: whether this warpgroup skipped the last tile of keys of
+                                               the previous tile of queries */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
