@@ -26,12 +26,13 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* up to this size an int can count the packets of all ranks */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* for tensors of at most 1 GiB an int can count the packets of all
+                                                ranks */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
     TE_PEER_MAX_BLOCKS = 512,                       /* the largest number of blocks in a kernel */
-    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* after this many polls a waiting thread reads the clock */
+    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* a waiting thread reads the clock once in this many polls */
 };
 
 typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
