@@ -3,27 +3,26 @@
  * gradients are final. te_reduce_gradients (reduce_gradients.h) reduces without buckets, after backward.
  *
  * Do this:
- *     te_model *models[] = {&embed.model, &block.model, &head.model};    // models and array outlive the buckets
+ *     te_model *models[] = {&embed.model, &block.model, &head.model};    // models and array must outlive the buckets
  *     te_buckets_config config = te_buckets_defaults();
  *     TE_TRY(te_buckets_init(&buckets, models, 3, &config, &ctx));       // after bind, tie and freeze
  *     ... each step: the backwards of all micro-batches but the last ...
  *     TE_TRY(te_buckets_begin(&buckets, &ctx));
  *     ... the backwards of the last micro-batch, each list once, in the same order on all ranks ...
- *     TE_TRY(te_buckets_finish(&buckets, &ctx));                         // later work waits for the sums
+ *     TE_TRY(te_buckets_finish(&buckets, &ctx));                         // work enqueued later waits for the sums
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
  * Between te_buckets_begin and te_buckets_finish only these backwards may access the gradients: an optimizer step,
- * te_reduce_gradients and a second backward of a list return an error. A step that is captured as a graph (te_graph)
- * must contain both calls. Frozen parameters are left out. The gradient that tied parameters share is final after the
- * backwards of all lists that contain one of these parameters. A gradient that is a partial sum on each tensor rank is
- * first summed over the tensor group, on the context's stream.
+ * te_reduce_gradients and a second backward of a list return an error. A captured step (te_graph) must contain both
+ * calls. Frozen parameters are left out. A gradient that tied parameters share is final after the last backward that
+ * writes it. A gradient that is a partial sum on each tensor rank is first summed over the tensor group, on the
+ * context's stream.
  *
  * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
- * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction, and DMA engines'
- * reductions add in the order of the ranks. Runs with the same lists, config.bytes and ranks are always bitwise
- * identical. On the host, backward waits for each reduction, so nothing overlaps.
- */
+ * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; with DMA engines the
+ * order is that of the ranks. Runs with the same lists, config.bytes and ranks are always bitwise identical. On the
+ * host, backward waits for each reduction, so nothing overlaps. */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
 
@@ -40,8 +39,8 @@ typedef struct te_buckets_config {
                        te_data_group(ctx)->size: each rank gets only the sums of its own shard, as with te_adamw_reduce,
                        and a bucket has all gradients of one model */
     te_dtype dtype; /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16. With TE_bf16 the
-                     * gradients and their sums are rounded to bf16, half as many bytes cross the link, and up to bytes
-                     * / 2 bytes of device memory are needed */
+                     * gradients and their sums are rounded to bf16, half as many bytes cross the link, and the
+                     * device needs up to bytes / 2 more bytes of memory */
     int dma;        /* CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final
                        before the end of backward's last GEMM; NCCL reduces the others. This requires symmetric memory
                        in the data group (te_comm_config.peer_bytes), and takes up to 2 * bytes bytes of memory on each

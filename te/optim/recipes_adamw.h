@@ -41,7 +41,8 @@ typedef struct te__adamw_fp8_args {
 
 /* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
 
-/* This kernel updates weights with tensorwise scales, and all tensors that are not weights of GEMMs in FP8. */
+/* This kernel updates all tensors except the weights of fp8_block that the next kernel updates by tiles. It computes
+ * the amax only of weights with tensorwise scales. */
 
 /* Update the chunk of tensor n that begins at `from`, unless the step is skipped. */
 TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, te_dtype moments) {
@@ -202,9 +203,10 @@ typedef struct te_recipes_adamw {
     te_adamw *opt;
     int fused;                /* 1: the kernels above run; 0: te_adamw_step and te_recipes_step run one after the
                                  other */
-    int count, chunks;        /* the number of the optimizer's tensors, and of the chunks of those tensors that are not
-                                 updated by tiles */
-    const int32_t *first;     /* [count + 1]. This and the next two are target memory; see te__adamw_fp8_args */
+    int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks in those of
+                                 them that are not updated by tiles */
+    const int32_t *first;     /* [count + 1]. first, scale_of and tensor_of are in target memory, and are described at
+                                 te__adamw_fp8_args */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
     te_multi_tensor blocks;          /* the recipes' weights of fp8_block; blocks.chunks 0: none of these is updated
@@ -257,7 +259,7 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
     }
     return tiles;
 }
-/* The entry of the optimizer's tensor p; null if the update neither computes p's amax nor casts p. */
+/* The entry of p, one of the optimizer's tensors; null if the update neither computes p's amax nor casts p. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
     const int i = p->fp8.weight; /* stale if the parameter's model is no longer under these recipes */

@@ -5,11 +5,11 @@
  *                           The epilogue stores a tile whose rows belong to another rank into a slot in that rank's
  *                           memory (te/gemm/impl/gemm_sm90_epilogue_scatter.h). Each rank then sums its own
  *                           rows over the N ranks, in the epilogue or in a second kernel, te_reduce_scatter_add, which
- *                           reads N times and writes once as many bytes as these rows have.
+ *                           reads N partial sums of these rows, one from each rank, and writes the rows once.
  *   GEMM + all_reduce       For the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
  *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
- *                           waits for no other rank. While the GEMM reads its weight, it sends 2 m n bytes to each
- *                           other rank (if the all-reduce is one-shot).
+ *                           waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
+ *                           bytes, to each other rank (if the all-reduce is one-shot).
  *
  * Both combinations support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands with tensorwise scales,
  * and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's collective run one after

@@ -74,6 +74,8 @@ typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_coll
 /* A lane works on vectors of eight elements. A vector is sent as one packet of 16 bytes or, in f32, as two packets.
  * Each half of a buffer holds first the packets to be summed, sorted by sender, and then the packets of results: the
  * sums in a two-shot all_reduce, the gathered rows in reduce_scatter .. all_gather. */
+
+/* The number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
 /* The index in x of row number `row` among the rows of the rank `rank`. In an all_reduce each rank has all rows, so the
