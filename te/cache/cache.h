@@ -34,7 +34,8 @@
 enum {
     TE_CACHE_MAX_LAYERS = 256,
     TE_CACHE_MAX_PAGES = 1 << 24,
-    TE_CACHE_PADDING = -1 /* in te_batch.slots: the slot of rows that only fill up a batch, as in a captured graph */
+    TE_CACHE_PADDING = -1 /* in te_batch.slots: marks a sequence whose rows only fill up the batch, for instance to a
+                             captured graph's size */
 };
 
 typedef struct te_cache_config {
@@ -83,7 +84,7 @@ typedef struct te_cache_tables {
     /* For each sequence of the current batch: */
     int32_t *slot;      /* [sequences]: the sequence's index in the cache */
     int32_t *past;      /* [sequences]: how many of the sequence's tokens were in the cache before the batch; -1: the
-                           sequence did not fit */
+                           sequence's new tokens did not fit, or its slot is TE_CACHE_PADDING */
     /* For the decoding kernel (te_attention_cache): */
     float *partials;
     int decode_rows;

@@ -118,8 +118,9 @@ TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *
     }
     return 0;
 }
-/* Adds p's gradient to the last bucket. Begins a new bucket if p belongs to another model (shards > 1), or if the
- * gradient would make the bucket too large or is not adjacent to it in memory (shards 1). */
+/* Adds p's gradient to the last bucket. Begins a new bucket in these cases: with config.shards > 1, if p belongs to
+ * another model than the last bucket; with config.shards 1, if the gradient would make the last bucket too large, or is
+ * not adjacent to that bucket in memory. */
 TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     const int64_t elements = te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     te__bucket *k = b->count ? &b->bucket[b->count - 1] : 0;

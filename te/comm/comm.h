@@ -34,8 +34,8 @@ typedef struct te_comm_config {
     double timeout;   /* how long a call may wait for other ranks, in seconds */
     /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
      * through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these are
-     * processes of one host, and their devices can access each other. The memory takes 4 * peer_bytes bytes on each
-     * device (that of the world group at most 64 MiB). */
+     * processes of one host, and their devices can access each other. A group's memory takes 4 * peer_bytes bytes on
+     * each device; the world group's takes at most 64 MiB. */
     int64_t peer_bytes;
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes may overlap a GEMM
      * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. If the tensor group has symmetric memory

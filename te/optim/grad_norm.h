@@ -40,7 +40,8 @@ typedef struct te_grad_norm {
     float *result;                 /* [2]: the sum of squares, and its root; infinity if a value does not fit f32 */
     double *norm;                  /* the root of the sum of squares, in double; lies after `result` in memory */
     int count, chunks;
-    double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, ranks)], the sum of squares of each rank of a group */
+    double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, zero1.ranks)]: the sum of squares that each rank of a
+                                      group has computed */
     int rank, size;                /* this rank's index in the tensor group, and the group's size; in a kernel's
                                       arguments: those for the group over which the kernel sums */
     te_zero1 zero1;                /* says which shard of the gradients this rank reads; rank 0 of 1 reads all

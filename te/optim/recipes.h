@@ -33,7 +33,7 @@
 #include "param_groups.h"          /* te__suballocate, te__memory_check */
 
 typedef struct te_recipes_config {
-    int history;        /* fp8_delayed: how many previous steps' amax is remembered, 1 to 1024 */
+    int history;        /* fp8_delayed: the number of previous steps whose amaxes are remembered, 1 to 1024 */
     te_scale_rule rule; /* fp8_delayed: how a scale is computed from the history */
     int current;        /* 1: lists under fp8_delayed run as if under fp8_current */
     float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: the scales of
@@ -149,9 +149,9 @@ TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, t
 /* ---- casting all weights: the table ------------------------------------------------------------------------------ */
 
 /* A pass over the weights takes one launch for each list and each granularity of scales, however many models use the
- * list. So casting the weights of all blocks of a GPT takes as long as casting a single weight of the same total size.
- * The launch reads a table in target memory, which te_recipes_init makes, with an entry for each weight; the entries of
- * each granularity are a separate part of the table. */
+ * list. Casting the weights of all of a GPT's blocks therefore takes as long as casting a single weight with as many
+ * elements. The launch reads a table in target memory, which te_recipes_init makes, with an entry for each weight; the
+ * entries of each granularity are a separate part of the table. */
 
 enum { TE__WEIGHTS_TENSORWISE, TE__WEIGHTS_BLOCKWISE, TE__WEIGHTS_ROWWISE, TE__WEIGHTS_GRANULARITIES };
 TE_API int te__weight_granularity(te_recipe recipe) {

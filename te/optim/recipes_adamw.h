@@ -31,11 +31,12 @@
 
 typedef struct te__adamw_fp8_args {
     te__adamw_args step;      /* in step.first, tensors that are updated tile by tile (in `blocks`) have no chunks */
-    const int32_t *scale_of;  /* [count] for each tensor, the index of its amax in `amax`; -1: the amax is not needed */
+    const int32_t *scale_of;  /* [count]: for each tensor, the index in `amax` of the amax of its weights; -1: that amax
+                                 is not needed */
     float *amax;
     te_multi_tensor blocks;          /* the recipes' weights of fp8_block, as a table of te_blockwise_args; a chunk is
                                         a tile */
-    const int32_t *tensor_of; /* [blocks.count] for each weight in `blocks`, its index among the optimizer's tensors;
+    const int32_t *tensor_of; /* [blocks.count]: for each weight in `blocks`, its index among the optimizer's tensors;
                                  -1: the weight is not updated here, and the recipes' own pass casts it */
 } te__adamw_fp8_args;
 

@@ -78,8 +78,8 @@ typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_coll
 /* The number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* The index in x of row number `row` among the rows of the rank `rank`. In an all_reduce each rank has all rows, so the
- * index is `row`. */
+/* The index in x of a row: row number `row` of those that belong to the rank `rank`. In an all_reduce each rank has all
+ * rows, so the index is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }

@@ -36,8 +36,8 @@ typedef struct te__adamw_tensor {
     te_rule rule;
 } te__adamw_tensor;
 
-/* Compile-time constants of a kernel. The dtype of the weights is not one of them, because it only determines how a
- * weight is stored. */
+/* Compile-time constants of a kernel. The dtype of the weights is a run-time value instead, because that dtype only
+ * determines how a weight is stored. */
 typedef struct te__adamw_variant { te_dtype moments; te_rule rule; } te__adamw_variant;
 
 /* A block of 256 lanes processes a chunk in one pass, for which each lane makes two times four 16-byte loads. Four
@@ -62,8 +62,8 @@ typedef struct te__adamw_vec { te__adamw_floats g, p, m, v; } te__adamw_vec;
 enum { TE__ADAMW_MOMENTS = 0x6d6f6d31, TE__ADAMW_WEIGHTS };
 
 /* x as bf16, rounded stochastically such that the expected value is x: 16 random bits are added to the low 16 bits of
- * x, which are then cut off. If the low 16 bits have the value c, the addition carries into the bits that stay with
- * probability c / 2^16. If |x| is above the largest finite bf16 number, te_bf16_of_float rounds x instead. */
+ * x, which are then cut off. If the low 16 bits have the value c, the addition carries, with probability c / 2^16, into
+ * the bits that are kept. If |x| is above the largest finite bf16 number, te_bf16_of_float rounds x instead. */
 TE_BOTH uint16_t te__bf16_stochastic(float x, uint32_t random) {
     const uint32_t u = te_bits_of_float(x);
     if ((u & 0x7fffffffu) > 0x7f7f0000u) return te_bf16_of_float(x);
