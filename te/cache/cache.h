@@ -206,8 +206,8 @@ enum { TE_CACHE_THREADS = TE_CUDA ? 256 : 1 };
 
 typedef struct te_cache_args {
     te_cache_tables t;
-    te_sequences of;      /* te_cache_begin: the sequences of the batch */
-    const int32_t *slots; /* te_cache_begin: te_batch.slots */
+    te_sequences of;      /* for te_cache_begin: the sequences of the batch */
+    const int32_t *slots; /* for te_cache_begin: te_batch.slots; may be null */
     int slot, from, length; /* the arguments of te_cache_truncate, te_cache_fork and te_cache_move */
 } te_cache_args;
 
@@ -353,7 +353,8 @@ TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__ca
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
-/* Copies page copy[0] to page copy[1]. Grid: one block for every TE_CACHE_COPY 4-byte words of a page. */
+/* te__cache_copy copies page copy[0] to page copy[1]. Grid: one block for every TE_CACHE_COPY 4-byte words of a
+ * page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
 TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;
@@ -367,8 +368,8 @@ TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te__cache_copy, TE_CACHE_THREADS, 1, te_cache_args, te__cache_copy_body(te_args, te_at))
 
-/* Initialises the arrays: all sequences are empty and all pages are free, with page 0 on top of the stack. Grid: one
- * block for every TE_CACHE_THREADS pages or sequences, whichever of the two are more. */
+/* Initialises the arrays: all sequences are empty and all pages are free, with page 0 on top of the stack. Grid:
+ * max(pages, sequences) threads, in blocks of TE_CACHE_THREADS. */
 TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
     const te_cache_tables *t = &a->t;
     int group;

@@ -43,7 +43,7 @@ typedef struct te_comm_config {
     int64_t overlap_bytes;
 } te_comm_config;
 
-enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* NCCL is never faster for tensors of at most 16 MiB, on two H200s */
+enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* on two H200s, symmetric memory is never slower than NCCL up to 16 MiB */
 
 /* The default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60 s. */
 TE_API te_comm_config te_comm_defaults(void) {

@@ -37,7 +37,7 @@ typedef struct te_adamw {
     int model_count, count, chunks; /* model_count: the number of models; count: the number of tensors that this rank
                                        updates; chunks: the number of chunks in these tensors */
     te_zero1 zero1;                 /* says which shard of the states this rank has */
-    te_adamw_state *state;          /* this pointer and all pointers below it are to target memory */
+    te_adamw_state *state;          /* `state` and the pointers after it point into target memory */
     te_grad_norm norm;
     const te__adamw_tensor *tensor; /* [count] */
     const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */

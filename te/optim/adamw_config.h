@@ -183,7 +183,8 @@ typedef struct te_adamw_state {
     float adamw_lr;             /* the learning rate of parameters that AdamW updates; differs from lr only if the rule
                                    is Muon (adamw_lr_factor) */
     float scale;                /* grad_scale times the clipping factor */
-    float correct_m, correct_v; /* bias correction of m and v: 1 / (1 - beta^step) with beta1, beta2 */
+    float correct_m, correct_v; /* the factors of the bias correction: 1 / (1 - beta1^step) for m, 1 / (1 - beta2^step)
+                                   for v */
     int32_t apply;              /* 0: this step is skipped */
 } te_adamw_state;
 

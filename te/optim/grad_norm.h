@@ -32,7 +32,7 @@ typedef struct __attribute__((aligned(16))) te__float4 { float v[4]; } te__float
 
 typedef struct te__grad_tensor { const float *grad; int64_t elements; } te__grad_tensor;
 
-/* All pointers are target memory. */
+/* All pointers point into target memory. */
 typedef struct te_grad_norm {
     const te__grad_tensor *tensor; /* [count] */
     const int32_t *first;          /* [count + 1], the index of the first chunk of each tensor */

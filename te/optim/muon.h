@@ -56,7 +56,7 @@ typedef struct te__muon {
     void *x[2];     /* memory for X and for the next X, in the dtype of the products. Each is as large as the largest
                        matrix */
     void *a, *b;    /* A and B, [s, s] */
-    float *scratch; /* workspace of the products on the host */
+    float *scratch; /* on the host, the workspace of the products */
     float *partial; /* [chunks], the sum of the squares of u in each chunk */
     float *factor;  /* [count]: for each matrix, 1 / (|u| + eps) */
 } te__muon;

@@ -96,7 +96,7 @@ TE_API int te__recipe_next_product(te__recipe_iter *it) {
     return 0;
 }
 
-/* The bytes that a weight takes in the cache: data: its elements in FP8; transposed: the same elements transposed;
+/* The bytes that a weight takes in the FP8 cache. data: its elements in FP8; transposed: the same elements transposed;
  * scales, transposed_scales: the scales of both, if scales are rowwise or blockwise; all: the sum. */
 typedef struct te__fp8_weight_bytes { size_t data, transposed, scales, transposed_scales, all; } te__fp8_weight_bytes;
 TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe recipe) {
@@ -406,8 +406,9 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {
         te_fp8_product *f = &it.param->fp8;
-        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* not cleared: the cast writes
-                                                                                           all of these bytes */
+        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* the memory need not be
+                                                                                           cleared: the cast writes it
+                                                                                           all */
         f->scales = &s->scales, f->own = te__recipes_current_rule(&s->config);
         f->common = s->config.ranks == te_world_group(ctx)->size;
         f->weight = i, f->x = s->count + i, f->dy = 2 * s->count + i;

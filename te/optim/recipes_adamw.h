@@ -304,9 +304,9 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 /* Initialise *u for the recipes and the optimizer, which must be initialised already. If one of the two is initialised
- * again later, call this again, too. memory: target memory of te_recipes_adamw_bytes bytes, aligned to TE_ALIGN. Waits
- * for the stream. Errors: null pointers, recipes or an optimizer that is not initialised, memory too small or
- * misaligned. */
+ * again later, call te_recipes_adamw_init again, too. memory: target memory of te_recipes_adamw_bytes bytes, aligned to
+ * TE_ALIGN. Waits for the stream. Errors: null pointers, recipes or an optimizer that is not initialised, memory too
+ * small or misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
@@ -355,8 +355,8 @@ TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, 
     if (!u->blocks.chunks) return TE_OK;
     return f32 ? te_adamw_update_blockwise_launch(ctx, tiles, a) : te_adamw_update_blockwise_bf16_launch(ctx, tiles, a);
 }
-/* Enqueue a step of the optimizer and of the recipes. All ranks must call this. Checks both steps for errors first; if
- * it returns an error that these checks found, nothing was enqueued. */
+/* Enqueue a step of the optimizer and of the recipes. All ranks must call this. Before it enqueues anything, this
+ * function checks both steps for errors; if these checks find an error, nothing is enqueued. */
 TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_context *ctx) {
     te__adamw_fp8_args a;
     TE_TRY(te__recipes_adamw_check(u, ctx));

@@ -39,7 +39,7 @@ enum {
 };
 
 typedef struct te_dma_add_args {
-    void *x;                     /* [count]: this rank's shard before the kernel, the sum after it */
+    void *x;                     /* [count]: on entry this rank's shard, on return the sum over the ranks */
     const void *shard[TE_MAX_RANKS]; /* [count] each: the shards that the other ranks sent */
     int64_t count;               /* a multiple of 8 */
     int rank, ranks;
@@ -145,7 +145,7 @@ TE_API te__dma_reduce te__dma_reduce_of(const te_group *g, te_dtype dtype, const
     return c;
 }
 /* Replaces x[count], f32 or bf16, by its sum over the ranks of g. g->memory must exist. count: a multiple of
- * TE_DMA_ALIGN. Enqueued on ctx->stream, which must be the same stream in all calls. */
+ * TE_DMA_ALIGN. The work is enqueued on ctx->stream, which must be the same stream in all calls. */
 TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -157,8 +157,8 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* Replaces row g->rank of x[ranks, count] by the sum of this row over the ranks, and leaves the other rows as they
- * are. */
+/* Replaces row g->rank of this rank's x[ranks, count] by the sum of row g->rank over all ranks, and leaves the other
+ * rows as they are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);

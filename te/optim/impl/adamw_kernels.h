@@ -258,7 +258,7 @@ TE_FN void te__adamw_body(const te__adamw_args *a, te_block b, te_dtype moments,
     if (!state.apply) return;
     const int n = te_chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
-    if (t.rule != rule) return; /* a matrix that Muon updates */
+    if (t.rule != rule) return; /* t is a matrix that Muon updates */
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
     te__adamw_variant var;
     var.moments = moments, var.rule = rule;
@@ -391,7 +391,8 @@ TE_FN uint32_t te__e4m3_nearest(float x, const int root) {
 enum { TE__ADAMW8_VECS = (int)TE_MOMENT_BLOCK / ((int)TE__ADAMW_WIDTH * (int)TE__MOMENT_LANES) };
 typedef struct te__adamw8_block { te__adamw_vec vec[TE__ADAMW8_VECS]; } te__adamw8_block;
 
-/* The index of the first element of vector k of a lane, in the block that begins at element i. */
+/* The index, in the tensor, of the first element of a lane's vector number k. i: the index of the block's first
+ * element. */
 TE_FN int64_t te__adamw8_offset(int64_t i, int k, int lane) {
     return i + (int64_t)TE__ADAMW_WIDTH * (k * TE__MOMENT_LANES + lane);
 }
@@ -439,8 +440,8 @@ TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *l
     if (rule == TE_RULE_adamw) te_lanes_max(&amax[1], lanes);
 }
 /* Store the moments of one vector. The random numbers are the same as for moments in bf16. The square roots are
- * computed in a loop of their own for the reason given at te__adamw_math. inverse_m, inverse_v: 1 / the block's scale
- * of m and of v. */
+ * computed in a separate loop for the reason given at te__adamw_math. inverse_m, inverse_v: 1 / s_m and 1 / s_v of the
+ * block. */
 TE_FN void te__adamw8_store_moments(const te__adamw_vec *p, const te__adamw_tensor *t, int64_t at, float inverse_m,
                                     float inverse_v, const te_adamw_state *s, const te_adamw_config *c, te_rule rule) {
     uint32_t *const m = (uint32_t *)(void *)((uint8_t *)t->m + at);
