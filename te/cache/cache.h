@@ -1,6 +1,6 @@
 /* cache.h -- the key-value cache of inference. The cache holds the keys and values of all tokens that a model has
- * processed, so that a pass computes only the rows of new tokens. It is in memory that the caller provides, and is
- * divided into pages; a sequence takes more pages as it grows.
+ * processed, so that a pass computes only the rows of new tokens. The cache lies in memory that the caller provides,
+ * and consists of pages; a sequence takes more pages as it grows.
  *
  * Do this, for lists whose attentions are declared with (cache, 1):
  *     te_cache_config config = te_cache_defaults();
@@ -13,10 +13,10 @@
  *
  * te_cache_begin takes pages for the new tokens of the batch and adds these tokens to the lengths of their sequences.
  * Each attention then stores the keys and values of the new tokens, and attends to all tokens of a sequence, cached and
- * new. Sequence i of the batch is sequence te_batch.slots[i] of the cache (slots null: i); no sequence may be in a
- * batch twice. The positions of new tokens, for rope and learnt positions, continue those of the tokens in the cache.
- * Rows whose slot is TE_CACHE_PADDING belong to no sequence: their results are zeros, and nothing is stored or reported
- * for them.
+ * new. Sequence i of the batch is sequence te_batch.slots[i] of the cache, or sequence i if te_batch.slots is null; no
+ * sequence may be in a batch twice. The positions of new tokens, for rope and learnt positions, continue those of the
+ * tokens in the cache. Rows whose slot is TE_CACHE_PADDING belong to no sequence: their results are zeros, and nothing
+ * is stored or reported for them.
  *
  * Lengths, page tables and the list of free pages are arrays in device memory, which the host never reads. Therefore
  * one captured graph of te_cache_begin and the models works for all lengths. Sequences of a batch that do not fit (no
@@ -34,17 +34,18 @@
 enum {
     TE_CACHE_MAX_LAYERS = 256,
     TE_CACHE_MAX_PAGES = 1 << 24,
-    TE_CACHE_PADDING = -1 /* in te_batch.slots: the slot of rows that only fill up a batch, as in a captured graph */
+    TE_CACHE_PADDING = -1 /* in te_batch.slots: marks a sequence whose rows only fill up the batch, for instance to a
+                             captured graph's size */
 };
 
 typedef struct te_cache_config {
     int sequences; /* the number of sequences that the cache can hold at the same time */
     int capacity;  /* the largest number of tokens of a sequence */
-    int page_rows; /* the number of rows (tokens) in a page, a power of two of at least 16; 0: each sequence has a
+    int page_rows; /* the number of rows (tokens) in a page: a power of two of at least 16, or 0: each sequence has a
                       single page, of `capacity` rows */
     int pages;     /* the number of pages of the cache; 0: enough for all sequences at their full capacity */
-    int decode_rows; /* a limit: if no sequence of a batch has more new tokens than decode_rows, the decoding kernel
-                      * runs, which divides the keys of a sequence among many blocks. Set it to 1, or to more for
+    int decode_rows; /* the decoding kernel, which divides the keys of a sequence among many blocks, runs if no sequence
+                      * of the batch has more new tokens than decode_rows. Set decode_rows to 1, or to more for
                       * speculative decoding */
 } te_cache_config;
 
@@ -55,9 +56,9 @@ TE_API te_cache_config te_cache_defaults(void) {
     return c;
 }
 
-/* A layer: an attention of a model, and where its keys and values lie in the cache. Each page of the cache has a part
- * for each layer. The part contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the values,
- * [kv_heads, page_rows, value_dim], in the dtype of the list. */
+/* A layer: an attention of a model, and where the attention's keys and values lie in the cache. Each page of the cache
+ * has a part for each layer. The part contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the
+ * values, [kv_heads, page_rows, value_dim], in the dtype of the list. */
 typedef struct te_cache_layer {
     const te_model *model;
     int op;
@@ -68,7 +69,8 @@ typedef struct te_cache_layer {
 
 /* The sizes of a cache, and the cache's arrays in target memory, which kernels read and write. */
 typedef struct te_cache_tables {
-    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: entries of a row of `table` */
+    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: the number of entries in each
+                                                                           row of `table` */
     int32_t *length;    /* [sequences]: the number of tokens of each sequence, including those that the last
                            te_cache_begin added */
     int32_t *table;     /* [sequences, table_width]: the pages of each sequence, in the order of its tokens */
@@ -82,7 +84,7 @@ typedef struct te_cache_tables {
     /* For each sequence of the current batch: */
     int32_t *slot;      /* [sequences]: the sequence's index in the cache */
     int32_t *past;      /* [sequences]: how many of the sequence's tokens were in the cache before the batch; -1: the
-                           sequence did not fit */
+                           sequence's new tokens did not fit, or its slot is TE_CACHE_PADDING */
     /* For the decoding kernel (te_attention_cache): */
     float *partials;
     int decode_rows;
@@ -117,8 +119,8 @@ TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
-/* Lay out the memory of the decoding kernel, from memory + at on: the partial results of all splits, in the size that
- * the largest attention needs. Returns the offset at which this memory ends. */
+/* Lay out the decoding kernel's memory, which begins at memory + at. It holds the partial results of all splits, and is
+ * as large as the attention with the largest partial results needs. Returns the offset at which this memory ends. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);
@@ -189,8 +191,8 @@ TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *mode
         TE_REQUIRE(models[k] && models[k]->plan, ctx, TE_ERROR_STATE, "te_cache: model %d has not been bound", k);
     return TE_OK;
 }
-/* The number of bytes that te_cache_init needs; their memory must be aligned to TE_ALIGN. Returns 0 if the config or a
- * model is not valid. */
+/* The number of bytes of target memory that te_cache_init needs. The memory must be aligned to TE_ALIGN. Returns 0 if
+ * the config or a model is not valid. */
 TE_API size_t te_cache_bytes(te_model *const *models, int count, const te_cache_config *config) {
     te_cache c;
     if (te__cache_check(config, models, count, 0) != TE_OK) return 0;
@@ -198,14 +200,14 @@ TE_API size_t te_cache_bytes(te_model *const *models, int count, const te_cache_
     return te__cache_lay_out(&c, 0, models, count, &complete);
 }
 
-/* ---- what changes the tables ------------------------------------------------------------------------------------- */
+/* ---- kernels that change the tables ------------------------------------------------------------------------------ */
 
 enum { TE_CACHE_THREADS = TE_CUDA ? 256 : 1 };
 
 typedef struct te_cache_args {
     te_cache_tables t;
-    te_sequences of;      /* te_cache_begin: the sequences of the batch */
-    const int32_t *slots; /* te_cache_begin: te_batch.slots */
+    te_sequences of;      /* for te_cache_begin: the sequences of the batch */
+    const int32_t *slots; /* for te_cache_begin: te_batch.slots; may be null */
     int slot, from, length; /* the arguments of te_cache_truncate, te_cache_fork and te_cache_move */
 } te_cache_args;
 
@@ -276,8 +278,8 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
     te_block_sync(); /* all threads have read free_count */
     if (g.id == 0) *t->free_count = free_count;
 }
-/* Sequence `slot` has `length` tokens, and the last of these, which do not fill a page, are in page `from`, which the
- * sequence shares with others. Take a free page for these tokens; te__cache_copy will copy them to that page. If no
+/* Sequence `slot` has `length` tokens. Its last tokens do not fill a page; they are in page `from`, which other
+ * sequences use, too. Take a free page for these tokens; te__cache_copy will copy page `from` to the free page. If no
  * page is free, the sequence keeps only its full pages, and the error is recorded. Called by one thread. */
 TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int length, int from) {
     const int full = length / t->page_rows, has_page = *t->free_count > 0;
@@ -289,9 +291,9 @@ TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int lengt
     t->length[slot] = has_page ? length : full * t->page_rows;
 }
 /* The kernel of te_cache_truncate, with one block. Sequence `slot` keeps its first `length` tokens, and the pages in
- * which these lie. The use counts of the sequence's other pages are decremented, and those of them that no other
- * sequence uses become free. If the last page that the sequence keeps is shared and not full, the sequence gets a copy
- * of this page, because new tokens will be written to the page. */
+ * which these lie. The use counts of the sequence's other pages are decremented; a page whose use count becomes 0 is
+ * free again. If the last page that the sequence keeps is shared and not full, the sequence gets a copy of this page,
+ * because new tokens will be written to the page. */
 TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -316,9 +318,8 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     t->use_count[last]--;
     te__cache_own_last_page(t, a->slot, keeps_tokens, last);
 }
-/* The kernel of te_cache_fork, with one block. Sequence `slot`, which is empty before, gets the tokens of sequence
- * `from`. The two sequences share all full pages; if the last page is not full, sequence `slot` gets a copy of this
- * page. */
+/* The kernel of te_cache_fork, with one block. Sequence `slot`, which must be empty, becomes a copy of sequence `from`.
+ * The two sequences share all full pages; if the last page is not full, sequence `slot` gets a copy of this page. */
 TE_FN void te__cache_fork_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -331,8 +332,8 @@ TE_FN void te__cache_fork_body(const te_cache_args *a) {
     t->copy[0] = t->copy[1] = -1, t->length[a->slot] = length;
     if (rest) te__cache_own_last_page(t, a->slot, length, from[full]);
 }
-/* The kernel of te_cache_move, with one block. Moves all tokens of sequence `from` to sequence `slot`, which is empty
- * before; afterwards sequence `from` is empty. */
+/* The kernel of te_cache_move, with one block. Moves all tokens of sequence `from` to sequence `slot`, which must be
+ * empty. Afterwards sequence `from` is empty. */
 TE_FN void te__cache_move_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -352,7 +353,8 @@ TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__ca
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
-/* Copies page copy[0] to page copy[1]. Grid: one block for every TE_CACHE_COPY 4-byte words of a page. */
+/* te__cache_copy copies page copy[0] to page copy[1]. Grid: one block for every TE_CACHE_COPY 4-byte words of a
+ * page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
 TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;
@@ -366,8 +368,8 @@ TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te__cache_copy, TE_CACHE_THREADS, 1, te_cache_args, te__cache_copy_body(te_args, te_at))
 
-/* Initialises the arrays: all sequences are empty and all pages are free, with page 0 on top of the stack. Grid: one
- * block for every TE_CACHE_THREADS pages or sequences, whichever of the two are more. */
+/* Initialises the arrays: all sequences are empty and all pages are free, with page 0 on top of the stack. Grid:
+ * max(pages, sequences) threads, in blocks of TE_CACHE_THREADS. */
 TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -427,7 +429,7 @@ TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t byte
     const int64_t most = te_max(complete.pages, complete.sequences);
     return te__cache_clear_launch(ctx, te__grid_of(te_ceil_div(most, TE_CACHE_THREADS), 1), &a);
 }
-/* Prepare a batch whose te_batch.cache is c. Call this once for each batch, before the models run. From then on the
+/* Prepare a batch whose te_batch.cache is c. Call this once for each batch, before the models run. After this call the
  * tokens of the batch count as tokens of the cache. */
 TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_begin", ctx));
@@ -464,8 +466,8 @@ TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from,
     TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
-/* Move all tokens of sequence `from` to sequence `slot`; what sequence `slot` had before is dropped, and sequence
- * `from` is empty afterwards. Copies no page. */
+/* Move all tokens of sequence `from` to sequence `slot`; the previous tokens of sequence `slot` are dropped, and
+ * sequence `from` is empty afterwards. No page is copied. */
 TE_IF_USED TE_API te_status te_cache_move(const te_cache *c, int slot, int from, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_move", ctx));
     TE_TRY(te__cache_check_slot(c, from, "te_cache_move", ctx));

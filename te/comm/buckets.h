@@ -3,26 +3,26 @@
  * gradients are final. te_reduce_gradients (reduce_gradients.h) reduces without buckets, after backward.
  *
  * Do this:
- *     te_model *models[] = {&embed.model, &block.model, &head.model};    // models and array outlive the buckets
+ *     te_model *models[] = {&embed.model, &block.model, &head.model};    // models and array must outlive the buckets
  *     te_buckets_config config = te_buckets_defaults();
  *     TE_TRY(te_buckets_init(&buckets, models, 3, &config, &ctx));       // after bind, tie and freeze
  *     ... each step: the backwards of all micro-batches but the last ...
  *     TE_TRY(te_buckets_begin(&buckets, &ctx));
  *     ... the backwards of the last micro-batch, each list once, in the same order on all ranks ...
- *     TE_TRY(te_buckets_finish(&buckets, &ctx));                         // later work waits for the sums
+ *     TE_TRY(te_buckets_finish(&buckets, &ctx));                         // work enqueued later waits for the sums
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
- * From begin to finish only these backwards may access the gradients: an optimizer step, te_reduce_gradients and a
- * second backward of a list return an error. A captured step (te_graph) must contain begin and finish. Frozen
- * parameters are left out. The gradient of tied parameters is final after the backwards of all lists with one of them.
- * A gradient that is a partial sum on each tensor rank is first summed over the tensor group, on the context's stream.
+ * Between te_buckets_begin and te_buckets_finish only these backwards may access the gradients: an optimizer step,
+ * te_reduce_gradients and a second backward of a list return an error. A captured step (te_graph) must contain both
+ * calls. Frozen parameters are left out. A gradient that tied parameters share is final after the last backward that
+ * writes it. A gradient that is a partial sum on each tensor rank is first summed over the tensor group, on the
+ * context's stream.
  *
  * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
- * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction, and the DMA path adds
- * in the order of the ranks. Runs with the same lists, config.bytes and ranks are always bitwise identical. On the
- * host, backward waits for each reduction, so nothing overlaps.
- */
+ * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; with DMA engines the
+ * order is that of the ranks. Runs with the same lists, config.bytes and ranks are always bitwise identical. On the
+ * host, backward waits for each reduction, so nothing overlaps. */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
 
@@ -33,21 +33,22 @@
 #include "reduce_gradients.h"   /* te__grad_range, te__is_reduced */
 
 typedef struct te_buckets_config {
-    int64_t bytes;  /* the limit on the size of a bucket; a gradient that is larger is a bucket by itself */
+    int64_t bytes;  /* the largest size of a bucket, counting 4 bytes for each gradient; a tensor's gradient that is
+                       larger is a bucket by itself */
     int shards;     /* must be equal to te_adamw_config.shards. 1: all ranks get all sums; Muon requires this.
                        te_data_group(ctx)->size: each rank gets only the sums of its own shard, as with te_adamw_reduce,
-                       and a bucket is a whole model */
-    te_dtype dtype; /* the format of the numbers that are sent, TE_f32 or TE_bf16. With TE_bf16 the gradients and their
-                     * sums are rounded, half as many bytes cross the link, and up to bytes / 2 bytes of device memory
-                     * are needed */
-    int dma;        /* CUDA. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final
+                       and a bucket has all gradients of one model */
+    te_dtype dtype; /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16. With TE_bf16 the
+                     * gradients and their sums are rounded to bf16, half as many bytes cross the link, and the
+                     * device needs up to bytes / 2 more bytes of memory */
+    int dma;        /* CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final
                        before the end of backward's last GEMM; NCCL reduces the others. This requires symmetric memory
                        in the data group (te_comm_config.peer_bytes), and takes up to 2 * bytes bytes of memory on each
                        device until te_comm_destroy. 0: NCCL reduces all buckets */
 } te_buckets_config;
 
-/* The default size of a bucket. A reduction has a fixed cost (11 us with NCCL, some 30 us with DMA engines), which is a
- * fourteenth of the time that a reduction of 32 MiB takes. */
+/* The default size of a bucket, in bytes. The fixed cost of a reduction (11 us with NCCL, some 30 us with DMA engines)
+ * is a fourteenth of the time that a reduction of 32 MiB takes. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {
@@ -63,28 +64,30 @@ typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pendin
 /* A bucket: the gradients [first, first + count) of te_buckets.grad, which lie in memory in the reverse order. */
 typedef struct te__bucket {
     int model; /* the index of the model to which the bucket's first gradient belongs */
-    int first, count, pending, started; /* pending: the number of its gradients that are not final yet */
-    int is_exposed; /* 1: one of its gradients becomes final only after backward's last GEMM, so no GEMM can hide the
-                       bucket's reduction */
+    int first, count, pending, started; /* pending: the number of the bucket's gradients that are not final yet;
+                                           started: 1: the bucket's reduction has begun */
+    int is_exposed; /* 1: one of the bucket's gradients becomes final only after backward's last GEMM, so the bucket's
+                       reduction cannot run at the same time as a GEMM */
     float *from;
     int64_t elements;
 } te__bucket;
-/* A model. first: the index of its first parameter in te_buckets.grad_index. ran: whether a backward of the model has
- * run since te_buckets_begin. */
+/* A model. first: the index of the model's first parameter in te_buckets.grad_index. ran: whether a backward of the
+ * model has run since te_buckets_begin. */
 typedef struct te__bucket_model { int first, ran; } te__bucket_model;
 
 /* A te_buckets must not be moved in memory, because the models point to it. */
 typedef struct te_buckets {
-    te_watch watch; /* the first member */
+    te_watch watch; /* must be the first member: a te_watch * is cast to te_buckets * */
     te_buckets_config config;
     te_model *const *models;
     int model_count, count, grad_count;
     te__bucket *bucket;         /* [count], in the order in which backward completes the buckets. The other tables lie
                                    behind this one, in the same allocation */
-    te__bucket_grad *grad;      /* [grad_count], of all models, from the last parameter of the last model to the first
-                                   parameter of the first model */
+    te__bucket_grad *grad;      /* [grad_count]: the gradients of all models, in order from the last parameter of the
+                                   last model to the first parameter of the first model */
     te__bucket_model *of_model; /* [model_count] */
-    int *grad_index;            /* for each parameter of each model: the index of its gradient in `grad`; -1: none */
+    int *grad_index;            /* for each parameter of each model: the index of its gradient in `grad`; -1: the
+                                   gradient is in no bucket */
     uint64_t fingerprint;       /* the value of te__buckets_fingerprint when the tables were made */
     te_group tensor;            /* a copy of the context's tensor group, made by te_buckets_init */
     te_bucket_reducer reducer;  /* reduces over the data group */
@@ -115,8 +118,9 @@ TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *
     }
     return 0;
 }
-/* Adds p's gradient to the last bucket. Begins a new bucket if p belongs to another model (shards > 1), or if the
- * gradient would make the bucket too large or is not adjacent to it in memory (shards 1). */
+/* Adds p's gradient to the last bucket. Begins a new bucket in these cases: with config.shards > 1, if p belongs to
+ * another model than the last bucket; with config.shards 1, if the gradient would make the last bucket too large, or is
+ * not adjacent to that bucket in memory. */
 TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     const int64_t elements = te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     te__bucket *k = b->count ? &b->bucket[b->count - 1] : 0;
@@ -132,9 +136,9 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     b->grad_index[b->of_model[model].first + p->index] = b->grad_count++;
     k->count++, k->from = p->grad, k->elements += elements;
 }
-/* Counts the uses of each gradient, and marks the buckets whose reduction no GEMM of backward can hide. The last GEMM
- * that backward runs belongs to the first op with a GEMM in the lists. If a bucket contains a parameter of that op or
- * of an op before it, the bucket becomes final only after this GEMM. */
+/* Counts the uses of each gradient, and marks the exposed buckets, whose reduction cannot run at the same time as a
+ * GEMM of backward. The last GEMM that backward runs belongs to the first op with a GEMM in the lists. If a bucket
+ * contains a parameter of that op or of an op before it, the bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
     int gemms = 0; /* the number of GEMMs before the current op */
     for (int i = 0; i < b->model_count; i++) {
@@ -193,8 +197,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     te_side_stream_leave(&b->side, ctx);
     return status;
 }
-/* Implements te_watch.is_final, which backward calls when it has written p's gradient. If all other gradients of its
- * bucket are final already, starts the reduction of the bucket. */
+/* Implements te_watch.is_final, which backward calls when it has written p's gradient. If this was the last gradient of
+ * its bucket that was not final, starts the reduction of the bucket. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
@@ -203,7 +207,8 @@ TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *
     if (!g || --g->pending || --b->bucket[g->bucket].pending) return TE_OK;
     return te__bucket_reduce(b, &b->bucket[g->bucket], ctx);
 }
-/* Implements te_watch.allows: returns an error if a backward of m must not run now. */
+/* Implements te_watch.allows: returns an error if a backward of m must not run now, because one has run already since
+ * te_buckets_begin. */
 TE_API te_status te__buckets_allow_backward(const te_watch *w, const te_model *m, te_context *ctx) {
     const te_buckets *b = (const te_buckets *)(const void *)w;
     for (int i = 0; i < b->model_count; i++)

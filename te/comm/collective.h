@@ -7,9 +7,10 @@
  *   (copy_to_group, name)     the input: all ranks have the same value           all_reduce
  *
  * The input of all_gather and the output of reduce_scatter have the rows of one rank (TE_ROWS_shard); the output of
- * all_gather and the input of reduce_scatter have a row for each token (TE_ROWS_tokens). (Megatron's f and g are
- * copy_to_group and all_reduce.) te/fuse/impl/list_checks.h checks which ops may precede and follow these four. With a
- * communicator of one rank the four ops copy or do nothing, so the same list trains on one rank and on many.
+ * all_gather and the input of reduce_scatter have a row for each token (TE_ROWS_tokens). In Megatron-LM, copy_to_group
+ * is called f and all_reduce is called g. te/fuse/impl/list_checks.h checks which ops may precede and follow these
+ * four. With a communicator of one rank the four ops copy or do nothing, so the same list trains on one rank and on
+ * many.
  *
  * Each of these ops is a step of its own (impl/collective_step.h), unless it belongs to a fused pattern: a pattern may
  * begin with all_reduce, or begin with reduce_scatter and end with all_gather (impl/fused_collective_norm.h). On CUDA
@@ -80,7 +81,7 @@
 #define TE_OP_copy_to_group (copy_to_group, custom)
 #define TE_SHAPES_copy_to_group(op) (0)
 #define TE_PRODUCES_copy_to_group(op) (TE_PRODUCES_same)
-#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_PASSES_VALUE) /* its output is its input, in the same memory */
+#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_PASSES_VALUE) /* the output is the input, in the same memory */
 #define TE_LAYOUT_copy_to_group(op, in) (TE_LAYOUT_partial_grad)
 #define TE_LAYOUT_FITS_copy_to_group(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_TAKES_DIMS_copy_to_group ,

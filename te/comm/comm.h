@@ -12,8 +12,9 @@
  *     te_comm_destroy(&comm);                         // after te_graph_destroy, before te_context_destroy
  *
  * A call that waits for other ranks returns TE_ERROR_COMM if a rank of its group has failed, or after `timeout`
- * seconds. On the host each collective is such a call. On CUDA collectives are only enqueued, and te_comm_synchronize
- * waits for them. After this error the communicator cannot be used: the process should save its state and exit.
+ * seconds. On the host every collective waits for other ranks, so it can return this error. On CUDA collectives are
+ * only enqueued, and te_comm_synchronize, which waits for them, returns the error. After TE_ERROR_COMM the communicator
+ * cannot be used: the process should save its state and exit.
  */
 #ifndef TE_COMM_COMM_H
 #define TE_COMM_COMM_H
@@ -27,13 +28,14 @@ typedef struct te_comm_config {
     int rank, size;   /* rank: the index of this process among all processes; size: the number of all processes. If rank
                          is -1 or size is 0, the value comes from the environment variables of mpirun, srun or
                          torchrun */
-    int tensor;       /* the number of ranks in a tensor group; size must be a multiple of it */
-    const char *file; /* CUDA: a path on a file system that all ranks share. No file may exist there yet */
-    double timeout;   /* seconds */
+    int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` */
+    const char *file; /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks, on a
+                         file system that all ranks share. The file must not exist yet */
+    double timeout;   /* how long a call may wait for other ranks, in seconds */
     /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
      * through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these are
-     * processes of one host, and their devices can access each other. The memory takes 4 * peer_bytes bytes on each
-     * device (that of the world group at most 64 MiB). */
+     * processes of one host, and their devices can access each other. A group's memory takes 4 * peer_bytes bytes on
+     * each device; the world group's takes at most 64 MiB. */
     int64_t peer_bytes;
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes may overlap a GEMM
      * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. If the tensor group has symmetric memory
@@ -41,7 +43,7 @@ typedef struct te_comm_config {
     int64_t overlap_bytes;
 } te_comm_config;
 
-enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* up to this size, NCCL is never faster on two H200s */
+enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* on two H200s, symmetric memory is never slower than NCCL up to 16 MiB */
 
 /* The default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60 s. */
 TE_API te_comm_config te_comm_defaults(void) {
@@ -80,8 +82,8 @@ TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *na
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0;
 }
-/* Waits for the enqueued work, drops all recorded passes, because they may hold collectives, and frees the groups. If
- * the communicator has failed, the enqueued work is aborted instead, and the results of this work are undefined. If the
+/* Waits for the enqueued work, drops all recorded passes (they may contain collectives), and frees the groups. If the
+ * communicator has failed, the enqueued work is aborted instead, and the results of this work are undefined. If the
  * CUDA device does not become idle within the timeout after the abort, the groups and their memory stay allocated until
  * the process ends. */
 TE_API void te_comm_destroy(te_comm *comm) {
@@ -108,7 +110,8 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
     TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
-    /* The library itself uses the collectives of the world group only for FP8 recipes (amaxes) and for checkpoints. */
+    /* The world group's memory is limited to the default size, because the library itself uses the collectives of the
+     * world group only for FP8 recipes (amaxes) and for checkpoints. */
     TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), ctx));
     TE_TRY(te__comm_map_peer_memory(&comm->tensor, peer_bytes, ctx));
     TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, ctx));
@@ -156,11 +159,12 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
     return te__comm_finish_create(comm, status, ctx);
 }
 
-/* Allocates memory for te_saved, as a block of symmetric memory: all ranks of the tensor group map it. If forward saves
- * the result of an all_gather in such a block, the all_gather can overlap a GEMM
- * (te/linear/impl/linear_comm_overlap.h). All ranks of the group must call this function in the same order and with the
- * same `bytes`, and use the blocks for the same purpose. Waits for the other ranks. If the group has no symmetric
- * memory, or 15 such blocks exist already, the result is ordinary memory, as from te_allocate. */
+/* Allocates memory to be used as te_saved.memory. It is a block of symmetric memory, so all ranks of the tensor group
+ * can access it. If forward saves the result of an all_gather in such a block, the all_gather can overlap a GEMM
+ * (te/linear/impl/linear_comm_overlap.h). All ranks of the group must make the same calls of this function in the same
+ * order, with the same `bytes`, and use each block for the same purpose. Each call waits for the other ranks. If the
+ * group has no symmetric memory, or 15 such blocks exist already, the result is ordinary memory, as from
+ * te_allocate. */
 TE_API te_status te_comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_allocate"));
     TE_REQUIRE(comm && p && comm->ctx == ctx, ctx, TE_ERROR_NULL,
@@ -176,7 +180,7 @@ TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     return te__comm_release(comm, p, ctx);
 }
 #else
-/* Without TE_COMM there is one rank, so there are no other ranks to wait for. */
+/* Without TE_COMM there is only one rank, so this waits only for the enqueued work. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
 

@@ -1,5 +1,6 @@
-/* reduce_gradients.h -- sums the gradients of the ranks that train one model. Call it once an optimizer step, after the
- * step's last backward. To sum them while backward still runs, use buckets.h instead.
+/* reduce_gradients.h -- sums the gradients of the ranks that train one model. Call te_reduce_gradients once in each
+ * optimizer step, after the step's last backward. To sum the gradients while backward still runs, use buckets.h
+ * instead.
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};
@@ -54,9 +55,9 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     return te__grad_range_reduce(&range, g, ctx);
 }
 /* Reduces a model's gradients over the data group such that this rank gets the sums only of its own shard
- * (te__slice_elements) and of the few elements after the last shard. This sends half as many bytes as an all-reduce. A
- * shard is a range of the gradient buffer, so if the range includes gradients of frozen parameters, these are sent,
- * too.
+ * (te__slice_elements) and of the few elements after the last shard. A reduce-scatter sends half as many bytes as an
+ * all-reduce. A shard is a range of the gradient buffer, so if the range includes gradients of frozen parameters, these
+ * are sent, too.
  */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
@@ -78,9 +79,9 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
     }
     return TE_OK;
 }
-/* Enqueues the collectives. All ranks must pass the same models (each rank its own tensor-parallel shards of these) in
- * the same order. With ZeRO-1 (sharded optimizer states) call te_adamw_reduce instead, which sends half of the
- * bytes. */
+/* Enqueues the collectives that sum the gradients of these models over the ranks. All ranks must pass the same models
+ * (each rank its own tensor-parallel shards of these) in the same order. With ZeRO-1 (sharded optimizer states) call
+ * te_adamw_reduce instead, which sends half as many bytes. */
 TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_context *ctx) {
     return te__reduce_gradients(models, count, 1, ctx);
 }

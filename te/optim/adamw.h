@@ -34,18 +34,20 @@ typedef struct te_adamw {
                                no_master, muon_takes and shards. config.groups is null here, because te_adamw_init has
                                copied the groups' values into the table `tensor` */
     te_model *const *models;
-    int model_count, count, chunks; /* the number of models, of the tensors that this rank updates, and of the chunks of
-                                       these tensors */
+    int model_count, count, chunks; /* model_count: the number of models; count: the number of tensors that this rank
+                                       updates; chunks: the number of chunks in these tensors */
     te_zero1 zero1;                 /* says which shard of the states this rank has */
-    te_adamw_state *state;          /* this pointer and all below: target memory */
+    te_adamw_state *state;          /* `state` and the pointers after it point into target memory */
     te_grad_norm norm;
     const te__adamw_tensor *tensor; /* [count] */
     const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */
-    void *m, *v;                    /* moments of all tensors, each tensor at a multiple of TE_PARAM_ALIGN elements */
+    void *m, *v;                    /* the moments of all tensors; those of each tensor begin at a multiple of
+                                       TE_PARAM_ALIGN elements */
     float *master;
-    int64_t m_elements, v_elements; /* the number of elements in m and v, gaps included. Only tensors that AdamW updates
-                                       have a v */
-    te_rule rule;                   /* this and the next three members: the config's values at te_adamw_init */
+    int64_t m_elements, v_elements; /* the numbers of elements in m and in v, including the gaps between tensors. Only
+                                       tensors that AdamW updates have a v */
+    te_rule rule;                   /* rule, moments, no_master and takes: the values that the config had at
+                                       te_adamw_init */
     te_dtype moments;               /* the format of m and v */
     int no_master;
     te_muon_takes takes;
@@ -67,8 +69,8 @@ typedef struct te_adamw_iter {
     int model;                     /* the index of the parameter's model */
     const te_param *param;
     int64_t from, elements; /* the range of the parameter's elements: all of them or, with ZeRO-1, those of this rank */
-    float *master;          /* [elements], target memory. If param->data is f32, a part of it; null: the config has
-                               no_master */
+    float *master;          /* [elements], in target memory: the range's master weights. If the parameter is f32, this
+                               points into param->data; null: there are none (config.no_master) */
     void *m, *v;            /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the
                              * format is e4m3, the scales follow the elements (te_moment_scales), and the elements of v
                              * are stored as their square roots */
@@ -146,12 +148,12 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     l.gather_buffer = te__suballocate(&l.bytes, te__zero1_gather_bytes(models, count, zero1));
     return l;
 }
-/* Bytes of target memory that te_adamw_init needs. AdamW needs 12 bytes for each element (8 if the model is f32), and
- * some for tables. For each element, moments in bf16 save 4 of these bytes, moments in e4m3 5.94, and no master weights
- * 4. Muon needs no second moment, but memory for two copies of the largest matrix. ZeRO-1 divides everything but the
- * tables by config->shards, but rounding adds up to 128 elements for each shard of a model. With Muon, ZeRO-1 also adds
- * config->shards times the size of the largest matrix. The result is the same on all ranks. If the config is null or
- * not valid, the result is that of te_adamw_bytes. */
+/* Bytes of target memory that te_adamw_init needs. For each element, AdamW needs 12 bytes (8 if the model is f32); of
+ * these, moments in bf16 save 4, moments in e4m3 save 5.94, and doing without master weights saves 4. Tables need some
+ * more bytes. Muon needs no second moment, but memory for two copies of the largest matrix. ZeRO-1 divides everything
+ * but the tables by config->shards, but rounding adds up to 128 elements for each shard of a model. With Muon, ZeRO-1
+ * also needs a buffer of config->shards times the size of the largest matrix. The result is the same on all ranks. If
+ * the config is null or not valid, the result is that of te_adamw_bytes. */
 TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
     const te_adamw_config plain = te_adamw_defaults(0.0f);
     const int valid = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
@@ -329,9 +331,9 @@ TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m,
                                 : "the optimizer's states are not sharded like that");
     return TE_OK;
 }
-/* Does for the optimizer's models what te_reduce_gradients does. Call this on all ranks between the last backward and
- * te_adamw_step. With ZeRO-1 the gradients are reduce-scattered, because each rank's update reads only its own shard of
- * the gradients; with ZeRO-1 and Muon they are all-reduced. */
+/* Sums the gradients of the optimizer's models over the ranks, in place of te_reduce_gradients. Call this on all ranks
+ * between the last backward and te_adamw_step. With ZeRO-1 the gradients are reduce-scattered, because each rank's
+ * update reads only its own shard of the gradients; with ZeRO-1 and Muon they are all-reduced. */
 TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
@@ -359,7 +361,8 @@ TE_IF_USED TE_API te_status te__adamw_begin_step(const te_adamw *opt, const te__
     return te__adamw_begin_launch(ctx, te__grid_of(1, 1), a);
 }
 /* Enqueue one step: the gradient norm if the config needs it, the step's scalars, the update and, with ZeRO-1, the
- * all-gather of the updated parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */
+ * all-gather of the updated parameters. With CUDA te_adamw_step is a function template; its address is
+ * `&te_adamw_step<>`. */
 TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check_step(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);

@@ -110,7 +110,8 @@ typedef int (*te_muon_takes)(const te_model *model, const te_param *p);
 typedef struct te_adamw_config {
     te_schedule schedule;
     float beta1, beta2, eps;
-    float weight_decay;    /* applies to tensors with more than one row, so to matrices, but not to biases or gains */
+    float weight_decay;    /* applies to tensors with more than one row: to matrices, but not to biases or the gains of
+                              norms */
     int decay_all;         /* 1: weight_decay applies to every tensor */
     float max_norm;        /* gradients are scaled down so that their global norm is at most max_norm. 0: no clipping,
                               and the norm is not computed. INFINITY: the norm is computed, and gradients are clipped
@@ -124,8 +125,8 @@ typedef struct te_adamw_config {
                               elements, and is supported only by AdamW and SGD. */
     int no_master;         /* 1: a bf16 model has no f32 master weights; its weights are rounded stochastically */
     uint64_t seed;         /* the seed of the stochastic rounding */
-    float momentum;        /* SGD and Muon, which have no betas: the factor by which the momentum decays in each step;
-                              0: no momentum */
+    float momentum;        /* SGD and Muon (which do not use beta1 and beta2): the factor by which the momentum is
+                              multiplied in each step; 0: no momentum */
     int nesterov;          /* SGD and Muon: 1: use Nesterov's momentum */
     te_muon_takes muon_takes; /* selects the matrices that Muon updates; null: te_muon_matrices, which selects the
                                  matrices of hidden layers */
@@ -146,7 +147,7 @@ typedef struct te_adamw_config {
  * element infinite, and this element is never updated again. */
 #define TE_ADAMW_NORM_LIMIT 72057594037927936.0f
 enum { TE_ADAMW_MAX_SHARDS = 1 << 16 };
-#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* for te_adamw_set: doubles represent all integers up to this one */
+#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* te_adamw_set's limit; up to it a double represents every integer */
 
 TE_API te_adamw_config te_adamw_defaults(float lr) {
     te_adamw_config c;
@@ -161,8 +162,9 @@ TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {
     c.rule = TE_RULE_sgd, c.momentum = momentum, c.weight_decay = 0.0f;
     return c;
 }
-/* Muon with the values of its publication, where lr is 0.02. The learning rate of the parameters that AdamW updates is
- * lr * adamw_lr_factor. If you set match_rms, choose an lr that suits AdamW; adamw_lr_factor can then be 1. */
+/* Muon with the values of the publication (muon.h), in which lr is 0.02. The learning rate of the parameters that AdamW
+ * updates is lr * adamw_lr_factor. If you set match_rms, choose an lr that suits AdamW; adamw_lr_factor can then be
+ * 1. */
 TE_API te_adamw_config te_muon_defaults(float lr) {
     te_adamw_config c = te_adamw_defaults(lr);
     c.rule = TE_RULE_muon, c.momentum = 0.95f, c.nesterov = 1, c.weight_decay = 0.0f;
@@ -172,8 +174,8 @@ TE_API te_adamw_config te_muon_defaults(float lr) {
 /* The optimizer's scalars, in target memory. A checkpoint needs only step and skipped, because each step begins by
  * computing the other members. */
 typedef struct te_adamw_state {
-    int64_t step, skipped;      /* the number of steps that updated the parameters, and of steps that were skipped
-                                   because of skip_nonfinite */
+    int64_t step, skipped;      /* step: the number of steps that updated the parameters; skipped: the number of steps
+                                   that were skipped because of skip_nonfinite */
     float norm;                 /* the norm of the gradients after grad_scale, before clipping. Infinity if the norm
                                    does not fit f32. An infinite norm alone does not cause the step to be skipped;
                                    infinite or NaN gradients do */
@@ -181,7 +183,8 @@ typedef struct te_adamw_state {
     float adamw_lr;             /* the learning rate of parameters that AdamW updates; differs from lr only if the rule
                                    is Muon (adamw_lr_factor) */
     float scale;                /* grad_scale times the clipping factor */
-    float correct_m, correct_v; /* bias correction of m and v: 1 / (1 - beta^step) with beta1, beta2 */
+    float correct_m, correct_v; /* the factors of the bias correction: 1 / (1 - beta1^step) for m, 1 / (1 - beta2^step)
+                                   for v */
     int32_t apply;              /* 0: this step is skipped */
 } te_adamw_state;
 

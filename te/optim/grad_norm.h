@@ -12,9 +12,9 @@
  * scaled down.
  *
  * With several ranks the result is the norm of the whole model. With tensor parallelism each rank sums the squares of
- * the gradients of its shards of parameters, and rank 0 also sums those of replicated parameters. The sums of all ranks
- * are then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for
- * its own shard, so the ranks' sums are first gathered and added in the same way over the data group.
+ * its shards' gradients, and rank 0 also includes the gradients of replicated parameters. The sums of all ranks are
+ * then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its
+ * own shard, so the ranks' sums are first gathered and added in the same way over the data group.
  *
  * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are
  * divided into chunks of equal size, a block computes the partial sum of each chunk, and a single block adds the
@@ -32,7 +32,7 @@ typedef struct __attribute__((aligned(16))) te__float4 { float v[4]; } te__float
 
 typedef struct te__grad_tensor { const float *grad; int64_t elements; } te__grad_tensor;
 
-/* All pointers are target memory. */
+/* All pointers point into target memory. */
 typedef struct te_grad_norm {
     const te__grad_tensor *tensor; /* [count] */
     const int32_t *first;          /* [count + 1], the index of the first chunk of each tensor */
@@ -40,7 +40,8 @@ typedef struct te_grad_norm {
     float *result;                 /* [2]: the sum of squares, and its root; infinity if a value does not fit f32 */
     double *norm;                  /* the root of the sum of squares, in double; lies after `result` in memory */
     int count, chunks;
-    double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, ranks)], the sum of squares of each rank of a group */
+    double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, zero1.ranks)]: the sum of squares that each rank of a
+                                      group has computed */
     int rank, size;                /* this rank's index in the tensor group, and the group's size; in a kernel's
                                       arguments: those for the group over which the kernel sums */
     te_zero1 zero1;                /* says which shard of the gradients this rank reads; rank 0 of 1 reads all
@@ -53,8 +54,8 @@ typedef struct te_grad_norm {
 enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NORM_SUM_THREADS = 1024 };
 enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group */
 
-/* 2^192, by which sums of squares are divided after an overflow. Even 2^41 squares of the largest float then fit f32.
- * Squares that underflow in this division are negligible compared with a sum that has overflowed. */
+/* 2^192, by which sums of squares are divided after an overflow. Then even the sum of 2^41 squares of the largest float
+ * fits f32. Squares that underflow in this division are negligible compared with a sum that has overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
 /* A lane's part of a chunk's sum of squares, computed in double and divided by TE__NORM_RESCALE. The loop is not
@@ -123,9 +124,13 @@ TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     a->result[0] = total[0], a->result[1] = (float)*a->norm;
 }
 TE_KERNEL_IF_USED(te__grad_norm_sum, TE__NORM_SUM_THREADS, 1, te_grad_norm, te__grad_norm_sum_body(te_args))
+
 /* The norm over several ranks is computed in three steps: each rank stores its sum of squares (te__grad_norm_put_rank),
  * an all-gather exchanges these sums, and each rank adds all of them (te__grad_norm_sum_ranks). */
+
+/* Stores this rank's sum of squares. */
 TE_FN void te__grad_norm_put_rank_body(const te_grad_norm *a) { a->rank_sums[a->rank] = *a->norm * *a->norm; }
+/* Adds the sums of squares of all ranks, and computes the norm. */
 TE_FN void te__grad_norm_sum_ranks_body(const te_grad_norm *a) {
     double sum = 0.0;
     for (int i = 0; i < a->size; i++) sum += a->rank_sums[i];
@@ -203,7 +208,8 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     return te__grad_norm_init(norm, memory, bytes, models, count, te_zero1_of(0, 1), ctx);
 }
 
-/* Enqueue the replacement of *norm->norm, which is this rank's norm, by the norm over all ranks of the group g. */
+/* Enqueue the kernels that replace *norm->norm, which is this rank's norm, by the norm over all ranks of the group
+ * g. */
 TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
     te_grad_norm a = *norm;
     a.rank = g->rank, a.size = g->size;
@@ -215,8 +221,8 @@ TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, c
 }
 
 /* Enqueue the kernels that compute the norm. norm->result[0] becomes the sum of the squares of all gradients,
- * norm->result[1] the root of this sum, and *norm->norm the root in double. With CUDA this is a function template:
- * `auto f = &te_grad_norm_run<>`. */
+ * norm->result[1] the root of this sum, and *norm->norm the root in double. With CUDA te_grad_norm_run is a function
+ * template; its address is `&te_grad_norm_run<>`. */
 TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "gradient norm"));
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");

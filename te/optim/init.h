@@ -16,7 +16,7 @@ TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float 
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
-    if (p->shard == TE_SHARD_rows) { /* one call for the whole shard, because it has only a part of each row */
+    if (p->shard == TE_SHARD_rows) { /* one call for the whole shard, which contains only a part of each row */
         const te__normal_part part = te__normal_part_of(p->rows, p->cols, g->rank * p->cols, g->size * p->cols);
         return te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx);
     }

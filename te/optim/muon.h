@@ -56,11 +56,11 @@ typedef struct te__muon {
     void *x[2];     /* memory for X and for the next X, in the dtype of the products. Each is as large as the largest
                        matrix */
     void *a, *b;    /* A and B, [s, s] */
-    float *scratch; /* workspace of the products on the host */
+    float *scratch; /* on the host, the workspace of the products */
     float *partial; /* [chunks], the sum of the squares of u in each chunk */
     float *factor;  /* [count]: for each matrix, 1 / (|u| + eps) */
 } te__muon;
-typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes */
+typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes of te__muon.x[0], a and scratch */
 
 /* The three products of an iteration: `gram` computes A, `poly` B, and `next` the next X. */
 typedef struct te__muon_products { te_gemm gram, poly, next; } te__muon_products;
@@ -118,8 +118,8 @@ TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
     return c->nesterov ? g + c->momentum * m : m;
 }
 /* For all matrices in one launch: updates m, and sums the squares of u in each chunk. Reads 8 bytes for each element
- * and writes 4. If the sum of a matrix does not fit f32, the factor 1 / |u| becomes 0, so X is 0 for this matrix
- * (TE_ADAMW_NORM_LIMIT). */
+ * and writes 4. If the sum of all squares of a matrix does not fit f32, the factor 1 / |u| becomes 0, so X is 0 for
+ * this matrix (TE_ADAMW_NORM_LIMIT). */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -201,7 +201,7 @@ TE_KERNEL_IF_USED(te_muon_apply, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_a
 /* ---- the update of a matrix -------------------------------------------------------------------------------------- */
 
 /* Enqueue the Newton-Schulz iterations, which replace the singular values of X, at most 1, by values between 0.7 and
- * 1.2. Singular values below 0.001 do not get that far; they grow by a factor of 3.4 in each iteration. Before the
+ * 1.2. Singular values below 0.001 grow by a factor of 3.4 in each iteration, and so do not reach 0.7. Before the
  * iterations X is in u->x[0], after them in u->x[TE_MUON_STEPS % 2]. */
 TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t cols, te_dtype dtype,
                                                 te_context *ctx) {
@@ -219,7 +219,8 @@ TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows,
     }
     return TE_OK;
 }
-/* Update matrix number a->tensor, whose momentum and norm must have been computed before. */
+/* Update tensor number a->tensor, the matrix p. The matrix's momentum and the norm of u must have been computed
+ * before. */
 TE_IF_USED TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
     const double rows = (double)p->rows, cols = (double)p->cols;
     const te_grid grid = te__grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);

@@ -60,8 +60,8 @@ TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Lay out a buffer part by part: return the offset of a new part of `bytes` bytes, which is *end, and advance *end
- * by `bytes` rounded up to a multiple of TE_ALIGN. */
+/* Lay out a buffer part by part. Each call returns the offset of a new part of `bytes` bytes, which is the old *end,
+ * and adds `bytes`, rounded up to a multiple of TE_ALIGN, to *end. */
 TE_API size_t te__suballocate(size_t *end, size_t bytes) {
     const size_t start = *end;
     *end += (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
@@ -131,7 +131,7 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
-#define TE_DECAY_OF_CONFIG (-1.0f) /* te_param_group.weight_decay: use the config's weight decay */
+#define TE_DECAY_OF_CONFIG (-1.0f) /* as te_param_group.weight_decay: the group has the config's weight decay */
 
 /* A function that the caller provides. Returns whether the group contains the parameter p. */
 typedef int (*te_group_takes)(const te_model *model, const te_param *p);
@@ -142,8 +142,8 @@ typedef struct te_param_group {
                                       "proj", "linear", "weight"; null: any */
     te_group_takes takes;          /* null: any parameter */
     float lr;                      /* the group's learning rate is the schedule's times lr */
-    float weight_decay;            /* applies to the group's parameters whatever their shape. TE_DECAY_OF_CONFIG: the
-                                      group does not change the weight decay */
+    float weight_decay;            /* the weight decay of the group's parameters, including those with a single row.
+                                      TE_DECAY_OF_CONFIG: the group does not change the weight decay */
 } te_param_group;
 
 TE_API te_param_group te_param_group_of(const char *op, const char *kind, const char *field) {

@@ -33,7 +33,7 @@
 #include "param_groups.h"          /* te__suballocate, te__memory_check */
 
 typedef struct te_recipes_config {
-    int history;        /* fp8_delayed: how many previous steps' amax is remembered, 1 to 1024 */
+    int history;        /* fp8_delayed: the number of previous steps whose amaxes are remembered, 1 to 1024 */
     te_scale_rule rule; /* fp8_delayed: how a scale is computed from the history */
     int current;        /* 1: lists under fp8_delayed run as if under fp8_current */
     float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: the scales of
@@ -72,7 +72,7 @@ typedef struct te_recipes {
 /* Visits, in list order, those products of several models that are under a recipe. */
 typedef struct te__recipe_iter {
     te_model *const *models;
-    int count, model, op, next; /* next: the index of the next op's first parameter */
+    int count, model, op, next; /* next: the index, in its model, of the next op's first parameter */
     te_param *param;            /* the weight of the current product */
     te_recipe recipe;           /* the recipe of the current product */
 } te__recipe_iter;
@@ -96,7 +96,7 @@ TE_API int te__recipe_next_product(te__recipe_iter *it) {
     return 0;
 }
 
-/* The bytes that a weight takes in the cache: data: its elements in FP8; transposed: the same elements transposed;
+/* The bytes that a weight takes in the FP8 cache. data: its elements in FP8; transposed: the same elements transposed;
  * scales, transposed_scales: the scales of both, if scales are rowwise or blockwise; all: the sum. */
 typedef struct te__fp8_weight_bytes { size_t data, transposed, scales, transposed_scales, all; } te__fp8_weight_bytes;
 TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe recipe) {
@@ -116,9 +116,10 @@ TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe
 
 /* ---- casting a weight -------------------------------------------------------------------------------------------- */
 
-/* The arguments of the cast of a weight. There is one function for each granularity of scales. A tensorwise cast takes
- * two launches: the first computes the amax, and the second casts with the scale that follows from it. A blockwise or
+/* The arguments for casting a weight; each granularity of scales has its own function. A tensorwise cast takes two
+ * launches: the first computes the amax, and the second casts with the scale that follows from it. A blockwise or
  * rowwise cast takes one launch, which also computes the scales. */
+
 TE_API te_quantize te__weight_cast_tensorwise(const te_param *p) {
     te_quantize q = te__quantize_of(p->rows, p->cols);
     const te_scales *s = p->fp8.scales;
@@ -148,9 +149,10 @@ TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, t
 /* ---- casting all weights: the table ------------------------------------------------------------------------------ */
 
 /* A pass over the weights takes one launch for each list and each granularity of scales, however many models use the
- * list. So casting the weights of all blocks of a GPT takes as long as casting a single weight of the same total size.
- * The launch reads a table in target memory, which te_recipes_init makes, with an entry for each weight; the entries of
- * each granularity are a separate part of the table. */
+ * list. Casting the weights of all of a GPT's blocks therefore takes as long as casting a single weight with as many
+ * elements. The launch reads a table in target memory, which te_recipes_init makes, with an entry for each weight; the
+ * entries of each granularity are a separate part of the table. */
+
 enum { TE__WEIGHTS_TENSORWISE, TE__WEIGHTS_BLOCKWISE, TE__WEIGHTS_ROWWISE, TE__WEIGHTS_GRANULARITIES };
 TE_API int te__weight_granularity(te_recipe recipe) {
     return TE_IS_BLOCKWISE(recipe) ? TE__WEIGHTS_BLOCKWISE : TE_IS_ROWWISE(recipe) ? TE__WEIGHTS_ROWWISE
@@ -404,7 +406,9 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {
         te_fp8_product *f = &it.param->fp8;
-        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* the cast writes each byte */
+        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* the memory need not be
+                                                                                           cleared: the cast writes it
+                                                                                           all */
         f->scales = &s->scales, f->own = te__recipes_current_rule(&s->config);
         f->common = s->config.ranks == te_world_group(ctx)->size;
         f->weight = i, f->x = s->count + i, f->dy = 2 * s->count + i;

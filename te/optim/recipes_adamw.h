@@ -31,17 +31,19 @@
 
 typedef struct te__adamw_fp8_args {
     te__adamw_args step;      /* in step.first, tensors that are updated tile by tile (in `blocks`) have no chunks */
-    const int32_t *scale_of;  /* [count] for each tensor, the index of its amax in `amax`; -1: the amax is not needed */
+    const int32_t *scale_of;  /* [count]: for each tensor, the index in `amax` of the amax of its weights; -1: that amax
+                                 is not needed */
     float *amax;
     te_multi_tensor blocks;          /* the recipes' weights of fp8_block, as a table of te_blockwise_args; a chunk is
                                         a tile */
-    const int32_t *tensor_of; /* [blocks.count] for each weight in `blocks`, its index among the optimizer's tensors;
+    const int32_t *tensor_of; /* [blocks.count]: for each weight in `blocks`, its index among the optimizer's tensors;
                                  -1: the weight is not updated here, and the recipes' own pass casts it */
 } te__adamw_fp8_args;
 
 /* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
 
-/* This kernel updates weights with tensorwise scales, and all tensors that are not weights of GEMMs in FP8. */
+/* This kernel updates all tensors except the weights of fp8_block that the next kernel updates by tiles. It computes
+ * the amax only of weights with tensorwise scales. */
 
 /* Update the chunk of tensor n that begins at `from`, unless the step is skipped. */
 TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, te_dtype moments) {
@@ -202,9 +204,10 @@ typedef struct te_recipes_adamw {
     te_adamw *opt;
     int fused;                /* 1: the kernels above run; 0: te_adamw_step and te_recipes_step run one after the
                                  other */
-    int count, chunks;        /* the number of the optimizer's tensors, and of the chunks of those tensors that are not
-                                 updated by tiles */
-    const int32_t *first;     /* [count + 1]. This and the next two are target memory; see te__adamw_fp8_args */
+    int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks in those of
+                                 them that are not updated by tiles */
+    const int32_t *first;     /* [count + 1]. first, scale_of and tensor_of are in target memory, and are described at
+                                 te__adamw_fp8_args */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
     te_multi_tensor blocks;          /* the recipes' weights of fp8_block; blocks.chunks 0: none of these is updated
@@ -257,7 +260,7 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
     }
     return tiles;
 }
-/* The entry of the optimizer's tensor p; null if the update neither computes p's amax nor casts p. */
+/* The entry of p, one of the optimizer's tensors; null if the update neither computes p's amax nor casts p. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
     const int i = p->fp8.weight; /* stale if the parameter's model is no longer under these recipes */
@@ -301,9 +304,9 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 /* Initialise *u for the recipes and the optimizer, which must be initialised already. If one of the two is initialised
- * again later, call this again, too. memory: target memory of te_recipes_adamw_bytes bytes, aligned to TE_ALIGN. Waits
- * for the stream. Errors: null pointers, recipes or an optimizer that is not initialised, memory too small or
- * misaligned. */
+ * again later, call te_recipes_adamw_init again, too. memory: target memory of te_recipes_adamw_bytes bytes, aligned to
+ * TE_ALIGN. Waits for the stream. Errors: null pointers, recipes or an optimizer that is not initialised, memory too
+ * small or misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
@@ -352,8 +355,8 @@ TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, 
     if (!u->blocks.chunks) return TE_OK;
     return f32 ? te_adamw_update_blockwise_launch(ctx, tiles, a) : te_adamw_update_blockwise_bf16_launch(ctx, tiles, a);
 }
-/* Enqueue a step of the optimizer and of the recipes. All ranks must call this. Checks both steps for errors first; if
- * it returns an error that these checks found, nothing was enqueued. */
+/* Enqueue a step of the optimizer and of the recipes. All ranks must call this. Before it enqueues anything, this
+ * function checks both steps for errors; if these checks find an error, nothing is enqueued. */
 TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_context *ctx) {
     te__adamw_fp8_args a;
     TE_TRY(te__recipes_adamw_check(u, ctx));

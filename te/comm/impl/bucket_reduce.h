@@ -2,8 +2,8 @@
  * gets all sums (all-reduce) or only those of its shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI do this.
  *
  * DMA engines copy between GPUs without any multiprocessor, so a reduction during backward does not slow backward's
- * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). With N ranks, x[count]
- * consists of N shards, one for each rank:
+ * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). x[count] are the
+ * gradients of the bucket. With N ranks, x consists of N shards, one for each rank:
  *   1. each rank copies each shard to the rank that owns the shard, into the owner's slot for copies from this sender;
  *   2. on the owner a kernel adds its shard and its slots, in f32 and in rank order (it reads N shards and writes one);
  *   3. the owner copies the sum into slots on all other ranks, which copy it into their x. A reduce-scatter omits this.
@@ -39,7 +39,7 @@ enum {
 };
 
 typedef struct te_dma_add_args {
-    void *x;                     /* [count]: this rank's shard before the kernel, the sum after it */
+    void *x;                     /* [count]: on entry this rank's shard, on return the sum over the ranks */
     const void *shard[TE_MAX_RANKS]; /* [count] each: the shards that the other ranks sent */
     int64_t count;               /* a multiple of 8 */
     int rank, ranks;
@@ -60,18 +60,18 @@ TE_FN void te__dma_add(const te_dma_add_args *a, te_block b, const te_dtype dtyp
 TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_f32))
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
-/* The reduction of a piece of x, whose shards fit into the slots. Each rank has two slots for each other rank: one for
- * a shard that the other rank sends, one for a sum that the other rank sends. */
+/* The reduction of a piece of x. Pieces are so small that each shard of a piece fits into a slot. Each rank has two
+ * slots for each other rank: one for a shard that the other rank sends, one for a sum that the other rank sends. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
     char *x;
     te_dtype dtype;
     int scatter_only;     /* 1: a reduce-scatter, which does not send the sums (step 3 at the head of this file) */
-    int64_t count, shard; /* count: the number of elements in all shards together; shard: that in one shard (the last
-                             shards may have fewer) */
+    int64_t count, shard; /* count: the number of elements in the piece; shard: the number of elements in each of its
+                             shards (the last shards may have fewer) */
     int64_t stride;       /* the number of elements from the beginning of one rank's shard to that of the next */
-    int64_t slot;         /* the number of elements that a slot can hold */
+    int64_t slot;         /* the largest number of elements that fit into a slot */
 } te__dma_reduce;
 
 TE_API int64_t te__dma_shard_count(const te__dma_reduce *c, int r) {
@@ -145,7 +145,7 @@ TE_API te__dma_reduce te__dma_reduce_of(const te_group *g, te_dtype dtype, const
     return c;
 }
 /* Replaces x[count], f32 or bf16, by its sum over the ranks of g. g->memory must exist. count: a multiple of
- * TE_DMA_ALIGN. Enqueued on ctx->stream, which must be the same stream in all calls. */
+ * TE_DMA_ALIGN. The work is enqueued on ctx->stream, which must be the same stream in all calls. */
 TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -157,8 +157,8 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* Replaces row g->rank of x[ranks, count] by the sum of this row over the ranks, and leaves the other rows as they
- * are. */
+/* Replaces row g->rank of this rank's x[ranks, count] by the sum of row g->rank over all ranks, and leaves the other
+ * rows as they are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -172,7 +172,7 @@ TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, i
     return TE_OK;
 }
 /* Allocates the slots, if the ranks of g have symmetric memory. All ranks must call this function. The slots stay until
- * te_comm_destroy. bytes: the size of a piece, which is reduced at once. */
+ * te_comm_destroy. bytes: the size of the largest piece that is reduced at once. */
 TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
     const int64_t slot_bytes = te_round_up(te_ceil_div(bytes, g->size), TE_DMA_ALIGN * (int64_t)sizeof(float));
     return g->memory || !g->peers ? TE_OK : te__overlap_memory_open(g, 2 * (g->size - 1) * slot_bytes, ctx);
@@ -197,7 +197,7 @@ typedef struct te_bucket_reducer {
     te_group data; /* a copy of the data group, with `peers` null, because the kernels that use `peers` would occupy all
                       multiprocessors during backward */
     te_dtype dtype;
-    void *staging;    /* [elements] of bf16; null: the gradients are summed in f32, in place */
+    void *staging;    /* [elements], a buffer for gradients in bf16; null: the gradients are summed in f32, in place */
     int64_t elements;
 } te_bucket_reducer;
 
@@ -218,8 +218,8 @@ TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_
     s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
     return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
 }
-/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward are still to come, so
- * they run at the same time as the reduction. */
+/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward will run at the same time
+ * as the reduction, so DMA engines are used if the group has slots for them. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                      te_dtype dtype, int hidden, te_context *ctx) {
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
@@ -246,8 +246,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
 /* Reduces a model's gradients such that this rank gets the sums only of its own shard (te__slice_elements) and of the
- * few elements after the last shard. This sends half as many bytes as an all-reduce. A shard is a range of the gradient
- * buffer, so if the range includes gradients of frozen parameters, these are sent, too. */
+ * few elements after the last shard. A reduce-scatter sends half as many bytes as an all-reduce. A shard is a range of
+ * the gradient buffer, so if the range includes gradients of frozen parameters, these are sent, too. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

@@ -5,15 +5,15 @@
  *                           The epilogue stores a tile whose rows belong to another rank into a slot in that rank's
  *                           memory (te/gemm/impl/gemm_sm90_epilogue_scatter.h). Each rank then sums its own
  *                           rows over the N ranks, in the epilogue or in a second kernel, te_reduce_scatter_add, which
- *                           reads N times and writes once as many bytes as these rows have.
+ *                           reads N partial sums of these rows, one from each rank, and writes the rows once.
  *   GEMM + all_reduce       For the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
  *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
- *                           waits for no other rank. While the GEMM reads its weight, it sends 2 m n bytes to each
- *                           other rank (if the all-reduce is one-shot).
+ *                           waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
+ *                           bytes, to each other rank (if the all-reduce is one-shot).
  *
- * Both support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands with tensorwise scales, and then uses
- * fast accumulation (te_gemm.fast). With other operands the GEMM and the group's collective run one after the other.
- * Measurements: docs/notes/comm.md.
+ * Both combinations support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands with tensorwise scales,
+ * and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's collective run one after
+ * the other. Measurements: docs/notes/comm.md.
  */
 #ifndef TE_COMM_COLLECTIVE_STEP_H
 #define TE_COMM_COLLECTIVE_STEP_H
@@ -35,7 +35,7 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
 /* The arguments of te_reduce_scatter_add, the second kernel, which adds up the slots of this rank's rows. */
 typedef struct te_reduce_scatter_add_args {
     void *y;                   /* [count]: the sum over the ranks; count is a multiple of eight */
-    const char *slots;         /* [ranks, count] */
+    const char *slots;         /* [ranks, count]: for each rank, its partial sum of this rank's rows */
     uint32_t *flags[TE_MAX_RANKS]; /* [r]: the flags in the memory of rank r */
     int64_t count;
     int rank, ranks;
@@ -83,7 +83,8 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
-/* persistent, fp8: the GEMM kernels with 16-bit and with FP8 operands; add: the kernel that adds up the slots. */
+/* persistent: the GEMM kernel for 16-bit operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up
+ * the slots. */
 typedef struct te_gemm_reduce_scatter_kernels {
     te_sm90_kernel persistent, fp8;
     const void *add;
@@ -93,8 +94,8 @@ TE_SM90_GEMM_KERNEL_SCATTER(te_gemm_reduce_scatter, T, A, B, TRANS_B, te_gemm_re
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_gemm_reduce_scatter,
              (T, A, B, TRANS_B), te__gemm_scatter_params)
 /* The template argument T is the list's format. A is the FP8 format of the GEMM's first operand (x in forward, dy in
- * backward), or T if the recipe has no FP8. The weight is passed as [n, k] (TRANS_B 1) in forward, and with FP8 also in
- * backward. */
+ * backward), or T if the list's recipe has no tensorwise FP8 scales. The weight is passed as [n, k] (TRANS_B 1) in
+ * forward, and with FP8 also in backward. */
 template <te_dtype T, te_dtype A, int FORWARD>
 TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;
@@ -172,8 +173,8 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
     te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
-    te__gemm_overlap order; /* for m->serial, which only tests set: the same GEMM kernel then runs without the
-                               collective, but computes its tiles in the same order */
+    te__gemm_overlap order; /* used if m->serial is set, which only tests do: the same GEMM kernel then runs without the
+                               collective, but computes its tiles in the same order as it would with the collective */
     g.fast |= te__gemm_is_fp8(&g); /* FP8: this kernel always uses fast accumulation */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
                             te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
@@ -192,7 +193,7 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* The arguments of the GEMM kernel that runs: persistent or skinny. small_m never runs. */
+    /* The arguments of the GEMM kernel that runs: persistent or skinny. The small_m kernel never runs here. */
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
@@ -267,8 +268,8 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 #endif
 
 /* Runs the GEMM that the previous step has deferred, if there is one; its output becomes the current value. *is_sent:
- * whether the GEMM's epilogue has sent the output as packets. It does so if may_send is set and one of the library's
- * GEMM kernels supports the shapes. */
+ * whether the GEMM's epilogue has sent the output as packets. The epilogue does so if may_send is set and one of the
+ * library's GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;

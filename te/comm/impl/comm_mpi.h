@@ -35,7 +35,8 @@ TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, 
     return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
 }
 /* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,
- * because there may be more ranks than processors. error: the result of the call that made the request. */
+ * because there may be more ranks than processors. error: the error code that the MPI call which started the request
+ * has returned. */
 TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, te_context *ctx) {
     const double start = MPI_Wtime(), timeout = g->comm->timeout;
     enum { POLLS_PER_YIELD = 64 };
@@ -100,8 +101,9 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    const int in_place = y == (const char *)x + (size_t)g->rank * bytes; /* MPI needs distinct buffers, so its result is
-                                                                            copied to y */
+    const int in_place = y == (const char *)x + (size_t)g->rank * bytes; /* y is a part of x. MPI needs two distinct
+                                                                            buffers, so the result is received in `to`
+                                                                            and then copied to y */
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
     void *const to = in_place ? malloc(bytes) : y;

@@ -1,7 +1,7 @@
 /* comm_nccl.h -- communicators on CUDA, with NCCL 2.18 or later. comm.h calls the functions of this file; comm_mpi.h
  * defines the same functions for the host. If the ranks of a group can map each other's memory, small tensors go
  * through symmetric memory instead of NCCL (symmetric_collectives.h). Collectives are enqueued on the context's stream,
- * so a pass with collectives is captured and replayed like any other.
+ * so a pass with collectives can be recorded as a graph and replayed like any other pass.
  */
 /* target: cuda */
 #ifndef TE_COMM_CUDA_H
@@ -86,12 +86,12 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
-/* Whether this library made the group's NCCL communicator, and so must free it. In a te_comm of te_comm_from_native the
- * world group has the caller's communicator. */
+/* Whether this library made the group's NCCL communicator, and so must free it. In a te_comm that te_comm_from_native
+ * has made, the NCCL communicator of the world group belongs to the caller. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
 /* Frees the symmetric memory of a group. A rank frees its own memory only when all other ranks have unmapped this
- * memory, or after the timeout. The all-reduce serves only as a barrier: it is complete once all ranks have done their
- * unmapping. */
+ * memory, or after the timeout. The all-reduce serves only as a barrier: it is complete once all ranks have unmapped
+ * the memory of the other ranks. */
 TE_API void te__peer_memory_close(te_group *g) {
     const te_comm *comm = g->comm;
     const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
@@ -119,8 +119,8 @@ TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
                                       te__nccl_close};
     return &nccl;
 }
-/* Writes NCCL's unique id, on rank 0. Writes to FILE.part first and then renames that to FILE, so that the other ranks
- * never read an incomplete id. */
+/* Writes NCCL's unique id, on rank 0. Writes the id to FILE.part first and then renames FILE.part to FILE, so that the
+ * other ranks never read an incomplete id. */
 TE_API te_status te__nccl_write_id(const ncclUniqueId *id, const char *file, te_context *ctx) {
     char part[1024];
     TE_REQUIRE(snprintf(part, sizeof part, "%s.part", file) < (int)sizeof part, ctx, TE_ERROR_VALUE,
@@ -156,7 +156,7 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     } else TE_TRY(te__nccl_read_id(&id, file, comm->timeout, ctx));
     TE_TRY(te__nccl_status(w, ncclCommInitRank(&nccl, w->size, id, w->rank), "ncclCommInitRank", ctx));
     w->handle = nccl, comm->closes = 1;
-    if (!w->rank && w->size > 1) (void)remove(file); /* all ranks have read it: ncclCommInitRank waited for them */
+    if (!w->rank && w->size > 1) (void)remove(file); /* ncclCommInitRank waited until all ranks had read the file */
     return TE_OK;
 }
 TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ctx) {

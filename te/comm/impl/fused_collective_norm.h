@@ -6,21 +6,22 @@
  *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     Sequence parallelism, between two parts of a block:
  *                                                                  rank r has rows [r * pitch, (r + 1) * pitch).
  *
- * For each row a lane sends its packets to the other ranks, waits for theirs, adds all in f32 in rank order, rounds
- * once, and continues with the sum in registers. The results are bitwise identical to those of the collective and the
- * pointwise kernel, with one exception: if there are more rows than multiprocessors, the pointwise kernel adds up the
- * elements of a row in another order (the last bit of rstd then differs in one row of ten). The collective and the
- * pointwise kernel run separately if the fused kernel does not support the case, or if a GEMM overlaps the collective
- * (linear_comm_overlap.h).
+ * For each row a lane sends its packets to the other ranks, waits for the packets of the other ranks, adds all packets
+ * in f32 in rank order, rounds once, and continues with the sum in registers. The results are bitwise identical to
+ * those of the collective and the pointwise kernel, with one exception: if there are more rows than multiprocessors,
+ * the pointwise kernel adds up the elements of a row in another order (the last bit of rstd then differs in one row of
+ * ten). The collective and the pointwise kernel run separately if the fused kernel does not support the case, or if a
+ * GEMM overlaps the collective (linear_comm_overlap.h).
  *
- * To keep the link busy, a group of lanes sends its next row before it computes the current one, and then receives the
- * other ranks' results for the previous row (all_gather). Lane i of a rank waits only for lane i of its peers, which
- * sends a row before it waits for that row, so there is no deadlock as long as blocks with lower indices start first.
+ * To keep the link busy, a group of lanes sends its next row before it computes the current one, and (with all_gather)
+ * then receives the other ranks' results for the previous row. Lane i of a rank waits only for lane i of its peers,
+ * which sends a row before it waits for that row, so there is no deadlock as long as blocks with lower indices start
+ * first.
  *
- * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce: a row sends 2 h bytes to each
- * other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot); in memory, 2 h bytes each are read of x and the
- * residual, and written of their sum and y. reduce_scatter .. all_gather: all rows, S bytes, send 2 S (N - 1) / N
- * bytes. Times: docs/notes/comm.md.
+ * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce: for each row a rank sends 2 h
+ * bytes to each other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot), reads x and the residual from memory
+ * (2 h bytes each), and writes their sum and y (2 h bytes each). reduce_scatter .. all_gather: for all rows, S bytes, a
+ * rank sends 2 S (N - 1) / N bytes. Times: docs/notes/comm.md.
  */
 #ifndef TE_COMM_FUSED_COLLECTIVE_NORM_H
 #define TE_COMM_FUSED_COLLECTIVE_NORM_H
@@ -53,7 +54,7 @@ typedef struct te_fused_collective_args {
                                    null */
     int64_t first, end;         /* this launch computes rows [first, end) */
     int64_t pitch;              /* reduce_scatter .. all_gather: the number of rows of each rank; all_reduce: 0 */
-    void *gathered;             /* [ranks * pitch, half]: the output of all_gather; null: all_reduce */
+    void *gathered;             /* [ranks * pitch, c.half]: the output of all_gather; null in an all_reduce */
     int is_sent;                /* 1: the epilogue of the previous GEMM has sent x (te_gemm_all_reduce_args) */
 } te_fused_collective_args;
 /* The collective of a kernel: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
@@ -70,13 +71,15 @@ typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_coll
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
 
-/* A lane works on vectors of eight elements, each of which is one packet of 16 bytes or, in f32, two packets. Each half
- * of a buffer holds first the packets to be summed, sorted by sender, and then the packets of results: the sums in a
- * two-shot all_reduce, the gathered rows in reduce_scatter .. all_gather. */
+/* A lane works on vectors of eight elements. A vector is sent as one packet of 16 bytes or, in f32, as two packets.
+ * Each half of a buffer holds first the packets to be summed, sorted by sender, and then the packets of results: the
+ * sums in a two-shot all_reduce, the gathered rows in reduce_scatter .. all_gather. */
+
+/* The number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* The index in x of row number `row` among the rows of the rank `rank`. In an all_reduce each rank has all rows, so the
- * index is `row`. */
+/* The index in x of a row: row number `row` of those that belong to the rank `rank`. In an all_reduce each rank has all
+ * rows, so the index is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }
@@ -293,7 +296,8 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 /* ---- device: the kernel ------------------------------------------------------------------------------------------ */
 
 /* The kernel. stages, norm_store: the functions of the pattern's pointwise kernel. store: te_fused_row_store in mode
- * TE_FUSED_gathers, otherwise that of the pointwise kernel, too. rows: registers for the rows in flight. */
+ * TE_FUSED_gathers; in the other modes, this is also a function of the pointwise kernel. rows: registers for the rows
+ * in flight. */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
                                     te_vec8 *rows, const te_fused_mode mode) {
@@ -320,13 +324,13 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
 
 /* The kernels of a pattern. */
 typedef struct te_fused_collective {
-    te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: there is none */
+    te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: no fused kernel */
     te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* only for all_reduce */
     int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time */
 } te_fused_collective;
 
-/* How many blocks of `threads` threads are resident on a multiprocessor: as many as have 1024 threads together, at
- * least one, so that the compiler may use 64 registers in each thread. */
+/* How many blocks of `threads` threads are resident on a multiprocessor: so many that they have 1024 threads together,
+ * but at least one. With 1024 resident threads the compiler may use 64 registers in each thread. */
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.

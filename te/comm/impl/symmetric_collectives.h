@@ -26,8 +26,8 @@
  * move 0.9 MB. With two ranks there is no such limit, because both algorithms send the same number of bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
-/* The algorithm of a collective. bytes: the size of x or y, whichever is larger. TE_PEER_none: this is too large for
- * the symmetric memory, or the group has no symmetric memory. */
+/* The algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a tensor
+ * of this size does not fit into the symmetric memory, or if the group has no symmetric memory. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
     if (!p || bytes > p->max_bytes) return TE_PEER_none;
     return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;
@@ -35,9 +35,10 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* In all kernels a thread sends its next packet before it waits for the current one, so that the link stays busy. Two
- * arguments are compile-time constants. ranks: the number of ranks, or TE_PEER_MAX_RANKS if the kernel is compiled for
- * any number of ranks. aligned: 1 if the kernel is only launched where a->aligned is 1. */
+/* In all kernels a thread sends its next packet before it waits for the other ranks' packets with the index of its
+ * current one, so that the link stays busy. The arguments `ranks` and `aligned` are compile-time constants. ranks: the
+ * number of ranks, or TE_PEER_MAX_RANKS if the kernel is compiled for any number of ranks. aligned: 1 if the kernel is
+ * only launched where a->aligned is 1. */
 
 /* Loads the i-th packet of the tensor a->x into *x, and sends it to all other ranks. */
 TE_FN void te__peer_one_shot_send(te_packet *x, const te_peer_args *a, uint32_t *epoch, int packets, int i,
@@ -217,7 +218,8 @@ TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_
 
 /* Sets the sizes in *p for tensors of up to max_bytes. A half of the buffer must hold the packets of any collective: a
  * two-shot all-reduce needs 2 max_bytes and some bytes for rounding up its shards, and an all-gather needs 2 max_bytes.
- * A one-shot all-reduce over N ranks needs N times the size of its tensor; one_shot_bytes is small enough for that. */
+ * A one-shot all-reduce over N ranks needs N times the size of its tensor; one_shot_bytes is so small that this fits,
+ * too. */
 TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks) {
     p->max_bytes = te_min(max_bytes, TE_PEER_MAX_BYTES);
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
@@ -247,8 +249,8 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
     return known_ranks ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
 }
 #undef TE__PEER_LAUNCH
-/* Enqueues the collective if its data fits into the symmetric memory. *taken: whether it was enqueued. count: the
- * number of elements per rank, as in te_transport. */
+/* Enqueues the collective if its data fits into the symmetric memory. *taken: whether the collective was enqueued.
+ * count: the number of elements per rank, as in te_transport. */
 TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y,
                                                 const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;

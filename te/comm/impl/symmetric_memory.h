@@ -26,12 +26,12 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* up to this size an int can count the packets of all ranks */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* up to 1 GiB an int can count the packets of all ranks */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
     TE_PEER_MAX_BLOCKS = 512,                       /* the largest number of blocks in a kernel */
-    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* after this many polls a waiting thread reads the clock */
+    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* a waiting thread reads the clock once in this many polls */
 };
 
 typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
@@ -40,7 +40,7 @@ typedef enum te_peer_algorithm { TE_PEER_none, TE_PEER_one_shot, TE_PEER_two_sho
 /* The state of a rank, which lies in the memory of its own device. */
 typedef struct te_peer_state {
     uint32_t epoch[TE_PEER_MAX_BLOCKS]; /* the number of collectives so far. Each block has its own counter; between
-                                           kernels all of them are equal */
+                                           kernels all counters are equal */
     uint32_t failed;                    /* 0: no timeout so far; r + 1: this rank has waited too long for rank r */
 } te_peer_state;
 
@@ -111,8 +111,8 @@ TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, i
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
 /* Whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit mask of
- * the ranks that the thread waits for; the lowest one is reported as failed. *since: when the wait began; 0: not set
- * yet. */
+ * the ranks that the thread waits for; the lowest one is reported as failed. *since: when the wait began; 0 before the
+ * first call. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;

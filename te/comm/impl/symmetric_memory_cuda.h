@@ -1,7 +1,7 @@
 /* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank allocates its own
  * buffers, and maps those of the other ranks by their CUDA IPC handles, which an all-gather of NCCL exchanges. Either
- * all ranks of a group get symmetric memory or none does. None does if the processes are on different hosts, several
- * ranks are in one process, or the devices cannot access each other; NCCL then does all collectives.
+ * all ranks of a group get symmetric memory or none does. No rank gets it if the processes are on different hosts,
+ * several ranks are in one process, or the devices cannot access each other; NCCL then does all collectives.
  *
  *   te_peer_memory       packet buffers for small collectives (symmetric_memory.h), by te__peer_memory_open
  *   te__overlap_memory   flags and slots for GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h) and for
@@ -30,7 +30,7 @@ typedef struct te_peer_info {
     int32_t is_ready; /* in the first exchange: the rank has allocated its memory; in the second: it has mapped the
                          memory of all other ranks */
     int32_t process, processors;
-    uint64_t host; /* hash of the kernel's boot id: equal for processes on the same host; 0: unknown */
+    uint64_t host; /* hash of the operating system's boot id: equal for processes on the same host; 0: unknown */
     int64_t max_bytes;
     cudaIpcMemHandle_t memory;
 } te_peer_info;
@@ -114,8 +114,8 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
         ok &= info[r].is_ready, p->max_blocks = (int)te_min(p->max_blocks, te__peer_max_blocks(info[r].processors));
     return ok;
 }
-/* Makes g->peers. All ranks of the group must call this function at the same time. If a rank cannot map the buffers,
- * g->peers stays null on all ranks, and this is not an error. */
+/* Makes g->peers, the packet buffers. All ranks of the group must call this function at the same time. If a rank cannot
+ * map the buffers, g->peers stays null on all ranks, and this is not an error. */
 TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS], *staging = 0;
     if (max_bytes <= 0 || g->size < 2 || g->size > TE_PEER_MAX_RANKS) return TE_OK;
@@ -205,8 +205,9 @@ TE_API void te__overlap_memory_free(te__overlap_memory *m) {
     (void)cudaGetLastError();
     free(m);
 }
-/* Makes g->memory. All ranks of the group must call this function at the same time. bytes: the size of all slots
- * together. If a rank cannot map the slots, g->memory stays null on all ranks, and this is not an error.
+/* Makes g->memory, which has the flags and slots. All ranks of the group must call this function at the same time.
+ * bytes: the size of all slots together. If a rank cannot map the slots, g->memory stays null on all ranks, and this is
+ * not an error.
  */
 TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context *ctx) {
     const size_t flag_bytes = TE_FLAG_COUNT * sizeof(uint32_t);
@@ -219,8 +220,9 @@ TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context 
     m->timeout = (uint64_t)(0.9e9 * g->comm->timeout), m->two_kernel_bytes = TE_SCATTER_TWO_KERNEL_BYTES;
     const int has_streams = te__overlap_memory_streams(m);
     const te_status status = te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging);
-    /* A rank whose streams could not be made takes part in the exchange with a smaller block. Blocks of different sizes
-     * cannot be mapped (te__peer_can_map), so no rank gets the memory. */
+    /* A rank that could not create its streams takes part in the exchange nevertheless, but with a smaller block. Ranks
+     * do not map blocks whose size differs from that of their own (te__peer_can_map), so then no rank gets the
+     * memory. */
     const size_t block_bytes = flag_bytes + (has_streams ? m->capacity : 0);
     int ok = status == TE_OK && te__overlap_block_map(&m->block[0], block_bytes, flag_bytes, g, staging, ctx);
     ok = ok && has_streams && te__overlap_memory_probe(m, g, staging, ctx);

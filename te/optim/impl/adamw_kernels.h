@@ -24,7 +24,7 @@
 /* A tensor, as an entry of the table that the kernels read. */
 typedef struct te__adamw_tensor {
     float *master; /* the master weights: if the dtype is f32, the parameter itself; null: none */
-    void *m, *v;   /* the moments, in the format config.moments; v null: the rule has no second moment */
+    void *m, *v;   /* the moments, in the format te_adamw_config.moments; v is null if the rule has no second moment */
     const float *grad;
     void *weight;
     int64_t elements;
@@ -36,8 +36,8 @@ typedef struct te__adamw_tensor {
     te_rule rule;
 } te__adamw_tensor;
 
-/* Compile-time constants of a kernel. The dtype of the weights is not one of them, because it only determines how a
- * weight is stored. */
+/* Compile-time constants of a kernel. The dtype of the weights is a run-time value instead, because that dtype only
+ * determines how a weight is stored. */
 typedef struct te__adamw_variant { te_dtype moments; te_rule rule; } te__adamw_variant;
 
 /* A block of 256 lanes processes a chunk in one pass, for which each lane makes two times four 16-byte loads. Four
@@ -62,8 +62,8 @@ typedef struct te__adamw_vec { te__adamw_floats g, p, m, v; } te__adamw_vec;
 enum { TE__ADAMW_MOMENTS = 0x6d6f6d31, TE__ADAMW_WEIGHTS };
 
 /* x as bf16, rounded stochastically such that the expected value is x: 16 random bits are added to the low 16 bits of
- * x, which are then cut off. If the low 16 bits have the value c, the addition carries into the bits that stay with
- * probability c / 2^16. If |x| is above the largest finite bf16 number, te_bf16_of_float rounds x instead. */
+ * x, which are then cut off. If the low 16 bits have the value c, the addition carries, with probability c / 2^16, into
+ * the bits that are kept. If |x| is above the largest finite bf16 number, te_bf16_of_float rounds x instead. */
 TE_BOTH uint16_t te__bf16_stochastic(float x, uint32_t random) {
     const uint32_t u = te_bits_of_float(x);
     if ((u & 0x7fffffffu) > 0x7f7f0000u) return te_bf16_of_float(x);
@@ -143,8 +143,8 @@ TE_FN void te__adamw_store_weight(float p, const te__adamw_tensor *t, int64_t i,
 /* ---- update rules ------------------------------------------------------------------------------------------------ */
 
 /* AdamW: m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  p -= lr (m' / (sqrt(v') + eps) + decay p), where
- * m' and v' are bias-corrected. The square roots are computed in a loop of their own, because sqrtf may set errno, and
- * the compiler does not vectorise a loop that calls it. */
+ * m' and v' are bias-corrected. The square roots are computed in a separate loop, because sqrtf may set errno, and the
+ * compiler does not vectorise a loop that calls sqrtf. */
 TE_FN void te__adamw_math(te__adamw_vec *r, const te_adamw_state *s, const te_adamw_config *c,
                           const te__adamw_tensor *t, int n) {
     float root[TE__ADAMW_WIDTH];
@@ -164,7 +164,7 @@ TE_FN void te__adamw_math(te__adamw_vec *r, const te_adamw_state *s, const te_ad
 }
 /* SGD: d = g + decay p,  m = momentum m + d,  p -= lr m, or with Nesterov's momentum p -= lr (d + momentum m). See
  * Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, where the momentum
- * contains the learning rate as a factor; here m does not. */
+ * contains the learning rate as a factor; the m of this kernel does not. */
 TE_FN void te__sgd_math(te__adamw_vec *r, const te_adamw_state *s, const te_adamw_config *c,
                         const te__adamw_tensor *t, int n) {
     const float lr = s->lr * t->lr, decay = t->decay;
@@ -248,8 +248,8 @@ typedef struct te__adamw_args {
     const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */
     int count;
     te_adamw_state *state;
-    const double *norm;             /* the gradient norm that te_grad_norm_run has computed; null: the config does not
-                                       need the norm */
+    const double *norm;             /* the gradient norm, which te_grad_norm_run has computed; null: the norm is not
+                                       needed (max_norm and skip_nonfinite are 0) */
     te_adamw_config config;
 } te__adamw_args;
 
@@ -258,7 +258,7 @@ TE_FN void te__adamw_body(const te__adamw_args *a, te_block b, te_dtype moments,
     if (!state.apply) return;
     const int n = te_chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
-    if (t.rule != rule) return; /* a matrix that Muon updates */
+    if (t.rule != rule) return; /* t is a matrix that Muon updates */
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
     te__adamw_variant var;
     var.moments = moments, var.rule = rule;
@@ -318,8 +318,9 @@ TE_KERNEL_IF_USED(te__adamw_init_master, TE__ADAMW_THREADS, 1, te__adamw_args,
 /* Moments in e4m3, with a scale for each block of 128 elements. The block scales are those of Dettmers et al., "8-bit
  * optimizers via block-wise quantization", ICLR 2022, but the elements are in a floating-point format:
  *
- *     m = s_m e4m3,    v = (s_v e4m3)^2        s_m, s_v: the smallest power of two with max |m| <= 448 s_m,
- *                                              max sqrt(v) <= 448 s_v
+ *     m = s_m q_m,    v = (s_v q_v)^2        q_m, q_v: the stored e4m3 numbers of an element; s_m, s_v: the scales of
+ *                                            its block, the smallest powers of two with max |m| <= 448 s_m and
+ *                                            max sqrt(v) <= 448 s_v
  *
  * - A scale is a power of two, so that most changes of the block's amax do not change the scale. As long as the scale
  *   stays the same, moments that do not change keep their codes.
@@ -327,11 +328,13 @@ TE_KERNEL_IF_USED(te__adamw_init_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  *   smallest code is stored instead. The update m / sqrt(v) is then too small, but it can never become infinite.
  * - m and v are rounded stochastically, v such that the expected value of the stored v (not that of its root) is v.
  *
- * bf16 represents all stored m (4 significant bits) and v (8) exactly, so a checkpoint stores both as bf16.
+ * bf16 represents every stored m (4 significant bits) and every stored v (8 significant bits) exactly, so a checkpoint
+ * stores both as bf16.
  *
  * In memory, a tensor's m or v consists of the codes of the elements, padded to whole blocks, and then a float, the
  * scale, for each block: 132 / 128 bytes for each element. A warp processes a block, with four elements in each lane.
  * Shards of ZeRO-1 begin at multiples of TE_MOMENT_BLOCK elements. */
+
 enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
        TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* the number of elements of a block in a lane */ };
 
@@ -349,8 +352,8 @@ TE_BOTH float *te_moment_scales(void *moment, int64_t elements) {
 }
 
 /* The smallest power of two s with amax <= 448 s, within limits: 2^-117 to 2^119 for m (root 0), and 2^-54 to 2^55 for
- * the root of v (root 1). Within these limits a stored moment, which is s e4m3 or the square of that, is finite, and is
- * either 0 or at least 2^-126. */
+ * the root of v (root 1). Within these limits a stored moment, which is s times an e4m3 number or the square of this
+ * product, is finite, and is either 0 or at least 2^-126. */
 TE_BOTH float te__moment_scale(float amax, const int root) {
     const uint32_t least = root ? 127u - 54u : 127u - 117u, last = root ? 127u + 55u : 127u + 119u;
     /* 448 is 1.75 * 2^8, so if the mantissa of amax exceeds 1.75, the exponent e of amax is rounded up by one. */
@@ -362,9 +365,9 @@ TE_BOTH float te__moment_scale(float amax, const int root) {
 TE_BOTH float te__moment_inverse(float scale) { return te_float_of_bits((254u << 23) - te_bits_of_float(scale)); }
 
 /* x >= 0 as e4m3, rounded stochastically with 16 random bits. Let low be the largest e4m3 number <= x, and let x and
- * low be in units of the last place of low. If root is 0, x is rounded up with the probability x - low, so that the
- * expected value is x. If root is 1, the probability is (x^2 - low^2) / ((low + 1)^2 - low^2), so that the expected
- * value of the square is x^2. Numbers above 448, and NaN, become 448. */
+ * low be measured in units of the last place of low. If root is 0, x is rounded up with the probability x - low, so
+ * that the expected value is x. If root is 1, the probability is (x^2 - low^2) / ((low + 1)^2 - low^2), so that the
+ * expected value of the square is x^2. Numbers above 448, and NaN, become 448. */
 TE_FN uint32_t te__e4m3_stochastic(float x, uint32_t random, const int root) {
     const uint32_t bits = te_bits_of_float(x < TE_E4M3_MAX ? x : TE_E4M3_MAX);
     uint32_t first;
@@ -388,7 +391,8 @@ TE_FN uint32_t te__e4m3_nearest(float x, const int root) {
 enum { TE__ADAMW8_VECS = (int)TE_MOMENT_BLOCK / ((int)TE__ADAMW_WIDTH * (int)TE__MOMENT_LANES) };
 typedef struct te__adamw8_block { te__adamw_vec vec[TE__ADAMW8_VECS]; } te__adamw8_block;
 
-/* The index of the first element of vector k of a lane, in the block that begins at element i. */
+/* The index, in the tensor, of the first element of a lane's vector number k. i: the index of the block's first
+ * element. */
 TE_FN int64_t te__adamw8_offset(int64_t i, int k, int lane) {
     return i + (int64_t)TE__ADAMW_WIDTH * (k * TE__MOMENT_LANES + lane);
 }
@@ -422,8 +426,8 @@ TE_FN void te__adamw8_load(te__adamw8_block *r, const te__adamw_tensor *t, int64
         }
     }
 }
-/* Computes the block's largest |m| and v. A NaN counts as 0 (its weight is NaN then, too). After the reduction every
- * lane has read the old scales, so they may be overwritten. */
+/* Computes the block's largest |m| and v. A NaN counts as 0 (the weight of its element is NaN, too). After the
+ * reduction every lane has read the old scales, so they may be overwritten. */
 TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *lanes, te_rule rule) {
     amax[0] = amax[1] = 0.0f;
     TE_UNROLL for (int k = 0; k < TE__ADAMW8_VECS; k++)
@@ -436,8 +440,8 @@ TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *l
     if (rule == TE_RULE_adamw) te_lanes_max(&amax[1], lanes);
 }
 /* Store the moments of one vector. The random numbers are the same as for moments in bf16. The square roots are
- * computed in a loop of their own for the reason given at te__adamw_math. inverse_m, inverse_v: 1 / the block's scale
- * of m and of v. */
+ * computed in a separate loop for the reason given at te__adamw_math. inverse_m, inverse_v: 1 / s_m and 1 / s_v of the
+ * block. */
 TE_FN void te__adamw8_store_moments(const te__adamw_vec *p, const te__adamw_tensor *t, int64_t at, float inverse_m,
                                     float inverse_v, const te_adamw_state *s, const te_adamw_config *c, te_rule rule) {
     uint32_t *const m = (uint32_t *)(void *)((uint8_t *)t->m + at);
@@ -483,7 +487,7 @@ TE_FN void te__adamw8_update(te__adamw8_block *r, const te__adamw_tensor *t, int
     for (int k = 0; k < TE__ADAMW8_VECS; k++) te__optim_math(&r->vec[k], s, c, t, TE__ADAMW_WIDTH, rule);
     te__adamw8_store(r, t, i, lanes, s, c, rule);
 }
-/* A thread block updates a chunk; its warps take the chunk's blocks of 128 elements in turn. */
+/* A thread block updates a chunk; the thread block's warps take the chunk's blocks of 128 elements in turn. */
 TE_FN void te__adamw8_body(const te__adamw_args *a, te_block b, te_rule rule) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);
@@ -561,7 +565,8 @@ TE_KERNEL_IF_USED(te_moments_from_bf16, TE__MOMENT_LANES, 1, te__moments_args,
                   te__moments_from_bf16_body(te_args, te_at))
 
 /* Convert elements [from, from + count) of m (root 0) or of v (root 1) to bf16 or, if `loads` is 1, from bf16.
- * elements: the number of elements of the tensor; bf16: target memory. Reads and writes 3 bytes for each element. */
+ * elements: the number of elements of the tensor; bf16: target memory. Reads and writes 3 bytes in all for each
+ * element. */
 TE_IF_USED TE_API te_status te__moments_copy(void *moment, int64_t elements, int root, int64_t from, int64_t count,
                                              void *bf16, int loads, te_context *ctx) {
     te__moments_args a;
