@@ -42,8 +42,8 @@ typedef struct te_generation_config {
     /* the cache of these models; its first `sequences` sequences belong to the generation */
     const te_cache *cache;
     int sequences;         /* the largest number of sequences that run at a time */
-    /* the largest number of rows in a step: one for each sequence that decodes, and one for each prompt token that the
-     * step processes. At least `sequences` */
+    /* the largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
+     * and one for each prompt token that it processes */
     int rows;
     /* how many pages of the cache the sequences may fill together; 0: all that are free at te_generation_init */
     int pages;
@@ -106,13 +106,13 @@ typedef struct te_generation_event {
 
 /* A sequence, as the host counts: all enqueued steps are included, even those that the device has not finished. */
 typedef struct te__generation_sequence {
-    int64_t id; /* 0: no sequence */
+    int64_t id; /* 0: this entry has no sequence */
     te_generation_request of;
     int32_t stop[TE_GENERATION_MAX_STOPS];
     int32_t *prompt; /* [capacity of the cache]: a copy of the prompt */
-    int length;      /* how many of its tokens are in the cache */
-    int generated;   /* how many tokens have been generated */
-    int pages;       /* how many pages of the cache are reserved for it */
+    int length;      /* how many tokens of the sequence are in the cache */
+    int generated;   /* how many tokens of the sequence have been generated */
+    int pages;       /* how many pages of the cache are reserved for the sequence */
     int is_new;
 } te__generation_sequence;
 /* Entry i of a step. id: the sequence that it belongs to; emits: 1: the step generates a token of this sequence;
@@ -123,7 +123,8 @@ typedef struct te__generation_step {
     te__generation_input in;
     te__generation_result out;
     te__generation_row *row; /* [sequences], of which the step uses the first ones */
-    uint32_t *prompt;        /* [sequences, words]: the masks of prompt tokens, of sequences that begin in this step */
+    uint32_t *prompt;        /* [sequences, words]: the mask of prompt tokens of each sequence that begins in this
+                              * step */
     void *event;             /* cudaEvent_t; when it completes, the step is done and its results are in host memory */
     int sequences;           /* how many entries of `row` the step uses */
     int is_pending;          /* 1: the step was enqueued, and its results have not been read yet */
@@ -136,8 +137,9 @@ typedef struct te_generation {
     te__generation_sequence *sequence; /* [sequences] */
     te__generation_step step[2];
     int current;                       /* the index of the step that is filled next */
-    int lag;                           /* 1: the host reads the results of a step after it has enqueued the next one
-                                        * (CUDA); 0: it reads them at once (host target). Tests set it */
+    int lag;                           /* 1 (on CUDA): the host reads the results of a step after it has enqueued the
+                                        * next step; 0 (on the host target): it reads them at once. Tests set this
+                                        * member, too */
     int pages, free_pages, running;
     int64_t next_id;
     te_generation_event *event; /* [sequences]: the events of the last step */
@@ -148,8 +150,8 @@ typedef struct te_generation {
     int is_broken; /* 1: a step has failed half-way, and the generation can only be closed */
 } te_generation;
 
-/* A config with defaults: it uses all sequences of the cache, and a step has at most 512 rows, or one for each sequence
- * if these are more. */
+/* A config with defaults: the generation uses all sequences of the cache, and a step has at most 512 rows or, if there
+ * are more than 512 sequences, one row for each sequence. */
 TE_API te_generation_config te_generation_defaults(te_model *const *models, int count, const te_cache *cache) {
     te_generation_config c;
     memset(&c, 0, sizeof c);
@@ -440,7 +442,7 @@ TE_API te_status te__generation_check_prompt(const te_generation *g, const te_ge
 }
 /* Set *slot to a sequence that is free, and reserve pages of the cache for it, for all tokens of the request. length:
  * the largest number of tokens that the sequence will have in the cache. shared: how many of the pages for these tokens
- * belong to another sequence as well, and so need not be reserved. */
+ * are shared with another sequence, so that they need not be reserved. */
 TE_API te_status te__generation_take(int *slot, te_generation *g, const te_generation_request *r, int64_t length,
                                      int shared, te_context *ctx) {
     const te_cache_tables *t = &g->device.cache->t;
@@ -488,7 +490,7 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te_cache_fork(c, slot, r.prefix, ctx));
     return te_cache_truncate(c, slot, r.prefix_count, ctx);
 }
-/* End a sequence: release its pages, and let another sequence take its place. */
+/* End a sequence: release its pages, and make its place free for another sequence. */
 TE_IF_USED TE_API te_status te__generation_release(te_generation *g, int slot, te_context *ctx) {
     te__generation_sequence *s = &g->sequence[slot];
     g->free_pages += s->pages, g->running--, s->id = 0;
@@ -505,12 +507,12 @@ TE_IF_USED TE_API te_status te_generation_cancel(te_generation *g, int64_t id, t
     g->event_count = kept;
     return te__generation_release(g, slot, ctx);
 }
-/* Begin a new sequence that has the prompt and all tokens of sequence `from`, including the token of the last step (the
- * event of this token may still be outstanding on CUDA), and that goes on from there. `request` states its sampling
- * parameters, max_tokens, stop and user; the prompt in `request` is not read. The two sequences share the full pages of
- * the cache, but pages are reserved for all tokens of the new one. If their sampling parameters are the same, both go
- * on with the same tokens. Errors: those of te_generation_add; TE_ERROR_STATE: sequence `from` has no generated token
- * yet. */
+/* Begin a new sequence that continues from all tokens which sequence `from` has: its prompt and its generated tokens,
+ * including the token of the last step (on CUDA the event of this token may still be outstanding). `request` states its
+ * sampling parameters, max_tokens, stop and user; the prompt in `request` is not read. The two sequences share the full
+ * pages of the cache, but pages are reserved for all tokens of the new one. If the sampling parameters of the two
+ * sequences are the same, both go on with the same tokens. Errors: those of te_generation_add; TE_ERROR_STATE: sequence
+ * `from` has no generated token yet. */
 TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, const te_generation_request *request,
                                                int64_t *id, te_context *ctx) {
     int slot = 0;
@@ -557,8 +559,8 @@ TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int
     row->id = rows ? s->id : 0, row->emits = emits, row->is_last = emits && s->generated + 1 >= r->max_tokens;
     if (rows) s->length += rows, s->generated += emits;
 }
-/* Prepare the penalties for the first step of a sequence: its history is set to zeros, and its mask to the tokens of
- * its prompt. */
+/* Prepare the penalties for the first step of a sequence: set the sequence's history to zeros, and its mask to the
+ * tokens of its prompt. */
 TE_API te_status te__generation_reset(te_generation *g, te__generation_step *step, int i, te_context *ctx) {
     const te__generation_device *d = &g->device;
     te__generation_sequence *s = &g->sequence[i];
@@ -600,7 +602,7 @@ TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_
     return b;
 }
 /* Write the tokens and cu_seqlens of a batch with prompts. A batch must have at least as many rows as sequences
- * (te_batch); if rows are missing, the first sequence that is padding gets them. */
+ * (te_batch); if the batch would have fewer rows, the first sequence that is padding gets the missing ones. */
 TE_API void te__generation_pack(const te_generation *g, te__generation_input *in, te__generation_batch *b,
                                 const int32_t *count) {
     int missing = (int)te_max(0, b->sequences - b->rows), at = 0;
@@ -621,8 +623,9 @@ TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
     while (k + 1 < g->graph_count && g->graph_sequences[k] < sequences) k++;
     return k;
 }
-/* If the highest running sequence requires a larger graph than the number of running sequences would, move this
- * sequence to the lowest free index. This is repeated until the graph cannot become smaller. */
+/* The running sequence with the highest index determines which graph a step needs. If a smaller graph would do for the
+ * number of running sequences, move that sequence to the lowest free index, and repeat this until the graph cannot
+ * become smaller. */
 TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context *ctx) {
     for (;;) {
         int from = g->device.sequences - 1, to = 0;
@@ -645,8 +648,8 @@ TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context 
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    int32_t *count = s->out.token; /* memory for the counts: the results of this step, which will be stored here, do not
-                                    * exist yet */
+    int32_t *count = s->out.token; /* this array serves as memory for the counts, because the results of this step,
+                                    * which will be stored there, do not exist yet */
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;

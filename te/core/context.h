@@ -1,4 +1,5 @@
-/* context.h -- where work runs: a target, a stream, a workspace, random state, and the text of the last error.
+/* context.h -- te_context, which says where work runs: a target, a stream and a workspace. It also has the random state
+ * and the text of the last error.
  *
  * Do this:
  *     te_context ctx;
@@ -41,8 +42,8 @@ typedef struct te_context {
     void *workspace;
     size_t workspace_bytes;
     te_rng *rng;       /* the random state, in target memory */
-    uint32_t *tickets; /* CUDA: an atomic counter with which the blocks of a kernel share out work; it is 0 before and
-                        * after each kernel */
+    uint32_t *tickets; /* CUDA: an atomic counter from which the blocks of a kernel take the numbers of their work
+                        * items; it is 0 before and after each kernel */
     void *gemm;        /* the state of the GEMMs, created on first use; null until then */
     void (*gemm_close)(struct te_context *ctx);
     int gemm_tune;     /* 1: time the candidate kernels of each GEMM when it is used first (te/gemm/gemm.h); 0
@@ -92,9 +93,9 @@ TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->erro
 #else
 #define TE_HAS_AUTOTUNE 1
 #endif
-/* Return an error if the context was not created, was destroyed, or is a copy. A copy is an error because it and the
- * original would both own the state that is created on first use. who: the name of the calling function, for the error
- * text. */
+/* Return an error if the context was not created, was destroyed, or is a copy. A copy is an error because the copy and
+ * the original would both own the state that is created on first use. who: the name of the calling function, for the
+ * error text. */
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);

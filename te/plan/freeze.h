@@ -1,6 +1,6 @@
-/* freeze.h -- parameters that are not trained: backward launches no kernel that only they need, and the gradient norm,
- * optimizers and reductions over ranks skip them. The gradients of all other parameters are bitwise identical to those
- * without freezing.
+/* freeze.h -- parameters that are not trained: backward launches no kernel that serves only their gradients, and the
+ * gradient norm, optimizers and reductions over ranks skip them. The gradients of all other parameters are bitwise
+ * identical to those without freezing.
  *
  * Do this:
  *     TE_TRY(block_bind(&block, params, 0, &ctx));                  // no gradients yet
@@ -15,12 +15,12 @@
  * an instance again unfreezes its parameters.
  *
  * If a weight is never to be trained, declare its op as (frozen_linear, ..) instead of (linear, ..). Forward then does
- * not save the op's input, which only the weight's gradient would need. For a (linear, ..), forward saves the input
- * even after te_freeze.
+ * not save the op's input, because only the weight's gradient would need this input. For a (linear, ..), forward saves
+ * the input even after te_freeze.
  *
  * A tied parameter is trained if its owner is. Backward runs from the end of the list back to the first op that has a
- * gradient to compute, and stops there. So if dx is not wanted, the ops before the first trained parameter cost
- * nothing.
+ * gradient to compute, and stops there. Therefore, if dx is not wanted, the backward of the ops before the first
+ * trained parameter costs nothing.
  */
 #ifndef TE_FREEZE_H
 #define TE_FREEZE_H
@@ -71,8 +71,8 @@ TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_
 
 /* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Assign each trained parameter's gradient its place in grads; if grads is null, assign nothing. Returns the number of
- * elements that the gradients take, including the gaps between them. */
+/* Set each trained parameter's gradient pointer to the gradient's place in `grads`; if `grads` is null, set no
+ * pointers. Returns the number of elements that the gradients take, including the gaps between them. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {

@@ -38,7 +38,7 @@ enum {
     TE_IS_LOAD = 1 << 10,   /* outputs a fork's value instead of its own input */
     TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values are those of a fork */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
-    TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are TE_ROWS_memory */
+    TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory */
     TE_IS_OUTPUT = 1 << 14, /* stores the value for the caller: an extra output of the list */
     /* the ends of a list */
     TE_FROM_TOKENS = 1 << 15, /* must be the first op of its list, which then reads tokens instead of x (embedding) */
@@ -57,13 +57,14 @@ enum {
     /* ranks of a tensor group */
     TE_PARAMS_REPLICATED = 1 << 23, /* the op's values are sharded by columns, but each rank holds all of its
                                      * parameters */
-    TE_TAKES_PRODUCT = 1 << 24,     /* sums over ranks; the GEMM of the linear before it may be deferred, so that this
-                                     * op runs it */
+    TE_TAKES_PRODUCT = 1 << 24,     /* a collective that sums over ranks; the GEMM of the linear before this op may be
+                                     * deferred, so that this op runs it */
     TE_PASSES_VALUE = 1 << 25,      /* in forward the op's output is its input, in the same memory (copy_to_group) */
     TE_PASSES_GRAD = 1 << 26,       /* in backward the gradient passes through unchanged, in the same memory
                                      * (all_reduce) */
     TE_PASSES_THROUGH = TE_PASSES_VALUE | TE_PASSES_GRAD,
-    /* a custom op; the pointwise kernel that follows it in its fusion pattern can also run without it */
+    /* a custom op whose fusion pattern continues with a pointwise kernel; that kernel can also run without the custom
+     * op */
     TE_LEADS_POINTWISE = 1 << 27
 };
 
@@ -113,8 +114,8 @@ typedef enum te_shard {
 typedef enum te_recipe {
     TE_RECIPE_none,
     TE_RECIPE_fp8_current, /* one scale a tensor, computed from the tensor's own amax */
-    TE_RECIPE_fp8_delayed, /* one scale a tensor, computed from the amaxes of earlier optimizer steps; this takes one
-                            * pass over the tensor, fp8_current takes two */
+    TE_RECIPE_fp8_delayed, /* one scale a tensor, computed from the amaxes of earlier optimizer steps; the cast to FP8
+                            * therefore takes one pass over the tensor, where fp8_current takes two */
     TE_RECIPE_fp8_block,   /* a scale for each 1 x 128 tile of x and dy, and for each 128 x 128 block of the weight */
     TE_RECIPE_fp8_row,     /* a scale for each row of x, and for each row of the weight; in forward only */
     TE_RECIPE_COUNT
@@ -147,16 +148,17 @@ enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_RECOMPUTE_REGIONS = TE_MAX_OPS 
 typedef struct te_op {
     const char *kind, *name; /* "gelu", "act": for messages */
     te_class op_class;
-    int in, out;                  /* the width of a row of its input, and of its output */
-    te_dtype in_dtype, out_dtype; /* number formats of its input and output */
-    te_rows in_rows, out_rows;    /* the kinds of rows of its input and output */
+    int in, out;                  /* in: the width of the op's input; out: the width of its output */
+    te_dtype in_dtype, out_dtype; /* number formats of the op's input and output */
+    te_rows in_rows, out_rows;    /* the kinds of rows of the op's input and output */
     te_dtype edge_dtype;          /* for a fork, an input, and the ops that use them: the format of the fork's value */
     int flags;                    /* the op's properties: TE_SAVES_INPUT, ... */
     te_recipe recipe;             /* the FP8 recipe of the op's GEMM */
-    int stats;                    /* how many f32 row statistics (mean, rstd) forward saves for each row */
+    int stats;                    /* how many f32 statistics (mean, rstd) forward saves for each row */
     te_rank_layout layout;        /* the layout of the op's output over the ranks of the tensor group */
-    int parts;                    /* how many parts the columns of its output consist of, each of which is split over
-                                   * the ranks separately: 3 for a fused q, k, v; 1 if they are split as a whole */
+    int parts;                    /* how many parts the columns of the op's output consist of, each of which is split
+                                   * over the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
+                                   * whole */
     int first_part;               /* width of the first part / width of each other part */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
@@ -243,7 +245,7 @@ typedef struct te_recompute_region {
 } te_recompute_region;
 
 /* Functions that the executor (executor.h) calls before and after each step of a plan that trains, and at the end of
- * the pass: they advance the random state, open and close recompute regions, and add up column sums. */
+ * the pass. They advance the random state, open and close recompute regions, and add up column sums. */
 typedef struct te_training {
     te_status (*before)(struct te_run *run, const struct te_step *step);
     te_status (*after)(struct te_run *run, const struct te_step *step);
@@ -279,11 +281,11 @@ typedef struct te_fp8_product {
                                     * earlier optimizer steps */
     int common;                    /* 1: all ranks of the group have the same scales */
     const te_scales *scales;       /* the scales of the whole instance */
-    int x, weight, dy;             /* indices in `scales` of the scales of this GEMM's three operands */
+    int x, weight, dy;             /* for each of this GEMM's three operands: the index of its scale in `scales` */
     void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows]; fp8_row
                                     * has only `data` */
-    float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale for each block or row of `data` and of
-                                          * `transposed` */
+    float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of each block or row of `data` (inverse), and
+                                          * of each block of `transposed` (transposed_inverse) */
     te_scale_rule own;             /* how a scale is computed from the current tensor's amax */
     int updated;                   /* 1: the optimizer's kernel computes this weight's amax, or casts the weight
                                     * (recipes_adamw.h) */
@@ -296,20 +298,21 @@ typedef struct te_param {
                               * in FP8 (fp8_weights.h) */
     float *grad;             /* the gradient, [rows, cols] in f32; null: there is none */
     int64_t rows, cols;
-    te_dtype dtype;          /* its number format (te__plan_param_dtype) */
+    te_dtype dtype;          /* the number format of `data` (te__plan_param_dtype) */
     te_init init;
-    int tied;                /* 1: it uses the memory of another parameter, its owner (te_tie) */
-    int constant;            /* 1: its memory is a mapped file, which is only read (te_weights_use) */
-    int shared;              /* 1: a parameter tied to this one has the same gradient memory, and backward writes that
-                              * one's gradient first; so this one's gradient is always added to it */
-    int trains;              /* 1: its instance was bound with gradients */
-    int frozen;              /* 1: no gradient is computed for it, and no optimizer changes it (freeze.h) */
+    int tied;                /* 1: the parameter uses the memory of another parameter, its owner (te_tie) */
+    int constant;            /* 1: the parameter's memory is a mapped file, which is only read (te_weights_use) */
+    int shared;              /* 1: another parameter, which is tied to this one, uses the same gradient memory, and
+                              * backward writes the other one's gradient first; so backward always adds this one's
+                              * gradient to that memory */
+    int trains;              /* 1: the parameter's instance was bound with gradients */
+    int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
     int fixed;               /* 1: frozen for good, because its list says so (frozen_linear) */
-    int last;                /* 1: its gradient is a column sum, which is written at the end of a backward */
-    int index;               /* its index among the parameters of its instance */
-    te_shard shard;          /* which part of it this rank of the tensor group holds */
+    int last;                /* 1: the gradient is a column sum, which is written at the end of a backward */
+    int index;               /* the parameter's index among the parameters of its instance */
+    te_shard shard;          /* which part of the parameter this rank of the tensor group holds */
     int parts;               /* how many parts the op's output columns consist of, each of which is split over the ranks
-                              * separately: 3 for a fused q, k, v; 1 if they are split as a whole */
+                              * separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
     int first_part;          /* width of the first part / width of each other part */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the gradient */
     struct te_param *with;   /* for a tied parameter, its owner; for an owner, the parameter (itself or one tied to it)
@@ -334,13 +337,13 @@ typedef struct te_model {
     const te_plan *plan;
     te_param *param;
     int param_count;
-    const struct te_model *at; /* its address when it was bound, if its parameters follow it in the same struct; else
-                                * null */
+    const struct te_model *at; /* the address of this te_model when it was bound, if its parameters follow it in the
+                                * same struct; else null */
     const void *params;        /* the buffer of parameters: `elements` elements, param_bytes bytes */
     const float *grads;        /* the buffer of gradients: grad_elements elements; null: there are no gradients */
     int64_t elements, grad_elements;
     size_t param_bytes;
-    te_watch *watch;           /* null: nobody listens for final gradients */
+    te_watch *watch;           /* null: there is no listener */
 } te_model;
 
 /* The activations that one forward saves for its backward. Several te_saved may be in use at a time with the same
@@ -352,8 +355,8 @@ typedef struct te_saved {
     size_t bytes;
     const te_plan *plan;
     const te_model *model;    /* the instance of the forward */
-    int batch, seq, position; /* copied from the forward's te_batch, together with the four members below: the batch of
-                               * backward must have the same */
+    int batch, seq, position; /* copied from the forward's te_batch, as are sequences, max_seqlen, cu_seqlens and
+                               * positions; the batch of backward must have the same values */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens, *positions;
     int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory */
@@ -361,7 +364,7 @@ typedef struct te_saved {
     void *y;
     size_t used;              /* bytes of `memory` that the forward used */
     int loss_in_backward;     /* 1: forward did not compute the loss; backward computes it and writes y */
-    const void *filled;       /* what `memory` was when forward ran */
+    const void *filled;       /* the value of `memory` when forward ran */
     uint32_t transposed[TE_OP_BITS]; /* a copy of te_run.saved_transposed */
 } te_saved;
 
@@ -380,7 +383,7 @@ TE_API int te__has_sharded_rows(const te_plan *p) {
         if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
     return 0;
 }
-/* Whether backward computes the gradient of a parameter. A tied parameter is trained if its owner is not frozen. */
+/* Whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not frozen. */
 TE_API int te_is_trained(const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     return p->grad && owner && !owner->frozen;
@@ -393,7 +396,7 @@ TE_API int te__is_last_use(const te_plan *p, int i) {
     return 1;
 }
 /* Whether op i is the GEMM that produces the logits, and forward does not save the logits: then this GEMM and the loss
- * are one step of backward, which recomputes them. */
+ * are one step of backward, which recomputes the logits. */
 TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;

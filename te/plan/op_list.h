@@ -94,8 +94,9 @@
 
 /* ---- options by name --------------------------------------------------------------------------------------------- */
 
-/* The names of all options. TE_SAME_a_b is #defined as a comma only if a and b are the same name; so TE_IF_MARKED on
- * TE_SAME_a_b tests whether two names are equal. A custom op adds the names of its options in the same way. */
+/* The names of all options. TE_SAME_a_b is #defined as a comma only if a and b are the same name. Therefore
+ * TE_IF_MARKED(TE_SAME_a_b, ..) tests whether the names a and b are equal. A custom op adds the names of its options in
+ * the same way. */
 #define TE_SAME_eps_eps ,
 #define TE_SAME_causal_causal ,
 #define TE_SAME_scale_scale ,
@@ -140,7 +141,7 @@
 #define TE_SAME_ranks_ranks ,
 
 /* Expands to `yes` if the argument a is an option, else to `no`. An option is a tuple of two members with nothing
- * behind it, such as (causal, 0). These are no options: 8, (H), (A + B) * C. */
+ * behind the tuple, such as (causal, 0). Not options are, for example: 8, (H), (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) \
     TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
 #define TE_DEFER_EXPANSION(...) __VA_ARGS__
@@ -316,7 +317,7 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
 /* (ranks, N), an option of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
- * the size of one rank's part if the parts of all ranks together have the size `all`. */
+ * the size of one rank's part, where `all` is the size of the parts of all ranks together. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
 #define TE_CHECK_RANKS(model, op)                                                                                     \
