@@ -302,8 +302,8 @@ TE_API void te_generation_close(te_generation *g) {
     memset(g, 0, sizeof *g);
 }
 #if TE_CUDA
-/* Pin the host memory, because copies from and to pageable memory would make the host wait, and create the events of
- * the steps. Memory that cannot be pinned is used as it is. */
+/* Create the events of the steps, and pin the host memory, because copies from and to pageable memory would make the
+ * host wait. Memory that cannot be pinned is used as it is. */
 TE_API te_status te__generation_open_host(te_generation *g, const te_generation_memory *m, te_context *ctx) {
     cudaPointerAttributes of;
     if (cudaPointerGetAttributes(&of, m->host) != cudaSuccess || of.type == cudaMemoryTypeUnregistered)
@@ -333,8 +333,8 @@ TE_API te_status te__generation_wait(const te__generation_step *s, te_context *c
     return (void)s, (void)ctx, TE_OK;
 }
 #endif
-/* Capture a graph for each number of sequences that gets one. On CUDA, before each capture a batch that is only padding
- * runs, which loads the kernels. */
+/* Capture a graph for each number of sequences that gets one. On CUDA, each capture is preceded by the run of a batch
+ * that consists of padding only, so that the kernels are loaded. */
 TE_IF_USED TE_API te_status te__generation_capture(te_generation *g, te_context *ctx) {
     for (int n = 1, k = 0;; n = (int)te_min(2 * n, g->device.sequences), k++) {
         te__generation_graph_args args;
@@ -466,10 +466,10 @@ TE_API te_status te__generation_take(int *slot, te_generation *g, const te_gener
     g->free_pages -= pages, g->running++;
     return *slot = i, TE_OK;
 }
-/* Add a request for a sequence; events call the sequence *id. Pages are reserved for the prompt and for max_tokens
- * tokens, so a sequence that has begun can also be completed. Errors: TE_ERROR_MEMORY: all sequences are in use or too
- * few pages are free now, so add the request again when another sequence has ended; TE_ERROR_SHAPE: the sequence could
- * never fit; TE_ERROR_VALUE and others: the request is not valid. */
+/* Add a request for a sequence. *id is set to the number by which events identify this sequence. Pages are reserved for
+ * the prompt and for max_tokens tokens, so a sequence that has begun can also be completed. Errors: TE_ERROR_MEMORY:
+ * all sequences are in use or too few pages are free now, so add the request again when another sequence has ended;
+ * TE_ERROR_SHAPE: the sequence could never fit; TE_ERROR_VALUE and others: the request is not valid. */
 TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generation_request *request, int64_t *id,
                                               te_context *ctx) {
     int slot = 0;

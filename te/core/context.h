@@ -62,7 +62,8 @@ typedef struct te_context {
     void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available, or not looked up
                                       * yet */
     int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
-    int device, processors; /* CUDA: the device's number and its number of SMs; host: 0 and 1 */
+    int device, processors; /* device: the device's number (0 on the host); processors: how many SMs it has (1 on the
+                             * host) */
     int capability;         /* CUDA: the compute capability as a number: 900 for 9.0 */
     int owns_workspace;
     struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: one rank */

@@ -98,7 +98,7 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* no other lane reads column g.id of value k, so it can be overwritten */
+            te_shared[k][g.id] = sum; /* no other lane reads column g.id of value k, so this lane may overwrite it */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
@@ -111,15 +111,15 @@ TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
     return x;
 }
-TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over the lanes from 0 to this one, inclusive */
+TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over lane 0 up to this lane, inclusive */
     TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
         const uint64_t other = __shfl_up_sync(~0u, (unsigned long long)x, o);
         if (lane >= o) x += other;
     }
     return x;
 }
-/* The sum of x over the lanes of the block before this one; *total becomes the sum over all lanes. The group must be a
- * whole block. */
+/* Returns the sum of x over those lanes of the block that precede this lane; *total becomes the sum over all lanes. The
+ * group must be a whole block. */
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
     const int lane = g->id % 32, warp = g->id / 32;

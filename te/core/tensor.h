@@ -87,8 +87,8 @@ typedef struct te_sampling {
                             * -infinity, or the logit of an allowed token is NaN; y is then NaN */
     int32_t *top_token;    /* [rows, top]: the tokens to which the model gives the highest probabilities, the likeliest
                             * first */
-    float *top_log_prob;   /* [rows, top]: the log-probabilities of these tokens; behind the last finite logit the token
-                            * is -1 and the log-probability is -infinity */
+    float *top_log_prob;   /* [rows, top]: the log-probabilities of the tokens in top_token. If a row has fewer than
+                            * `top` finite logits, its remaining entries are -1 in top_token and -infinity here */
     /* state of each row */
     uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, up to 65535; null: there
                             * are no penalties */
@@ -99,17 +99,17 @@ typedef struct te_sampling {
     const float *temperature; /* null, or an entry below 1e-5: greedy, that is, the op takes the most likely token (if
                                * several are equally likely, the one with the lowest number) */
     const int32_t *top_k;     /* keep only the k most likely tokens; null, or an entry of 0 or less: keep all */
-    const float *top_p;       /* keep only the fewest most likely tokens that together have p of the probability mass;
-                               * null, or an entry of 1: keep all */
+    const float *top_p;       /* keep only the most likely tokens: as few of them as are needed to have p of the
+                               * probability mass; null, or an entry of 1: keep all */
     const float *min_p;       /* keep only tokens with at least min_p times the probability of the likeliest token;
                                * null, or an entry of 0: keep all */
-    const float *repetition_penalty; /* for tokens that have occurred: positive logits are divided by it, other logits
-                                      * are multiplied by it */
+    const float *repetition_penalty; /* applies to tokens that have occurred: a positive logit is divided by the
+                                      * penalty, any other logit is multiplied by the penalty */
     const float *frequency_penalty;  /* subtracted from a token's logit as many times as the token occurs in history */
     const float *presence_penalty;   /* subtracted once from the logit of each token that occurs in history */
     const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 allows token t; null: all */
-    const uint32_t *prompt;   /* the same layout: tokens that count as occurred for the repetition penalty, in addition
-                               * to those in history */
+    const uint32_t *prompt;   /* laid out like `allowed`: the tokens that count as occurred for the repetition penalty,
+                               * in addition to those in history */
     int update_history;       /* 1: the op adds the chosen token to history */
     int top;                  /* columns of top_token and top_log_prob: 0 to 128, and at most the vocabulary */
 } te_sampling;
@@ -177,9 +177,10 @@ TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past
     return count > 0 ? count : 0;
 }
 
-/* Finds the sequence of one tile after another, for a thread that asks for tiles in ascending order (a lower tile
- * restarts the search from sequence 0). Even if the values of `first` are wrong, each tile is visited once, because a
- * sequence that begins before the end of the previous one is taken to begin at that end. */
+/* Finds, for one tile after another, the sequence to which the tile belongs. It is meant for a thread that asks for
+ * tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of `first` are wrong,
+ * each tile is visited once, because a sequence that begins before the end of the previous one is taken to begin at
+ * that end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
     int index, tile; /* index: the current sequence's index; tile: the number of the current sequence's first tile */

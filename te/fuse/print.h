@@ -109,9 +109,9 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
     return n;
 }
-/* The bytes per row that op number j of a backward step reads or writes in addition: the op's statistics, the input
- * that forward saved for the op, and the values and gradients of forks. leaves_gradient: the result of
- * te__step_leaves_gradient for this step. */
+/* The bytes per row that op number j of a backward step reads or writes in addition to the step's input and output: the
+ * op's statistics, the input that forward saved for the op, and the values and gradients of forks. leaves_gradient: the
+ * result of te__step_leaves_gradient for this step. */
 TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
     const te_plan *p = r->plan;
     const int i = s->op[j];

@@ -83,8 +83,8 @@
     TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OPS, TE__MARKED)(make, link, fwd, bwd, name, dtype, unknown, \
         __VA_ARGS__)
 /* In the macros from here on, the variadic arguments are the list's ops without the recompute marks. cut: the list with
- * its marks; forward patterns are matched with this one, because no forward pattern may extend across a mark. marks:
- * TE_LINKS of the list with its marks; empty if the list has none. */
+ * its marks. Forward patterns are matched in `cut`, because no forward pattern may extend across a mark. marks:
+ * TE_LINKS of the list with its marks; empty if the list has no marks. */
 #define TE__UNMARKED(make, link, fwd, bwd, name, dtype, ...) make(link, fwd, bwd, name, dtype, (__VA_ARGS__), \
     (), __VA_ARGS__)
 #define TE__MARKED(make, link, fwd, bwd, name, dtype, unknown, ...) \

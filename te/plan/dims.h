@@ -73,7 +73,7 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
                plan->name, of->kind, of->name, op->in, op->out);
     return TE_OK;
 }
-/* The number of dims that a list takes: one more than the highest index of a symbol in it. */
+/* The number of dims that a list takes: one more than the highest index of a symbol in the list. */
 TE_API int te__dims_of(const te_plan *plan) {
     int last = -1;
     for (int i = 0; i < plan->op_count; i++) {

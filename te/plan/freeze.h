@@ -27,7 +27,7 @@
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Whether p belongs to the op named `op` and is called `field`; if either is null, any name matches. */
+/* Whether p belongs to the op named `op` and is called `field`. If `op` or `field` is null, every name matches it. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }

@@ -22,8 +22,8 @@ typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_ge
  * the collectives treat the op. */
 enum {
     /* saved for backward */
-    TE_SAVES_INPUT = 1 << 0,  /* the op's input stays in memory until its backward */
-    TE_SAVES_OUTPUT = 1 << 1, /* the op's output stays in memory until its backward */
+    TE_SAVES_INPUT = 1 << 0,  /* the op's input stays in memory until the op's backward */
+    TE_SAVES_OUTPUT = 1 << 1, /* the op's output stays in memory until the op's backward */
     /* gradients */
     TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals that of its output (bias, add) */
     TE_SUMS = 1 << 3,           /* the gradient of the op's first parameter is a sum over all rows (bias) */
@@ -32,11 +32,11 @@ enum {
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
     /* forks, and the ops that use a fork's value */
-    TE_IS_FORK = 1 << 7,    /* passes its input on, and also keeps it for a later op */
-    TE_IS_ADD = 1 << 8,     /* adds a fork's value to its input */
-    TE_IS_MUL = 1 << 9,     /* multiplies its input by a fork's value */
+    TE_IS_FORK = 1 << 7,    /* passes its input on, and also keeps this value for a later op */
+    TE_IS_ADD = 1 << 8,     /* adds a fork's value to the op's input */
+    TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value */
     TE_IS_LOAD = 1 << 10,   /* outputs a fork's value instead of its own input */
-    TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values are those of a fork */
+    TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values come from a fork's value */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
     TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory */
     TE_IS_OUTPUT = 1 << 14, /* stores the value for the caller: an extra output of the list */
@@ -47,7 +47,7 @@ enum {
     /* attention */
     TE_VARLEN = 1 << 17,            /* takes sequences of different lengths (cu_seqlens) */
     TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* stores its largest logits in the te_batch.edges entry with the op's name */
-    TE_ATTENDS_IN_FP8 = 1 << 19,    /* computes both matrix products of its forward in e4m3 */
+    TE_ATTENDS_IN_FP8 = 1 << 19,    /* computes both matrix products of attention's forward in e4m3 */
     TE_IS_CACHED = 1 << 29,         /* in inference the op can store its keys and values in a te_cache */
     /* ops that the epilogue of the GEMM before them can compute; the flag says which operation it computes */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */
@@ -79,11 +79,11 @@ typedef enum te_init {
 /* Which kind of rows a value has. The kind is known at compile time; the number of rows follows from each call's
  * te_batch. */
 typedef enum te_rows {
-    TE_ROWS_tokens,    /* one for each token: te_batch.batch * te_batch.seq */
-    TE_ROWS_sequences, /* one for each sequence: te_batch.batch */
-    TE_ROWS_shard, /* one for each token of this rank's shard. The tensor group splits the tokens into n equal parts for
-                    * its n ranks, in the order of the ranks (sequence parallelism) */
-    TE_ROWS_memory /* one for each row that a decoder attends to: te_batch.batch * te_batch.memory_seq */
+    TE_ROWS_tokens,    /* one row for each token: te_batch.batch * te_batch.seq rows */
+    TE_ROWS_sequences, /* one row for each sequence: te_batch.batch rows */
+    TE_ROWS_shard, /* one row for each token of this rank's shard. The tensor group splits the tokens into n equal parts
+                    * for its n ranks, in the order of the ranks (sequence parallelism) */
+    TE_ROWS_memory /* one row for each row that a decoder attends to: te_batch.batch * te_batch.memory_seq rows */
 } te_rows;
 
 /* How a value is laid out over the ranks of the tensor group. The layout is known at compile time;
@@ -141,8 +141,9 @@ typedef struct te_param_info {
     int tied; /* 1: the parameter has no memory of its own; te_tie() makes it share the memory of another one */
 } te_param_info;
 
-enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_RECOMPUTE_REGIONS = TE_MAX_OPS / 3 /* two marks and an op */,
-       TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };
+enum { TE_MAX_PARAMS = 3,                         /* the largest number of parameters of an op */
+       TE_MAX_RECOMPUTE_REGIONS = TE_MAX_OPS / 3, /* a region has at least two marks and one op */
+       TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };     /* the number of 32-bit words that have one bit for each op */
 
 /* One op of a list: constants. */
 typedef struct te_op {
@@ -159,7 +160,7 @@ typedef struct te_op {
     int parts;                    /* how many parts the columns of the op's output consist of, each of which is split
                                    * over the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
                                    * whole */
-    int first_part;               /* width of the first part / width of each other part */
+    int first_part;               /* width of the first part divided by the width of each other part */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
     int edge;                     /* the index of the fork or input whose value the op uses; -1: it uses none */
@@ -262,8 +263,8 @@ typedef struct te_plan {
     const te_op *op;
     const te_step *forward, *infer, *backward;
     int region_count;
-    const te_recompute_region *region; /* the recompute regions. The steps are the same as without them, so results are
-                                        * bitwise identical */
+    const te_recompute_region *region; /* the recompute regions. The plan has the same steps as without these regions,
+                                        * so results are bitwise identical */
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_training *(*training)(
@@ -307,13 +308,13 @@ typedef struct te_param {
                               * gradient to that memory */
     int trains;              /* 1: the parameter's instance was bound with gradients */
     int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
-    int fixed;               /* 1: frozen for good, because its list says so (frozen_linear) */
+    int fixed;               /* 1: the parameter is always frozen, because its list says so (frozen_linear) */
     int last;                /* 1: the gradient is a column sum, which is written at the end of a backward */
     int index;               /* the parameter's index among the parameters of its instance */
     te_shard shard;          /* which part of the parameter this rank of the tensor group holds */
     int parts;               /* how many parts the op's output columns consist of, each of which is split over the ranks
                               * separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
-    int first_part;          /* width of the first part / width of each other part */
+    int first_part;          /* width of the first part divided by the width of each other part */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the gradient */
     struct te_param *with;   /* for a tied parameter, its owner; for an owner, the parameter (itself or one tied to it)
                               * whose gradient backward writes first; null: not tied */

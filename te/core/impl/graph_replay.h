@@ -30,7 +30,8 @@
 enum {
     TE_SMALL_FILL_MAX_BYTES = 1024, /* larger fills are not replaced, because the kernel that replaces a fill has only
                                      * one warp */
-    TE_SMALL_FILL_MAX_EDGES = 4     /* the most nodes that a fill may depend on, and the most that may depend on it */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most this many nodes, and if at most
+                                     * this many nodes depend on it */
 };
 /* The argument of the kernel that replaces a fill. For each i < count, the kernel sets bytes[i] to byte number i %
  * element of `value`. */
@@ -85,7 +86,7 @@ TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cuda
     else (void)cudaGetLastError(), (void)cudaGraphDestroyNode(node);
 }
 /* Replace all small fills of a graph. kernel: a kernel that takes a te_small_fill, launched as one block of 32 threads;
- * null: all fills stay. */
+ * null: no fill is replaced. */
 TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
     size_t count = 0;
     if (!kernel || cudaGraphGetNodes(graph, 0, &count) != cudaSuccess || !count) return;
@@ -104,7 +105,8 @@ TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
 typedef struct te_grid { int x, y; } te_grid;
 
 enum {
-    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* size of a recording; when it is full, its launches are enqueued */
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the largest size of a record, in bytes; when a record is full, its launches
+                                        * are enqueued */
     TE_LAUNCH_MIN_GRAPH = 4,           /* if a pass has fewer launches than this, they are enqueued one by one, without
                                         * a graph */
     TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
@@ -133,7 +135,8 @@ typedef struct te_replay_graph {
                            * least recently used graph */
     int count, bytes;
     char *record;          /* [bytes]: the launches from which the graph was captured */
-    cudaGraphNode_t *node; /* [count], one for each launch; null where the launch is a call */
+    cudaGraphNode_t *node; /* [count]: for each launch, its node in the graph; null if the launch is a call of a
+                            * function */
 } te_replay_graph;
 
 typedef struct te_launches {
@@ -201,7 +204,7 @@ TE_API te_status te__launch_now(const te_launch *l, const void *args, te_context
     }
     return te__cuda_status(ctx, cudaLaunchKernelExC(&launch, l->kernel, arg), l->name);
 }
-/* Returns the launch at byte *at of a record, and advances *at to the next one. */
+/* Returns the launch that begins at byte *at of a record, and advances *at to the next launch. */
 TE_API const te_launch *te__launch_next(const char *record, int *at) {
     const te_launch *l = (const te_launch *)(const void *)(record + *at);
     *at += l->size;

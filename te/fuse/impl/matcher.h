@@ -179,7 +179,8 @@
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 
 /* TE_SPECIAL(arguments...): a sequence of those arguments that are marks, that are ops of an unknown kind, or that are
- * not ops (each of the last becomes (none, ~)). The sequence is empty if all arguments are ops of known kinds. */
+ * no ops at all. An argument that is no op becomes (none, ~). The sequence is empty if all arguments are ops of known
+ * kinds. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_OP(a, TE_KNOW_OP, TE_KNOW_NONE)(a, __VA_ARGS__)

@@ -105,9 +105,10 @@ TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* Set *v to the caller's tensor for `op`, an extra input or output of the list: to the tensor of its value (grad 0) or
- * of its gradient (grad 1). The tensor must have the shape and format of `like`. If the caller has passed no tensor for
- * the gradient, v->data becomes null. While only sizes are measured, v->data is the address of x, as a placeholder. */
+/* Set *v to the caller's tensor for `op`, an extra input or output of the list: to the tensor that has the value of
+ * this input or output (grad 0), or to the one that has its gradient (grad 1). The tensor must have the shape and
+ * format of `like`. If the caller has passed no tensor for the gradient, v->data becomes null. While only sizes are
+ * measured, v->data is the address of x, as a placeholder. */
 TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;

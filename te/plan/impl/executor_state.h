@@ -20,7 +20,7 @@ enum { TE_BACKWARD_STOP_dx = -1 }; /* the value of te_run.backward_stop if dx is
  * Either `data` or `transposed` is null; the step stores only to the one that is not null. */
 typedef struct te_recompute_target {
     void *data;           /* the operand in FP8, [rows, cols] */
-    void *transposed;     /* its transpose in FP8, [cols, rows rounded up to a multiple of 16] */
+    void *transposed;     /* the operand's transpose in FP8, [cols, rows rounded up to a multiple of 16] */
     float *inverse_scale; /* output. With `data`: two numbers, 1 / scale and the scale. With `transposed` under
                            * fp8_block: 1 / scale of each tile of the transpose */
     const float *scale;   /* the one scale of the tensor; null (fp8_block): the step computes a scale for each tile */
@@ -32,7 +32,7 @@ typedef struct te_recompute_target {
 typedef struct te_deferred_work {
     te_value from;   /* the input of the work, whose memory is held until the work is done. It is, for deferred_gather,
                       * this rank's rows of the current value; for deferred_product, operand A of the GEMM */
-    te_gemm product; /* deferred_product: the GEMM whose output (its D) is the current value */
+    te_gemm product; /* deferred_product: the GEMM whose output, its matrix D, is the current value */
     struct te_product_kernels *kernels; /* deferred_product: the kernels that run the GEMM if it is not overlapped */
 } te_deferred_work;
 
@@ -42,7 +42,7 @@ typedef struct te_deferred_wgrad {
     int is_there, runs; /* is_there 1: there is a deferred GEMM. runs 0: the GEMM's weight is frozen for now, so its
                          * memory is acquired, but the GEMM is not launched */
     te_gemm product;
-    te_value a, b;      /* the GEMM's operands, whose workspace blocks are held until it has run */
+    te_value a, b;      /* the GEMM's operands, whose workspace blocks are held until the GEMM has run */
 } te_deferred_wgrad;
 
 /* A column sum: total[c] (+)= the sum of partial[i, c] over all i < count, for each column c. A kernel has stored
@@ -71,8 +71,8 @@ typedef struct te_run {
                                     * fewer */
     te_value x, y, dx, dy;         /* the caller's tensors */
     int loss_in_backward;          /* 1: forward does not write y; backward computes the loss and writes y */
-    int backward_stop;             /* where backward ends: the index of the first op of the list that has a needed
-                                    * gradient to compute (executor.h) */
+    int backward_stop;             /* where backward ends: the index of the first op of the list that computes a
+                                    * gradient that is needed (executor.h) */
 
     /* the list under this call's recipe */
     te_recipe_use use;
@@ -102,7 +102,8 @@ typedef struct te_run {
     void *act[TE_MAX_OPS];         /* for each op: the address of its output; null: the output is not saved */
     float *stats[TE_MAX_OPS];      /* for each op: its row statistics, [rows, stats] */
     char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: its saved input and scales; see te__saved_input_of() */
-    uint32_t saved_transposed[TE_OP_BITS]; /* a bit for each FP8 GEMM: 1: its input is saved transposed */
+    uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each FP8 GEMM; it is 1 if the GEMM's input is saved
+                                            * transposed */
     te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its block of the workspace; data null: the
                                                 * region is closed */
 
@@ -179,14 +180,14 @@ TE_API te_status te__acquire_bytes(te_run *r, te_value *v, size_t bytes) {
                (int)TE_MAX_LIVE);
     return TE_OK;
 }
-/* Set *v to a new value in the workspace. It outlives the step only if the step makes it the current value
+/* Set *v to a new value in the workspace. The value outlives the step only if the step makes it the current value
  * (te__set_current) or the value of a fork (te__set_edge). */
 TE_API te_status te__acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
     *v = te__value_of(0, dtype, te__rows_in(r, rows), cols);
     return te__acquire_bytes(r, v, (size_t)(te__capacity_rows(r) * cols) * te_dtype_bytes(dtype));
 }
-/* Set *v to a new e4m3 matrix in the workspace. Its inverse scales lie behind it in the same block: one per row, or one
- * per 1 x 128 tile. */
+/* Set *v to a new e4m3 matrix in the workspace. The inverse scales of this matrix, one per row or one per 1 x 128 tile,
+ * lie behind it in the same block. */
 TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t capacity = te__capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
     *v = te__value_of(0, TE_e4m3, rows, cols);

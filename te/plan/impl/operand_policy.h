@@ -46,10 +46,10 @@ typedef struct te_operand_policy {
                                       * scale */
     unsigned char gathered;          /* 1: if the operand is gathered over the ranks, it can be gathered in FP8, because
                                       * all ranks have the same scale */
-    unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the same in
-                                      * both passes */
-    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves it; the same in both
-                                      * passes */
+    unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the records
+                                      * of both passes have the same value */
+    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves it; the records of both
+                                      * passes have the same value */
     unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because output_read is 1 or
                                       * because the output is the input of a recompute region */
 } te_operand_policy;
