@@ -89,9 +89,9 @@ TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);
 }
-/* Bind the gradients of the parameters that are not frozen, in list order. grads: te_trained_grad_bytes bytes, aligned
- * to TE_ALIGN; this call does not change their contents. Call it before te_tie. TE_ERROR_STATE: m is not bound, or a
- * parameter is already tied; TE_ERROR_VALUE: grads overlaps the parameters. */
+/* Bind the gradients of the parameters that are not frozen, in list order. grads: memory of te_trained_grad_bytes
+ * bytes, aligned to TE_ALIGN; this call does not change the contents of this memory. Call it before te_tie.
+ * TE_ERROR_STATE: m is not bound, or a parameter is already tied; TE_ERROR_VALUE: grads overlaps the parameters. */
 TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_bind_trained_grads"));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "te_bind_trained_grads: the instance is null or not bound");

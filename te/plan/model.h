@@ -55,7 +55,7 @@ enum {
     TE_EPILOGUE_OF_SCALE = 1 << 22, /* multiplying by a constant; te_op.options is a te_scale_options */
     TE_EPILOGUE_OF_ROPE = 1 << 28,  /* rotary position embedding (te/linear/impl/linear_rope.h) */
     /* ranks of a tensor group */
-    TE_PARAMS_REPLICATED = 1 << 23, /* the op's values are sharded by columns, but each rank holds all of its
+    TE_PARAMS_REPLICATED = 1 << 23, /* the op's values are sharded by columns, but each rank holds all of the op's
                                      * parameters */
     TE_TAKES_PRODUCT = 1 << 24,     /* a collective that sums over ranks; the GEMM of the linear before this op may be
                                      * deferred, so that this op runs it */
@@ -294,7 +294,8 @@ typedef struct te_fp8_product {
 
 /* One parameter of one instance. */
 typedef struct te_param {
-    const char *op, *field;  /* the names of its op and of the parameter: "fc1", "weight" */
+    const char *op, *field;  /* op: the name of the parameter's op, as "fc1"; field: the name of the parameter, as
+                              * "weight" */
     void *data;              /* the values, [rows, cols] of `dtype`, in target memory; null: the parameter exists only
                               * in FP8 (fp8_weights.h) */
     float *grad;             /* the gradient, [rows, cols] in f32; null: there is none */

@@ -141,7 +141,7 @@
 #define TE_SAME_ranks_ranks ,
 
 /* Expands to `yes` if the argument a is an option, else to `no`. An option is a tuple of two members with nothing
- * behind the tuple, such as (causal, 0). Not options are, for example: 8, (H), (A + B) * C. */
+ * behind the tuple, such as (causal, 0). Examples of arguments that are no options: 8, (H), (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) \
     TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
 #define TE_DEFER_EXPANSION(...) __VA_ARGS__
@@ -310,7 +310,8 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 /* (rounding, stochastic), an option of a list: how gradients are rounded to FP8 (a te_rounding). */
 #define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
 #define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
-/* ROWS: the option (rows, shard) of a list, a te_rows. SHARD: the option (shard, columns) of a linear, a te_shard. */
+/* TE_ROWS_OPTION: the value of a list's option (rows, ..), a te_rows. TE_SHARD_OPTION: the value of a linear's option
+ * (shard, ..), a te_shard. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
@@ -326,7 +327,8 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
                       ": its vocabulary is no constant that (ranks, N) divides evenly; round it up to one");
 
-/* The type of the struct of an op's options, and the initialiser of that struct. */
+/* TE_OPTIONS_TYPE: the type of the struct that holds an op's options; te_no_options if the op has none.
+ * TE_OPTIONS_VALUES: the initialiser of this struct. */
 typedef struct te_no_options { int none; } te_no_options;
 #define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)
 #define TE_OPTIONS_VALUES(op) {TE_REST(TE_UNWRAP(TE_OPTIONS(op)))}

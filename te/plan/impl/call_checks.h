@@ -83,7 +83,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
 
 /* ---- the caller's tensors ---------------------------------------------------------------------------------------- */
 
-/* Check that tensor t has the shape and format of `want`, which follow from the list and the batch. */
+/* Check that tensor t has the shape and format of `want`, which the list and the batch determine. */
 TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_value want, te_context *ctx) {
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
     TE_REQUIRE(t.dtype == want.dtype, ctx, TE_ERROR_DTYPE, "%s: %s is %s, the list was declared with %s", model, name,

@@ -98,9 +98,9 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
         for (int j = 0; j < plan->forward[i].count; j++)
             if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
 }
-/* In backward: open region k and fill its memory by running the region's forward steps on a copy of te_run, in which
- * all values have the same addresses. The output of the region's last op has already been saved; so if the step of this
- * op runs again, it stores the output in the workspace, and stores no row statistics. */
+/* In backward: open region k and fill its memory by running the region's forward steps on a copy of *r, in which all
+ * values have the same addresses as in *r. The output of the region's last op has already been saved; so if the step of
+ * this op runs again, it stores the output in the workspace, and stores no row statistics. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -128,8 +128,8 @@ TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
                 TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
     return TE_OK;
 }
-/* After a step: close the regions that it has completed. In forward, these are the regions whose last op is in the
- * step; in backward, those whose first op is in the step. */
+/* After a step: close the regions that the step has completed. In forward, these are the regions whose last op is in
+ * the step; in backward, those whose first op is in the step. */
 TE_API void te__recompute_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && r->region[k].data; j++)

@@ -16,13 +16,14 @@ typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 enum { TE_BACKWARD_STOP_dx = -1 }; /* the value of te_run.backward_stop if dx is wanted: backward then runs the whole
                                     * list */
 
-/* Where te__recompute_input stores an FP8 operand; it runs once more the forward step that produced this operand.
- * Either `data` or `transposed` is null; the step stores only to the one that is not null. */
+/* te__recompute_input runs a forward step a second time, to recompute the FP8 operand that the step produces. This
+ * struct says where the step then stores the operand. Either `data` or `transposed` is null; the step stores only to
+ * the one that is not null. */
 typedef struct te_recompute_target {
     void *data;           /* the operand in FP8, [rows, cols] */
     void *transposed;     /* the operand's transpose in FP8, [cols, rows rounded up to a multiple of 16] */
-    float *inverse_scale; /* output. With `data`: two numbers, 1 / scale and the scale. With `transposed` under
-                           * fp8_block: 1 / scale of each tile of the transpose */
+    float *inverse_scale; /* output. If `data` is not null: two numbers, 1 / scale and the scale. If `transposed` is not
+                           * null, under fp8_block: 1 / scale of each tile of the transpose */
     const float *scale;   /* the one scale of the tensor; null (fp8_block): the step computes a scale for each tile */
     int rounds_first;     /* 1: round to the list's format first and then to FP8, because the original operand was
                            * rounded in these two steps */
@@ -140,8 +141,8 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens;
     }
 }
-/* The index of this rank's first row of kind `rows`: te__first_row counts the rows of the batch, te__first_row_of_all
- * the rows of all ranks of the data group. */
+/* The index of this rank's first row of kind `rows`: te__first_row returns its index among the rows of the batch,
+ * te__first_row_of_all its index among the rows of all ranks of the data group. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
@@ -213,7 +214,7 @@ TE_API te_value te__without_transposed(te_value v) {
     return v;
 }
 /* Mark v, the result of this step, as incomplete: the next step does the work that `state` names. `from` is the input
- * of that work; its memory is held until then. */
+ * of that work; the memory of `from` is held until the work is done. */
 TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value from) {
     v->state = state;
     te__set_root(r, &r->deferred.from, te__without_transposed(from));

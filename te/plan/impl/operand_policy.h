@@ -40,10 +40,10 @@ typedef struct te_operand_policy {
     unsigned char fp8;               /* 1: the op is a GEMM that runs in FP8 in this pass */
     unsigned char scaling;           /* a te_scaling: how the operand of this GEMM is scaled */
     unsigned char
-        stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; it can, because the scale is
-                             * known before it runs */
-    unsigned char amax_by_producer;  /* 1: the kernel that produces the operand computes its amax, which determines the
-                                      * scale */
+        stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; this is possible because the
+                             * scale is known before the kernel runs */
+    unsigned char amax_by_producer;  /* 1: the kernel that produces the operand computes the operand's amax, which
+                                      * determines the scale */
     unsigned char gathered;          /* 1: if the operand is gathered over the ranks, it can be gathered in FP8, because
                                       * all ranks have the same scale */
     unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the records
@@ -145,8 +145,8 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     return o;
 }
 /* Whether backward reads the output of op i in the list's format, or a fork saves this output. backward: the policies
- * of backward. If a GEMM consumes the output and its backward runs in FP8, then backward reads the GEMM's FP8 input
- * instead. */
+ * of backward. If a GEMM consumes the output, and the backward of this GEMM runs in FP8, then backward reads the GEMM's
+ * FP8 input instead. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & TE_PASSES_VALUE)) i++;
