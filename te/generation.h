@@ -1,6 +1,6 @@
 /* generation.h -- continuous batching: generates texts for many sequences at once. Sequences can be added, and can end,
  * between any two steps. One step processes the sequences that decode, together with parts of the prompts of others. A
- * token is chosen on the device, where the next step reads it; on CUDA the host learns it one step later.
+ * token is chosen on the device, where the next step reads it; on CUDA the host gets the token one step later.
  *
  * Do this (models: the instances of one or more lists, in order; the first list begins with an embedding, the last one
  * ends in last_token, .., sample):
@@ -31,7 +31,8 @@
 
 enum {
     TE_GENERATION_MAX_SEQUENCES = 4096,
-    TE__GENERATION_GRAPHS = 14 /* one for each power of two below the number of sequences, and one for that number */
+    TE__GENERATION_GRAPHS = 14 /* the largest number of graphs: one for each power of two below the number of sequences,
+                                * and one for the number of sequences itself */
 };
 
 /* ---- what the caller passes -------------------------------------------------------------------------------------- */
@@ -56,8 +57,8 @@ typedef struct te_generation_config {
 typedef struct te_generation_memory {
     void *device; /* target memory, device_bytes bytes (te_generation_bytes) */
     size_t device_bytes;
-    /* host memory, host_bytes bytes (te_generation_host_bytes). On the host target both are host memory; on CUDA this
-     * one is pinned by te_generation_init if it is not pinned yet */
+    /* host memory, host_bytes bytes (te_generation_host_bytes). On CUDA, te_generation_init pins this memory if it is
+     * not pinned yet. On the host target, `device` is host memory, too */
     void *host;
     size_t host_bytes;
 } te_generation_memory;
@@ -71,16 +72,17 @@ typedef struct te_generation_request {
     float temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     int top_k;
     uint64_t seed;
-    const int32_t *stop; /* [stop_count], copied: the sequence ends behind the first of these tokens that is
-                          * generated */
+    const int32_t *stop; /* [stop_count], of which a copy is made: the sequence ends behind the first generated token
+                          * that is one of these */
     int stop_count;      /* at most TE_GENERATION_MAX_STOPS */
     int prefix, prefix_count; /* if prefix_count is not 0: the first prefix_count tokens of the prompt are in the cache
-                               * already, as the first tokens of sequence `prefix` of the cache. That sequence must lie
-                               * behind those of the generation, and must stay until the new one has ended */
+                               * already, as the first tokens of sequence `prefix` of the cache. Sequence `prefix` must
+                               * lie behind the sequences of the generation, and must stay in the cache until the new
+                               * sequence has ended */
     void *user;               /* a pointer of the caller's, which the sequence's events contain */
 } te_generation_request;
 
-/* X(name, text): the reasons for which a sequence ends, and `runs`: it has not ended. */
+/* X(name, text): the reasons for which a sequence ends, and `runs`, which means that the sequence has not ended. */
 #define TE_GENERATION_ENDS(X)                                                                  \
     X(runs, "it has not ended")                                                                \
     X(stop, "a stop token")                                                                    \
@@ -115,14 +117,15 @@ typedef struct te__generation_sequence {
     int pages;       /* how many pages of the cache are reserved for the sequence */
     int is_new;
 } te__generation_sequence;
-/* Entry i of a step. id: the sequence that it belongs to; emits: 1: the step generates a token of this sequence;
- * is_last: 1: that token is the last one that max_tokens allows. */
+/* Entry i of a step. id: the sequence to which the entry belongs; emits: 1: the step generates a token of this
+ * sequence; is_last: 1: that token is the last one that max_tokens allows. */
 typedef struct te__generation_row { int64_t id; int emits, is_last; } te__generation_row;
 /* The host's part of a step: its inputs and its results. */
 typedef struct te__generation_step {
     te__generation_input in;
     te__generation_result out;
-    te__generation_row *row; /* [sequences], of which the step uses the first ones */
+    te__generation_row *row; /* [sequences of the generation]: the entries of the step, which uses only the first of
+                              * them */
     uint32_t *prompt;        /* [sequences, words]: the mask of prompt tokens of each sequence that begins in this
                               * step */
     void *event;             /* cudaEvent_t; when it completes, the step is done and its results are in host memory */
@@ -230,7 +233,8 @@ TE_API te_status te__generation_describe(te__generation_device *d, const te_gene
                "te_generation: top is %d; 0 to %d can be", c->top, (int)te_min(TE_SAMPLE_MAX_TOP, d->vocabulary));
     return TE_OK;
 }
-/* Lay out the host memory of a generation. Returns the number of bytes; if `memory` is null, it only counts them. */
+/* Lay out the host memory of a generation. Returns the number of bytes; if `memory` is null, the function only counts
+ * them. */
 TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     const te__generation_device *d = &g->device;
     const int n = d->sequences, capacity = d->cache->t.capacity;
@@ -254,7 +258,7 @@ TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     return at;
 }
 /* te_generation_bytes, te_generation_host_bytes: how many bytes of target memory and of host memory te_generation_init
- * needs; both must be aligned to TE_ALIGN. 0: the config is not valid. */
+ * needs; the two pieces of memory must be aligned to TE_ALIGN. 0: the config is not valid. */
 TE_API size_t te_generation_bytes(const te_generation_config *config) {
     te__generation_device d;
     return te__generation_describe(&d, config, 0) == TE_OK ? te__generation_place_device(&d, 0) : 0;
@@ -508,11 +512,11 @@ TE_IF_USED TE_API te_status te_generation_cancel(te_generation *g, int64_t id, t
     return te__generation_release(g, slot, ctx);
 }
 /* Begin a new sequence that continues from all tokens which sequence `from` has: its prompt and its generated tokens,
- * including the token of the last step (on CUDA the event of this token may still be outstanding). `request` states its
- * sampling parameters, max_tokens, stop and user; the prompt in `request` is not read. The two sequences share the full
- * pages of the cache, but pages are reserved for all tokens of the new one. If the sampling parameters of the two
- * sequences are the same, both go on with the same tokens. Errors: those of te_generation_add; TE_ERROR_STATE: sequence
- * `from` has no generated token yet. */
+ * including the token of the last step (on CUDA the event of this token may still be outstanding). `request` states the
+ * new sequence's sampling parameters, max_tokens, stop and user; the prompt in `request` is not read. The two sequences
+ * share the full pages of the cache, but pages are reserved for all tokens of the new sequence. If the sampling
+ * parameters of the two sequences are the same, both go on with the same tokens. Errors: those of te_generation_add;
+ * TE_ERROR_STATE: sequence `from` has no generated token yet. */
 TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, const te_generation_request *request,
                                                int64_t *id, te_context *ctx) {
     int slot = 0;

@@ -66,7 +66,8 @@ typedef struct te_context {
                              * host) */
     int capability;         /* CUDA: the compute capability as a number: 900 for 9.0 */
     int owns_workspace;
-    struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: one rank */
+    struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: there is only
+                                  * this rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
     char error[320];
 } te_context;

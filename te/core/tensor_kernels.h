@@ -174,9 +174,9 @@ TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, te__no
     a.first = part.first, a.cols = part.cols, a.pitch = part.pitch;
     return count ? te_normal_launch(ctx, te__grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
 }
-/* Fill w[count], in target memory, with normally distributed numbers; with std 0 all of them are the mean. The same
- * seed and stream produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE,
- * TE_ERROR_ALIGNMENT, TE_ERROR_VALUE. */
+/* Fill w[count], in target memory, with normally distributed numbers; with std 0 all of these numbers are equal to
+ * `mean`. Calls with the same seed and stream produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW,
+ * TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT, TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
                                            uint32_t stream, te_context *ctx) {
     const te__normal_part whole = te__normal_part_of(1, count, 0, te_max(count, 0));

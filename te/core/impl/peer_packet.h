@@ -72,7 +72,7 @@ TE_FN void te_packet_poll8(te_packet *v, const void *from) {
 #endif
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32), v->w[2] = v->w[3] = 0;
 }
-/* Load or store a word that other threads or ranks write, too. */
+/* Load or store a word that other threads or ranks also write. */
 TE_FN uint32_t te_flag_load(const uint32_t *from) {
 #if TE_CUDA
     return *(const volatile uint32_t *)from;
@@ -119,10 +119,11 @@ TE_FN int te_packet_arrived(const te_packet *v) {
     return (v->w[0] != TE_PACKET_EMPTY) & (v->w[1] != TE_PACKET_EMPTY) & (v->w[2] != TE_PACKET_EMPTY) &
            (v->w[3] != TE_PACKET_EMPTY);
 }
-/* How many numbers a packet holds; t is not FP8. */
+/* How many numbers a packet holds. t: the format of the numbers, which is not FP8. */
 TE_BOTH int te_packet_elements(te_dtype t) { return t == TE_f32 ? 4 : 8; }
 
-/* If `add` is 1, sum += v, else sum = v. */
+/* Add the numbers in packet *v to `sum` if `add` is 1; if `add` is 0, store them in `sum`. t: the format of the
+ * numbers. */
 TE_FN void te_packet_add(float sum[8], const te_packet *v, te_dtype t, int add) {
     TE_UNROLL for (int i = 0; i < 4; i++) {
         const uint32_t w = v->w[i];
