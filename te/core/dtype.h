@@ -412,7 +412,7 @@ TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int al
     te_load8(v, p, i, n, aligned, t);
 }
 /* Hide *e's value from the optimizer. Code after this call must therefore convert *e to floats once more, and floats
- * that were converted before the call need not stay in registers across it. */
+ * that were converted before the call need not stay in registers across this call. */
 TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));

@@ -15,7 +15,7 @@
 #include "dtype.h" /* te_vec8, te_bits_of_float */
 
 /* A group of `count` lanes, in which this thread is lane number `id`. buffer: which of two buffers in shared memory the
- * next reduction uses. Reductions use the two by turns, so one barrier per reduction is enough. */
+ * next reduction uses. Reductions use the two buffers by turns, so one barrier per reduction is enough. */
 typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
 /* A block's index in the grid (x, y), and the size of the grid in blocks (nx, ny). */
@@ -36,7 +36,8 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     return g;
 }
 /* Returns p, a pointer to target memory, but hides from the optimizer how p was computed. The compiler then keeps p in
- * registers. Otherwise it might compute each address that is derived from p anew from the kernel's arguments. */
+ * registers. Otherwise the compiler might compute each address that is derived from p anew from the kernel's
+ * arguments. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
@@ -197,9 +198,9 @@ TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 #endif
 }
-/* Set each element of *max to the larger one of two magnitudes: its own, and that of the same element of *e. After
- * calls for several vectors, *max therefore has the elementwise maximum of their magnitudes. *max and *e have the
- * storage format t (f32, bf16 or f16). *max must be all zeros before the first call. */
+/* Set each element of *max to the larger one of two numbers: its old value, and the magnitude of the same element of
+ * *e. After calls for several vectors, *max therefore has the elementwise maximum of their magnitudes. *max and *e have
+ * the storage format t (f32, bf16 or f16). *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
         const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);

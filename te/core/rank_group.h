@@ -96,7 +96,7 @@ TE_API te_status te__check_group(const te_group *g, const void *y, const void *x
                "%s: a collective of rank %d has failed before; make the communicator anew", what, g->comm->world.rank);
     return TE_OK;
 }
-/* Does the work of every collective in a group of one rank: y = x. */
+/* Copies x to y, which is what every collective does in a group of one rank. */
 TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     return y == x ? TE_OK : te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(dtype));
 }

@@ -69,7 +69,7 @@ TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t f
 #endif
     return e;
 }
-/* Replace a fill by the kernel if the fill is small and one-dimensional; otherwise leave the fill. */
+/* Replace a fill by the kernel if the fill is small and one-dimensional; otherwise leave the fill as it is. */
 TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cudaGraphNode_t fill) {
     cudaGraphNode_t before[TE_SMALL_FILL_MAX_EDGES], after[TE_SMALL_FILL_MAX_EDGES], node = 0;
     cudaMemsetParams of = {};
@@ -357,7 +357,7 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     if (s) s->recording = ctx->replay > 0;
 }
 /* Whether the next launch directly follows a kernel of the same pass. A recorded call does not count as a kernel: the
- * kernel that the call launches may allow the next kernel to start although it has not yet waited for its own
+ * kernel that the call launches may allow the next kernel to start before the launched kernel has itself waited for its
  * predecessor. If the function returns 1, all work before this pass is done when the next kernel starts. That next
  * kernel may therefore read memory that the pass does not write, such as weights, before it calls te_kernel_wait. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {

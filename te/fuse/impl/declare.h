@@ -30,13 +30,13 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
-#define TE_TAKES_list_inputs TE_TOKEN /* the inputs of FP8 GEMMs that backward needs: saved or recomputed */
+#define TE_TAKES_list_inputs TE_TOKEN /* whether the FP8 GEMM inputs that backward needs are saved or recomputed */
 #define TE_TAKES_list_gradients TE_TOKEN /* the FP8 format of gradients under recipes with one scale per tensor: e5m2 or
                                           * e4m3 */
 #define TE_TAKES_list_rounding TE_TOKEN /* how gradients are rounded when they are cast to FP8: nearest or stochastic */
 #define TE_TAKES_list_weights TE_TOKEN /* the format of the weight parameters of FP8 GEMMs: f32, or the list's dtype */
 #define TE_TAKES_list_width TE_INTEGER
-#define TE_TAKES_list_rows TE_TOKEN /* the rows of x and of the output of an embedding: tokens or shard */
+#define TE_TAKES_list_rows TE_TOKEN /* the kind of rows of x and of an embedding's output: tokens or shard */
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -246,8 +246,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
 #define TE__MIXED_B_END
-/* The number format of x if the list has no option `in`: the format that the first op reads best. For the first op the
- * macro expands to that format followed by +, for each other op to nothing. */
+/* The number format of x if the list has no option `in`: the format in which the first op's input should be stored. For
+ * the first op the macro expands to that format followed by +, for each other op to nothing. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
         TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
