@@ -40,7 +40,7 @@ enum {
 typedef struct te_generation_config {
     te_model *const *models; /* [count], in the order of the lists; the array and the models must stay where they are */
     int count;
-    /* the cache of these models; its first `sequences` sequences belong to the generation */
+    /* the key-value cache of `models`; its first `sequences` sequences belong to the generation */
     const te_cache *cache;
     int sequences;         /* the largest number of sequences that run at a time */
     /* the largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
@@ -73,7 +73,7 @@ typedef struct te_generation_request {
     int top_k;
     uint64_t seed;
     const int32_t *stop; /* [stop_count], of which a copy is made: the sequence ends behind the first generated token
-                          * that is one of these */
+                          * that is one of these tokens */
     int stop_count;      /* at most TE_GENERATION_MAX_STOPS */
     int prefix, prefix_count; /* if prefix_count is not 0: the first prefix_count tokens of the prompt are in the cache
                                * already, as the first tokens of sequence `prefix` of the cache. Sequence `prefix` must
@@ -106,7 +106,8 @@ typedef struct te_generation_event {
 
 /* ---- the generation ---------------------------------------------------------------------------------------------- */
 
-/* A sequence, as the host counts: all enqueued steps are included, even those that the device has not finished. */
+/* The host's record of a sequence. Its numbers include all enqueued steps, even those that the device has not
+ * finished. */
 typedef struct te__generation_sequence {
     int64_t id; /* 0: this entry has no sequence */
     te_generation_request of;
@@ -205,7 +206,7 @@ TE_API te_status te__generation_check_list(const te_generation_config *c, int i,
     }
     return TE_OK;
 }
-/* Check a config, and set *d according to it, except for the addresses of memory. */
+/* Check a config, and set those members of *d that follow from it: all but the addresses of memory. */
 TE_API te_status te__generation_describe(te__generation_device *d, const te_generation_config *c, te_context *ctx) {
     TE_REQUIRE(c && c->models && c->count > 0 && c->cache, ctx, TE_ERROR_NULL,
                "te_generation: the config, its models or its cache are null");

@@ -146,8 +146,8 @@
 /* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among N
  * ranks; N must divide HEADS, KV and F. _TP: every rank has all rows. _SP: with sequence parallelism (Korthikanti et
  * al. 2022), for a list with the option (rows, shard): outside of attention and MLP each rank has only its own rows.
- * The sizes that the macros take are those of the whole model. These lists have more ops, the collectives b_enter1,
- * b_leave1, b_enter2, b_leave2. */
+ * The sizes that the macros take are those of the whole model. These lists contain four additional ops, the collectives
+ * b_enter1, b_leave1, b_enter2 and b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
     TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
                      TE__LAYERS_BIAS, TE__LAYERS_DROP, copy_to_group, all_reduce, N)

@@ -57,9 +57,9 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
     return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
-/* By how many bytes per row a step's memory traffic is smaller because the step stores its result in FP8 instead of in
- * the list's dtype. Negative if the step stores both, because forward saves the result in the list's dtype for
- * backward. */
+/* How many bytes of memory traffic per row a step saves by storing its result in FP8 instead of in the list's dtype.
+ * The number is negative if the step stores the result in both formats, because forward saves it in the list's dtype
+ * for backward. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
     const te_op *end = &r->plan->op[last];

@@ -46,7 +46,8 @@ enum {
                                * (cross_entropy) */
     /* attention */
     TE_VARLEN = 1 << 17,            /* takes sequences of different lengths (cu_seqlens) */
-    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* stores its largest logits in the te_batch.edges entry with the op's name */
+    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* stores its largest logits in the entry of te_batch.edges that has the op's
+                                     * name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* computes both matrix products of attention's forward in e4m3 */
     TE_IS_CACHED = 1 << 29,         /* in inference the op can store its keys and values in a te_cache */
     /* ops that the epilogue of the GEMM before them can compute; the flag says which operation it computes */

@@ -156,11 +156,10 @@
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...): the ops that exist in inference, that is, without the ops of those kinds for which
- * TE_TRAINING_<kind> is #defined as a comma.
- * TE_UNMARKED(ops...): the ops without the marks of recompute regions, that is, without the kinds for which
- * TE_IS_MARK_<kind> is #defined as a comma. A mark is never part of a step, and no pattern matches ops on both sides of
- * a mark. */
+/* TE_INFERRED(ops...): the ops that exist in inference. These are all but the training ops, that is, the ops of those
+ * kinds for which TE_TRAINING_<kind> is #defined as a comma. TE_UNMARKED(ops...): the ops without the marks of
+ * recompute regions, that is, without the kinds for which TE_IS_MARK_<kind> is #defined as a comma. A mark is never
+ * part of a step, and no pattern matches ops on both sides of a mark. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)

@@ -380,8 +380,8 @@ TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use u
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
-/* Like te_plan_saved_bytes, for a rank of the context's tensor group: of values that are sharded by rows, this rank
- * saves only its own shard. */
+/* Like te_plan_saved_bytes, but for one rank of the context's tensor group: a rank saves only its own shard of those
+ * values that are sharded by rows. */
 TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
