@@ -46,7 +46,7 @@ typedef struct te_context {
                         * items; it is 0 before and after each kernel */
     void *gemm;        /* the state of the GEMMs, created on first use; null until then */
     void (*gemm_close)(struct te_context *ctx);
-    int gemm_tune;     /* 1: time the candidate kernels of each GEMM when it is used first (te/gemm/gemm.h); 0
+    int gemm_tune;     /* 1: time the candidate kernels of each GEMM when this GEMM is used first (te/gemm/gemm.h); 0
                         * (default): no timing */
     int gemm_custom;   /* CUDA: which GEMMs, and which patterns that begin with a GEMM, use this library's own kernels
                         * instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster with these

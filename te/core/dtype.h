@@ -515,7 +515,7 @@ TE_FN float te_load_scale(const float *scale) {
 /* Load eight FP8 elements in their storage format. Only the first n are read; the others become 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
-    if (aligned) { /* volatile for the same reason as in te__load16_readonly */
+    if (aligned) { /* the asm is volatile for the reason that is given at te__load16_readonly */
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                      : "=r"(e->w[0]), "=r"(e->w[1])
                      : "l"((const char *)p + i));

@@ -83,7 +83,8 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
-/* Returns x of lane i of this lane's half of the warp (16 neighbouring lanes). The whole warp must call this. */
+/* Returns the x of another lane: of lane number i in the half of the warp (16 neighbouring lanes) to which this lane
+ * belongs. The whole warp must call this. */
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
 /* Sum each x[k], for k < n, across the `groups` groups of the block: afterwards x[k] in lane i of the first group is
  * the sum of x[k] over lane i of every group. A group may have at most 32 lanes, the block at most 512 threads. Eight

@@ -323,9 +323,11 @@
 #define TE__FORK_USE_A_END
 #define TE__FORK_USE_B_END
 
-/* The entries of the tables of steps. x is (widths, model, dtype, pass, suffix). The kernels of a step are called
+/* The tables of steps. In the macros below, x is (widths, model, dtype, pass, suffix). The kernels of a step are called
  * model_firstop_pattern; in the inference and backward passes, _infer or _backward follows. An inference step that is
  * also a step of forward (suffix `shared`) uses forward's kernels. */
+
+/* Expands to +1 for each step, to count the steps. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A

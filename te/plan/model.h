@@ -198,7 +198,7 @@ typedef struct te_fp8_ops {
     te_status (*quantize_blockwise)(const struct te_quantize_blockwise *q, te_context *ctx);
     te_status (*gemm_blockwise)(const struct te_gemm *g, te_context *ctx);
     int (*blockwise_takes_bias)(const struct te_gemm *g, te_context *ctx);
-    /* fp8_row: the cast; null if the list has another recipe */
+    /* fp8_row: the cast, with one scale per row; null if the list has another recipe */
     te_status (*quantize_rowwise)(const struct te_quantize_rowwise *q, te_context *ctx);
     /* casts of many weights in one launch: cast_weights with one scale per weight, the others with one per block or per
      * row. A cast that the list's recipe does not need is null. */

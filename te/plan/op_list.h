@@ -77,7 +77,8 @@
 
 /* ---- an op, (kind, name, shapes..., options...) ------------------------------------------------------------------ */
 
-/* Parts of an op's tuple. TE_ARGi(op, d) is the i-th shape, or d if the op has fewer than i shapes. */
+/* The kind, name and shapes of an op, and the family and class of its kind. TE_ARGi(op, d) is the i-th shape, or d if
+ * the op has fewer than i shapes. */
 #define TE_KIND(op)      TE_FIRST(TE_STRIP op, ~)
 #define TE_NAME(op)      TE_SECOND(TE_STRIP op, ~, ~)
 #define TE_ARG1(op, d)   TE_THIRD(TE_STRIP op, d, ~)

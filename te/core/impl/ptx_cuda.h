@@ -206,7 +206,7 @@ TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const t
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
-/* Like te__wgmma_n256, but D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8, in all combinations of formats except e5m2 by
+/* Like te__wgmma_n256, but D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8. A and B may be e4m3 or e5m2, but not both
  * e5m2. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {

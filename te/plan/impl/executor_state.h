@@ -157,7 +157,7 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
     s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, r->tokens) : b->seq;
     return s;
 }
-/* The number of rows for which te_saved.memory is sized: te__rows_in, rounded up. */
+/* The number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
 /* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has.
  * Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that run
