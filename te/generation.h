@@ -1,6 +1,6 @@
 /* generation.h -- continuous batching: generates texts for many sequences at once. Sequences can be added, and can end,
  * between any two steps. One step processes the sequences that decode, together with parts of the prompts of others. A
- * token is chosen on the device, where the next step reads it; on CUDA the host learns it one step later.
+ * token is chosen on the device, where the next step reads it; on CUDA the host gets the token one step later.
  *
  * Do this (models: the instances of one or more lists, in order; the first list begins with an embedding, the last one
  * ends in last_token, .., sample):
@@ -31,7 +31,8 @@
 
 enum {
     TE_GENERATION_MAX_SEQUENCES = 4096,
-    TE__GENERATION_GRAPHS = 14 /* one for each power of two below the number of sequences, and one for that number */
+    TE__GENERATION_GRAPHS = 14 /* the largest number of graphs: one for each power of two below the number of sequences,
+                                * and one for the number of sequences itself */
 };
 
 /* ---- what the caller passes -------------------------------------------------------------------------------------- */
@@ -39,11 +40,11 @@ enum {
 typedef struct te_generation_config {
     te_model *const *models; /* [count], in the order of the lists; the array and the models must stay where they are */
     int count;
-    /* the cache of these models; its first `sequences` sequences belong to the generation */
+    /* the key-value cache of `models`; its first `sequences` sequences belong to the generation */
     const te_cache *cache;
     int sequences;         /* the largest number of sequences that run at a time */
-    /* the largest number of rows in a step: one for each sequence that decodes, and one for each prompt token that the
-     * step processes. At least `sequences` */
+    /* the largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
+     * and one for each prompt token that it processes */
     int rows;
     /* how many pages of the cache the sequences may fill together; 0: all that are free at te_generation_init */
     int pages;
@@ -56,8 +57,8 @@ typedef struct te_generation_config {
 typedef struct te_generation_memory {
     void *device; /* target memory, device_bytes bytes (te_generation_bytes) */
     size_t device_bytes;
-    /* host memory, host_bytes bytes (te_generation_host_bytes). On the host target both are host memory; on CUDA this
-     * one is pinned by te_generation_init if it is not pinned yet */
+    /* host memory, host_bytes bytes (te_generation_host_bytes). On CUDA, te_generation_init pins this memory if it is
+     * not pinned yet. On the host target, `device` is host memory, too */
     void *host;
     size_t host_bytes;
 } te_generation_memory;
@@ -71,16 +72,17 @@ typedef struct te_generation_request {
     float temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     int top_k;
     uint64_t seed;
-    const int32_t *stop; /* [stop_count], copied: the sequence ends behind the first of these tokens that is
-                          * generated */
+    const int32_t *stop; /* [stop_count], of which a copy is made: the sequence ends behind the first generated token
+                          * that is one of these tokens */
     int stop_count;      /* at most TE_GENERATION_MAX_STOPS */
     int prefix, prefix_count; /* if prefix_count is not 0: the first prefix_count tokens of the prompt are in the cache
-                               * already, as the first tokens of sequence `prefix` of the cache. That sequence must lie
-                               * behind those of the generation, and must stay until the new one has ended */
+                               * already, as the first tokens of sequence `prefix` of the cache. Sequence `prefix` must
+                               * lie behind the sequences of the generation, and must stay in the cache until the new
+                               * sequence has ended */
     void *user;               /* a pointer of the caller's, which the sequence's events contain */
 } te_generation_request;
 
-/* X(name, text): the reasons for which a sequence ends, and `runs`: it has not ended. */
+/* X(name, text): the reasons for which a sequence ends, and `runs`, which means that the sequence has not ended. */
 #define TE_GENERATION_ENDS(X)                                                                  \
     X(runs, "it has not ended")                                                                \
     X(stop, "a stop token")                                                                    \
@@ -104,26 +106,29 @@ typedef struct te_generation_event {
 
 /* ---- the generation ---------------------------------------------------------------------------------------------- */
 
-/* A sequence, as the host counts: all enqueued steps are included, even those that the device has not finished. */
+/* The host's record of a sequence. Its numbers include all enqueued steps, even those that the device has not
+ * finished. */
 typedef struct te__generation_sequence {
-    int64_t id; /* 0: no sequence */
+    int64_t id; /* 0: this entry has no sequence */
     te_generation_request of;
     int32_t stop[TE_GENERATION_MAX_STOPS];
     int32_t *prompt; /* [capacity of the cache]: a copy of the prompt */
-    int length;      /* how many of its tokens are in the cache */
-    int generated;   /* how many tokens have been generated */
-    int pages;       /* how many pages of the cache are reserved for it */
+    int length;      /* how many tokens of the sequence are in the cache */
+    int generated;   /* how many tokens of the sequence have been generated */
+    int pages;       /* how many pages of the cache are reserved for the sequence */
     int is_new;
 } te__generation_sequence;
-/* Entry i of a step. id: the sequence that it belongs to; emits: 1: the step generates a token of this sequence;
- * is_last: 1: that token is the last one that max_tokens allows. */
+/* Entry i of a step. id: the sequence to which the entry belongs; emits: 1: the step generates a token of this
+ * sequence; is_last: 1: that token is the last one that max_tokens allows. */
 typedef struct te__generation_row { int64_t id; int emits, is_last; } te__generation_row;
 /* The host's part of a step: its inputs and its results. */
 typedef struct te__generation_step {
     te__generation_input in;
     te__generation_result out;
-    te__generation_row *row; /* [sequences], of which the step uses the first ones */
-    uint32_t *prompt;        /* [sequences, words]: the masks of prompt tokens, of sequences that begin in this step */
+    te__generation_row *row; /* [sequences of the generation]: the entries of the step, which uses only the first of
+                              * them */
+    uint32_t *prompt;        /* [sequences, words]: the mask of prompt tokens of each sequence that begins in this
+                              * step */
     void *event;             /* cudaEvent_t; when it completes, the step is done and its results are in host memory */
     int sequences;           /* how many entries of `row` the step uses */
     int is_pending;          /* 1: the step was enqueued, and its results have not been read yet */
@@ -136,8 +141,9 @@ typedef struct te_generation {
     te__generation_sequence *sequence; /* [sequences] */
     te__generation_step step[2];
     int current;                       /* the index of the step that is filled next */
-    int lag;                           /* 1: the host reads the results of a step after it has enqueued the next one
-                                        * (CUDA); 0: it reads them at once (host target). Tests set it */
+    int lag;                           /* 1 (on CUDA): the host reads the results of a step after it has enqueued the
+                                        * next step; 0 (on the host target): it reads them at once. Tests set this
+                                        * member, too */
     int pages, free_pages, running;
     int64_t next_id;
     te_generation_event *event; /* [sequences]: the events of the last step */
@@ -148,8 +154,8 @@ typedef struct te_generation {
     int is_broken; /* 1: a step has failed half-way, and the generation can only be closed */
 } te_generation;
 
-/* A config with defaults: it uses all sequences of the cache, and a step has at most 512 rows, or one for each sequence
- * if these are more. */
+/* A config with defaults: the generation uses all sequences of the cache, and a step has at most 512 rows or, if there
+ * are more than 512 sequences, one row for each sequence. */
 TE_API te_generation_config te_generation_defaults(te_model *const *models, int count, const te_cache *cache) {
     te_generation_config c;
     memset(&c, 0, sizeof c);
@@ -200,7 +206,7 @@ TE_API te_status te__generation_check_list(const te_generation_config *c, int i,
     }
     return TE_OK;
 }
-/* Check a config, and set *d according to it, except for the addresses of memory. */
+/* Check a config, and set those members of *d that follow from it: all but the addresses of memory. */
 TE_API te_status te__generation_describe(te__generation_device *d, const te_generation_config *c, te_context *ctx) {
     TE_REQUIRE(c && c->models && c->count > 0 && c->cache, ctx, TE_ERROR_NULL,
                "te_generation: the config, its models or its cache are null");
@@ -228,7 +234,8 @@ TE_API te_status te__generation_describe(te__generation_device *d, const te_gene
                "te_generation: top is %d; 0 to %d can be", c->top, (int)te_min(TE_SAMPLE_MAX_TOP, d->vocabulary));
     return TE_OK;
 }
-/* Lay out the host memory of a generation. Returns the number of bytes; if `memory` is null, it only counts them. */
+/* Lay out the host memory of a generation. Returns the number of bytes; if `memory` is null, the function only counts
+ * them. */
 TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     const te__generation_device *d = &g->device;
     const int n = d->sequences, capacity = d->cache->t.capacity;
@@ -252,7 +259,7 @@ TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     return at;
 }
 /* te_generation_bytes, te_generation_host_bytes: how many bytes of target memory and of host memory te_generation_init
- * needs; both must be aligned to TE_ALIGN. 0: the config is not valid. */
+ * needs; the two pieces of memory must be aligned to TE_ALIGN. 0: the config is not valid. */
 TE_API size_t te_generation_bytes(const te_generation_config *config) {
     te__generation_device d;
     return te__generation_describe(&d, config, 0) == TE_OK ? te__generation_place_device(&d, 0) : 0;
@@ -300,8 +307,8 @@ TE_API void te_generation_close(te_generation *g) {
     memset(g, 0, sizeof *g);
 }
 #if TE_CUDA
-/* Pin the host memory, because copies from and to pageable memory would make the host wait, and create the events of
- * the steps. Memory that cannot be pinned is used as it is. */
+/* Create the events of the steps, and pin the host memory, because copies from and to pageable memory would make the
+ * host wait. Memory that cannot be pinned is used as it is. */
 TE_API te_status te__generation_open_host(te_generation *g, const te_generation_memory *m, te_context *ctx) {
     cudaPointerAttributes of;
     if (cudaPointerGetAttributes(&of, m->host) != cudaSuccess || of.type == cudaMemoryTypeUnregistered)
@@ -331,8 +338,8 @@ TE_API te_status te__generation_wait(const te__generation_step *s, te_context *c
     return (void)s, (void)ctx, TE_OK;
 }
 #endif
-/* Capture a graph for each number of sequences that gets one. On CUDA, before each capture a batch that is only padding
- * runs, which loads the kernels. */
+/* Capture a graph for each number of sequences that gets one. On CUDA, each capture is preceded by the run of a batch
+ * that consists of padding only, so that the kernels are loaded. */
 TE_IF_USED TE_API te_status te__generation_capture(te_generation *g, te_context *ctx) {
     for (int n = 1, k = 0;; n = (int)te_min(2 * n, g->device.sequences), k++) {
         te__generation_graph_args args;
@@ -440,7 +447,7 @@ TE_API te_status te__generation_check_prompt(const te_generation *g, const te_ge
 }
 /* Set *slot to a sequence that is free, and reserve pages of the cache for it, for all tokens of the request. length:
  * the largest number of tokens that the sequence will have in the cache. shared: how many of the pages for these tokens
- * belong to another sequence as well, and so need not be reserved. */
+ * are shared with another sequence, so that they need not be reserved. */
 TE_API te_status te__generation_take(int *slot, te_generation *g, const te_generation_request *r, int64_t length,
                                      int shared, te_context *ctx) {
     const te_cache_tables *t = &g->device.cache->t;
@@ -464,10 +471,10 @@ TE_API te_status te__generation_take(int *slot, te_generation *g, const te_gener
     g->free_pages -= pages, g->running++;
     return *slot = i, TE_OK;
 }
-/* Add a request for a sequence; events call the sequence *id. Pages are reserved for the prompt and for max_tokens
- * tokens, so a sequence that has begun can also be completed. Errors: TE_ERROR_MEMORY: all sequences are in use or too
- * few pages are free now, so add the request again when another sequence has ended; TE_ERROR_SHAPE: the sequence could
- * never fit; TE_ERROR_VALUE and others: the request is not valid. */
+/* Add a request for a sequence. *id is set to the number by which events identify this sequence. Pages are reserved for
+ * the prompt and for max_tokens tokens, so a sequence that has begun can also be completed. Errors: TE_ERROR_MEMORY:
+ * all sequences are in use or too few pages are free now, so add the request again when another sequence has ended;
+ * TE_ERROR_SHAPE: the sequence could never fit; TE_ERROR_VALUE and others: the request is not valid. */
 TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generation_request *request, int64_t *id,
                                               te_context *ctx) {
     int slot = 0;
@@ -488,7 +495,7 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te_cache_fork(c, slot, r.prefix, ctx));
     return te_cache_truncate(c, slot, r.prefix_count, ctx);
 }
-/* End a sequence: release its pages, and let another sequence take its place. */
+/* End a sequence: release its pages, and make its place free for another sequence. */
 TE_IF_USED TE_API te_status te__generation_release(te_generation *g, int slot, te_context *ctx) {
     te__generation_sequence *s = &g->sequence[slot];
     g->free_pages += s->pages, g->running--, s->id = 0;
@@ -505,12 +512,12 @@ TE_IF_USED TE_API te_status te_generation_cancel(te_generation *g, int64_t id, t
     g->event_count = kept;
     return te__generation_release(g, slot, ctx);
 }
-/* Begin a new sequence that has the prompt and all tokens of sequence `from`, including the token of the last step (the
- * event of this token may still be outstanding on CUDA), and that goes on from there. `request` states its sampling
- * parameters, max_tokens, stop and user; the prompt in `request` is not read. The two sequences share the full pages of
- * the cache, but pages are reserved for all tokens of the new one. If their sampling parameters are the same, both go
- * on with the same tokens. Errors: those of te_generation_add; TE_ERROR_STATE: sequence `from` has no generated token
- * yet. */
+/* Begin a new sequence that continues from all tokens which sequence `from` has: its prompt and its generated tokens,
+ * including the token of the last step (on CUDA the event of this token may still be outstanding). `request` states the
+ * new sequence's sampling parameters, max_tokens, stop and user; the prompt in `request` is not read. The two sequences
+ * share the full pages of the cache, but pages are reserved for all tokens of the new sequence. If the sampling
+ * parameters of the two sequences are the same, both go on with the same tokens. Errors: those of te_generation_add;
+ * TE_ERROR_STATE: sequence `from` has no generated token yet. */
 TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, const te_generation_request *request,
                                                int64_t *id, te_context *ctx) {
     int slot = 0;
@@ -557,8 +564,8 @@ TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int
     row->id = rows ? s->id : 0, row->emits = emits, row->is_last = emits && s->generated + 1 >= r->max_tokens;
     if (rows) s->length += rows, s->generated += emits;
 }
-/* Prepare the penalties for the first step of a sequence: its history is set to zeros, and its mask to the tokens of
- * its prompt. */
+/* Prepare the penalties for the first step of a sequence: set the sequence's history to zeros, and its mask to the
+ * tokens of its prompt. */
 TE_API te_status te__generation_reset(te_generation *g, te__generation_step *step, int i, te_context *ctx) {
     const te__generation_device *d = &g->device;
     te__generation_sequence *s = &g->sequence[i];
@@ -600,7 +607,7 @@ TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_
     return b;
 }
 /* Write the tokens and cu_seqlens of a batch with prompts. A batch must have at least as many rows as sequences
- * (te_batch); if rows are missing, the first sequence that is padding gets them. */
+ * (te_batch); if the batch would have fewer rows, the first sequence that is padding gets the missing ones. */
 TE_API void te__generation_pack(const te_generation *g, te__generation_input *in, te__generation_batch *b,
                                 const int32_t *count) {
     int missing = (int)te_max(0, b->sequences - b->rows), at = 0;
@@ -621,8 +628,9 @@ TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
     while (k + 1 < g->graph_count && g->graph_sequences[k] < sequences) k++;
     return k;
 }
-/* If the highest running sequence requires a larger graph than the number of running sequences would, move this
- * sequence to the lowest free index. This is repeated until the graph cannot become smaller. */
+/* The running sequence with the highest index determines which graph a step needs. If a smaller graph would do for the
+ * number of running sequences, move that sequence to the lowest free index, and repeat this until the graph cannot
+ * become smaller. */
 TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context *ctx) {
     for (;;) {
         int from = g->device.sequences - 1, to = 0;
@@ -645,8 +653,8 @@ TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context 
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    int32_t *count = s->out.token; /* memory for the counts: the results of this step, which will be stored here, do not
-                                    * exist yet */
+    int32_t *count = s->out.token; /* this array serves as memory for the counts, because the results of this step,
+                                    * which will be stored there, do not exist yet */
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;

@@ -1,13 +1,13 @@
-/* infer.h -- te.h for programs that only run inference: it lacks optimizers, training checkpoints and groups of ranks.
- * A program that includes infer.h instead of te.h compiles faster and has the same results.
+/* infer.h -- te.h for programs that only run inference: the header leaves out optimizers, training checkpoints and
+ * groups of ranks. A program that includes infer.h instead of te.h compiles faster and has the same results.
  *
  * Do this:
  *     #include "te/infer.h"
  *     TE_INFERENCE(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
- * GEMMs are not autotuned, because the code of the autotuner would be a fourteenth of the program; to have it, define
- * TE_TUNE before the include. Without it, a program can still load the choices that another program has measured
- * (te_gemm_load).
+ * GEMMs are not autotuned, because the code of the autotuner would be a fourteenth of the program. To autotune them
+ * nevertheless, define TE_TUNE before the include. Without TE_TUNE, a program can still load the choices that another
+ * program has measured (te_gemm_load).
  *
  * All kinds of lists work. For a list with a collective, also include te/comm/collective.h; for a list under an FP8
  * recipe (fp8_row is made for inference), also include te/optim/recipes.h.

@@ -42,9 +42,9 @@
 
 /* ---- pre-norm layers: h = x + attention(norm(x)), y = h + mlp(norm(h)) ------------------------------------------- */
 
-/* A layer with causal attention and an MLP, and dropout after each of the two. KV = HEADS is multi-head attention.
- * Suffixes of the variants: ROPE: rotary position embedding with base 10000; GATED: a gated activation in the MLP;
- * NO_BIAS: no linear is followed by a bias. */
+/* A layer with causal attention and an MLP; dropout follows each of these two parts. KV = HEADS is multi-head
+ * attention. Suffixes of the variants: ROPE: rotary position embedding with base 10000; GATED: a gated activation in
+ * the MLP; NO_BIAS: no linear is followed by a bias. */
 #define TE_TRANSFORMER_LAYER(b, NORM, ACT, H, F, HEADS, KV, D, P) \
     TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_BIAS)
 #define TE_TRANSFORMER_LAYER_NO_BIAS(b, NORM, ACT, H, F, HEADS, KV, D, P) \
@@ -96,10 +96,10 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Gemma 2 (Gemma Team 2024): besides a norm before attention and one before the MLP, it has a norm after each of the
- * two (b_norm1_after, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50. SCALE: the softmax
- * scale, query_pre_attn_scalar^-1/2. LEFT: the sliding window, that is, how many tokens before its own token a query
- * attends to; -1 means all of them. In Gemma 2 every second block has LEFT -1. */
+/* Gemma 2 (Gemma Team 2024): besides a norm before attention and one before the MLP, the block has a norm after each of
+ * these two parts (b_norm1_after, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50. SCALE:
+ * the softmax scale, query_pre_attn_scalar^(-1/2). LEFT: the sliding window, that is, how many tokens before its own
+ * token a query attends to; -1 means all of them. In Gemma 2 every second block has LEFT -1. */
 #define TE_GEMMA2_BLOCK(b, H, F, HEADS, KV, D, SCALE, LEFT)                                                          \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),       \
     (rope, b##_rope, HEADS, KV, D),                                                                                  \
@@ -146,8 +146,8 @@
 /* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among N
  * ranks; N must divide HEADS, KV and F. _TP: every rank has all rows. _SP: with sequence parallelism (Korthikanti et
  * al. 2022), for a list with the option (rows, shard): outside of attention and MLP each rank has only its own rows.
- * The sizes that the macros take are those of the whole model. These lists have more ops, the collectives b_enter1,
- * b_leave1, b_enter2, b_leave2. */
+ * The sizes that the macros take are those of the whole model. These lists contain four additional ops, the collectives
+ * b_enter1, b_leave1, b_enter2 and b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
     TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
                      TE__LAYERS_BIAS, TE__LAYERS_DROP, copy_to_group, all_reduce, N)
@@ -183,8 +183,8 @@
 #define TE__LAYERS_NONE(...)
 #define TE__LAYERS_BIAS(name, width) (bias, name, width),
 #define TE__LAYERS_ROPE(name, HEADS, KV, D) (rope, name, HEADS, KV, D),
-/* FC1_OUT: the number of output columns of the first linear. LAST: the ops at the end of the list, without a comma
- * behind the last of them. */
+/* FC1_OUT: the number of output columns of the first linear. LAST: the ops that end the list, without a comma behind
+ * the last op. */
 #define TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, LAST)                                               \
     (linear, b##_fc1, H, FC1_OUT), BIAS(b##_fc1_bias, FC1_OUT) (ACT, b##_act), (linear, b##_fc2, F, H), \
     BIAS(b##_fc2_bias, H) LAST
@@ -198,8 +198,8 @@
 #define TE__LAYERS_HEAD_NORM_ROPE(b, HEADS, KV, D, OPTIONS) \
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
-#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* if N does not divide WIDTH: 0, which does not
-                                                                       * compile */
+#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* 0 if N does not divide WIDTH: a width of 0 does
+                                                                       * not compile */
 /* The two linears whose output columns are divided among the ranks: the linear for q, k and v, and the first linear of
  * the MLP. HALVES: 2 if the MLP is gated, because its first linear then produces two matrices; else 1. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \

@@ -43,7 +43,7 @@
 #endif
 
 #define TE_UNUSED __attribute__((unused))
-/* Declares a function that must not be called: a call does not compile, and the compiler prints `text`. */
+/* Declares a function that must not be called: a call of it does not compile, and the compiler prints `text`. */
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
@@ -109,8 +109,8 @@ enum {
     TE_VECTOR = 8     /* elements that a lane processes at a time: 16 bytes of bf16 */
 };
 
-/* The type in which a lane accumulates its partial sum over a row. It is double on the host, because there one lane
- * sums the whole row. */
+/* The type in which a lane accumulates its partial sum over a row. On the host this is double, because there a single
+ * lane sums the whole row. */
 #if TE_CUDA
 typedef float te_row_sum;
 #else

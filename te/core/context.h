@@ -1,4 +1,5 @@
-/* context.h -- where work runs: a target, a stream, a workspace, random state, and the text of the last error.
+/* context.h -- te_context, which says where work runs: a target, a stream and a workspace. It also has the random state
+ * and the text of the last error.
  *
  * Do this:
  *     te_context ctx;
@@ -41,11 +42,11 @@ typedef struct te_context {
     void *workspace;
     size_t workspace_bytes;
     te_rng *rng;       /* the random state, in target memory */
-    uint32_t *tickets; /* CUDA: an atomic counter with which the blocks of a kernel share out work; it is 0 before and
-                        * after each kernel */
+    uint32_t *tickets; /* CUDA: an atomic counter from which the blocks of a kernel take the numbers of their work
+                        * items; it is 0 before and after each kernel */
     void *gemm;        /* the state of the GEMMs, created on first use; null until then */
     void (*gemm_close)(struct te_context *ctx);
-    int gemm_tune;     /* 1: time the candidate kernels of each GEMM when it is used first (te/gemm/gemm.h); 0
+    int gemm_tune;     /* 1: time the candidate kernels of each GEMM when this GEMM is used first (te/gemm/gemm.h); 0
                         * (default): no timing */
     int gemm_custom;   /* CUDA: which GEMMs, and which patterns that begin with a GEMM, use this library's own kernels
                         * instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster with these
@@ -61,10 +62,12 @@ typedef struct te_context {
     void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available, or not looked up
                                       * yet */
     int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
-    int device, processors; /* CUDA: the device's number and its number of SMs; host: 0 and 1 */
+    int device, processors; /* device: the device's number (0 on the host); processors: how many SMs it has (1 on the
+                             * host) */
     int capability;         /* CUDA: the compute capability as a number: 900 for 9.0 */
     int owns_workspace;
-    struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: one rank */
+    struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: there is only
+                                  * this rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
     char error[320];
 } te_context;
@@ -92,9 +95,9 @@ TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->erro
 #else
 #define TE_HAS_AUTOTUNE 1
 #endif
-/* Return an error if the context was not created, was destroyed, or is a copy. A copy is an error because it and the
- * original would both own the state that is created on first use. who: the name of the calling function, for the error
- * text. */
+/* Return an error if the context was not created, was destroyed, or is a copy. A copy is an error because the copy and
+ * the original would both own the state that is created on first use. who: the name of the calling function, for the
+ * error text. */
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);

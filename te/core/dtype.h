@@ -6,8 +6,9 @@
  *     te_store8(y, index, v, 3, 0, TE_bf16);   // the first three only
  *     uint8_t byte = te_e4m3_of_float(x);      // round to nearest even, saturate to +-448; NaN becomes 0x7f
  *
- * `f32`, `bf16`, `f16`, `e4m3` and `e5m2` are tokens: TE_##dtype is the enumerator. Conversions round to nearest, ties
- * to even, and their results are bitwise identical on both targets. Conversions to FP8 saturate and apply no scale.
+ * Lists name formats by the tokens `f32`, `bf16`, `f16`, `e4m3` and `e5m2`; with TE_ in front, as in TE_bf16, a token
+ * is an enumerator. Conversions round to nearest, ties to even, and their results are bitwise identical on both
+ * targets. Conversions to FP8 saturate and apply no scale.
  *
  * e4m3 (4 bits of exponent, 3 of fraction, no infinities) and e5m2 are the formats of Micikevicius et al. 2022, "FP8
  * formats for deep learning", and of OCP's 8-bit floating point specification. Devices of compute capability 8.9 and
@@ -85,7 +86,7 @@ TE_FN void te_transpose_bytes_4x4(uint32_t t[4], const uint32_t r[4]) {
 
 /* ---- one number of FP8 ------------------------------------------------------------------------------------------- */
 
-#define TE_E4M3_MAX 448.0f   /* the largest finite number in e4m3 */
+#define TE_E4M3_MAX 448.0f   /* the largest finite number of e4m3 */
 #define TE_E5M2_MAX 57344.0f
 
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
@@ -103,8 +104,8 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     const uint32_t largest = te_bits_of_float(max), rebias = (uint32_t)(127 - bias) << 23;
     if (a > 0x7f800000u) return 0x7f;
     if (a >= largest) return (uint8_t)(sign | ((largest - rebias) >> dropped));
-    /* f is subnormal in FP8. Let `step` be a float whose unit in the last place is the distance between two FP8
-     * subnormals: adding it rounds f to a multiple of this distance. */
+    /* f is subnormal in FP8. `step` is a float whose unit in the last place equals the distance between neighbouring
+     * FP8 subnormals. Therefore adding `step` to |f| rounds |f| to a multiple of this distance. */
     if (a < rebias + (1u << 23)) {
         const uint32_t step = (uint32_t)(127 + 1 - bias - fraction + 23) << 23;
         return (uint8_t)(sign | (te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step));
@@ -112,11 +113,11 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     return (uint8_t)(sign | ((a - rebias + (1u << (dropped - 1)) - 1u + ((a >> dropped) & 1u)) >> dropped));
 }
 
-/* Express a finite magnitude, given as the bits `a` of a float, as a fixed-point number. Its unit is the unit in the
- * last place that FP8 numbers of this magnitude have. The result has 23 - fraction fractional bits, which rounding has
- * to drop; the bits above these count whole units. *first + (result >> (23 - fraction)) is the byte of the largest FP8
- * number that is not above the magnitude. The function uses integer arithmetic, because conversions between integers
- * and floats run at an eighth of the rate of such arithmetic. */
+/* Express a finite magnitude, given as the bits `a` of a float, as a fixed-point number. The unit of the fixed-point
+ * number is the distance between FP8 numbers of this magnitude. The result has 23 - fraction fractional bits, which
+ * rounding has to drop; the bits above these count whole units. *first + (result >> (23 - fraction)) is the byte of the
+ * largest FP8 number that is not above the magnitude. The function uses integer arithmetic, because conversions between
+ * integers and floats run at an eighth of the rate of such arithmetic. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
     const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* least: the exponent field of the smallest
                                                                         * float that is not subnormal in FP8 */
@@ -175,9 +176,9 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 #endif
 }
 
-/* Convert an FP8 number to float, exactly. Let e be its exponent field and m its fraction field. Its magnitude is
- * 2^(e-bias) (1 + m / 2^fraction); if e is 0, it is m times the distance between two subnormals. a: the byte without
- * its sign bit. */
+/* Convert an FP8 number to float, exactly. Let e be the number's exponent field and m its fraction field. Its magnitude
+ * is 2^(e-bias) (1 + m / 2^fraction) if e is not 0, else m times the distance between neighbouring subnormals. a: the
+ * byte without its sign bit. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);
     const float v = a >> fraction ? te_float_of_bits((a << (23 - fraction)) + ((uint32_t)(127 - bias) << 23))
@@ -263,7 +264,7 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above become infinity */
     /* magnitudes below 2^-14 are subnormal in f16, where numbers are 2^-24 apart */
     if (a < 0x38800000u) {
-        /* adding 0.5, a float whose unit in the last place is 2^-24, rounds to a multiple of this distance */
+        /* adding 0.5, a float whose unit in the last place is 2^-24, rounds the magnitude to a multiple of 2^-24 */
         const float shifted = te_float_of_bits(a) + 0.5f;
         return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
     }
@@ -282,8 +283,8 @@ TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
 TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
 /* Load or store element i of p, in f32, bf16 or f16. te_load8 and te_store8 call these two functions rather than
- * te_load and te_store: they are inlined in many places, and a further branch for FP8 in each place would cost compile
- * time. */
+ * te_load and te_store, which also support FP8: te_load8 and te_store8 are inlined in many places, and a further branch
+ * for FP8 at each place would cost compile time. */
 TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
@@ -319,8 +320,8 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         return;
     }
 #if TE_CUDA
-    /* With __ldg the caller guarantees that these bytes are not written while the kernel runs. So the compiler may move
-     * the loads of later rows ahead of the stores of earlier rows. */
+    /* __ldg requires that nobody writes these bytes while the kernel runs; callers guarantee this. In return, the
+     * compiler may move the loads of later rows ahead of the stores of earlier rows. */
     if (t == TE_f32) {
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
                      b = __ldg((const float4 *)((const float *)p + i + 4));
@@ -347,8 +348,8 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 }
 
 /* Eight elements in their storage format: in w, 8 words are used for f32, 4 for 16-bit formats, 2 for FP8. A kernel can
- * load to this type, and convert to float only where it uses the values. Then it can issue its loads far ahead, because
- * the loaded elements occupy fewer registers than floats would. */
+ * load elements into this type long before it uses them, and convert them to float only where it uses them: until then
+ * they occupy fewer registers than floats would. */
 typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
 /* Load 16 bytes through the read-only cache. The asm is volatile so that the compiler does not move the load down to
@@ -358,8 +359,8 @@ TE_FN void te__load16_readonly(uint32_t w[4], const void *p) {
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p));
 }
-/* Load 16 bytes that this thread may have stored to. Such bytes must not come from the read-only cache, which may hold
- * their old values. */
+/* Load 16 bytes of memory to which this thread may have stored. Such bytes must not come from the read-only cache,
+ * which may hold their old values. */
 TE_FN void te__load16_coherent(uint32_t w[4], const void *p) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -410,8 +411,8 @@ TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int al
 #endif
     te_load8(v, p, i, n, aligned, t);
 }
-/* Hide e's value from the optimizer. Code after this call must then unpack e again, so the floats that were unpacked
- * before the call do not occupy registers until then. */
+/* Hide *e's value from the optimizer. Code after this call must therefore convert *e to floats once more, and floats
+ * that were converted before the call need not stay in registers across this call. */
 TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
@@ -514,7 +515,7 @@ TE_FN float te_load_scale(const float *scale) {
 /* Load eight FP8 elements in their storage format. Only the first n are read; the others become 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
-    if (aligned) { /* volatile for the same reason as in te__load16_readonly */
+    if (aligned) { /* the asm is volatile for the reason that is given at te__load16_readonly */
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                      : "=r"(e->w[0]), "=r"(e->w[1])
                      : "l"((const char *)p + i));

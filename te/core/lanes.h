@@ -15,7 +15,7 @@
 #include "dtype.h" /* te_vec8, te_bits_of_float */
 
 /* A group of `count` lanes, in which this thread is lane number `id`. buffer: which of two buffers in shared memory the
- * next reduction uses. Reductions use the two by turns, so one barrier per reduction is enough. */
+ * next reduction uses. Reductions use the two buffers by turns, so one barrier per reduction is enough. */
 typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
 /* A block's index in the grid (x, y), and the size of the grid in blocks (nx, ny). */
@@ -36,13 +36,15 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     return g;
 }
 /* Returns p, a pointer to target memory, but hides from the optimizer how p was computed. The compiler then keeps p in
- * registers, instead of computing addresses that are derived from it anew from the kernel's arguments. */
+ * registers. Otherwise the compiler might compute each address that is derived from p anew from the kernel's
+ * arguments. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
     return __cvta_global_to_generic(at);
 }
-/* Replace each of x[0] to x[n - 1], in every lane, by its sum over the group; n is at most 4. */
+/* In every lane of the group, replace each x[i], for i < n, by the sum of x[i] over all lanes of the group; n is at
+ * most 4. */
 TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
     TE_UNROLL for (int i = 0; i < n; i++)
         TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) x[i] += __shfl_xor_sync(~0u, x[i], o);
@@ -72,7 +74,7 @@ TE_FN void te_lanes_max(float *x, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* The maximum of x over a half of the warp, the 16 neighbouring lanes of which this lane is one. The whole warp must
+/* The maximum of x over the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole warp must
  * call this. */
 TE_FN uint32_t te_lanes16_max(uint32_t x) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) {
@@ -81,12 +83,12 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
-/* The value that x has in lane i of this lane's half of the warp, 16 neighbouring lanes. The whole warp must call
- * this. */
+/* Returns the x of another lane: of lane number i in the half of the warp (16 neighbouring lanes) to which this lane
+ * belongs. The whole warp must call this. */
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
-/* Sum each of x[0] to x[n - 1] across the `groups` groups of the block: lane i of the first group gets the sums of the
- * values that lane i of each group has. A group may have at most 32 lanes, the block at most 512 threads. Eight of the
- * n values are summed at a time, each by another group, so that all groups have work. */
+/* Sum each x[k], for k < n, across the `groups` groups of the block: afterwards x[k] in lane i of the first group is
+ * the sum of x[k] over lane i of every group. A group may have at most 32 lanes, the block at most 512 threads. Eight
+ * of the n values are summed at a time, and different groups sum different values, so that all groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -98,27 +100,28 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* no other lane reads column g.id of value k, so it can be overwritten */
+            te_shared[k][g.id] = sum; /* no other lane reads column g.id of value k, so this lane may overwrite it */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
-/* The sum of x over the warp, in every lane. It does not depend on the order of addition, because x is an integer. */
+/* Returns, in every lane, the sum of x over the warp. The sum does not depend on the order of addition, because x is an
+ * integer. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
     return x;
 }
-TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over the lanes from 0 to this one, inclusive */
+TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over lane 0 up to this lane, inclusive */
     TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
         const uint64_t other = __shfl_up_sync(~0u, (unsigned long long)x, o);
         if (lane >= o) x += other;
     }
     return x;
 }
-/* The sum of x over the lanes of the block before this one; *total becomes the sum over all lanes. The group must be a
- * whole block. */
+/* Returns the sum of x over those lanes of the block that precede this lane; *total becomes the sum over all lanes. The
+ * group must be a whole block. */
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
     const int lane = g->id % 32, warp = g->id / 32;
@@ -174,10 +177,10 @@ TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
 
 /* The bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
-/* The maximum of m and of the bits of |v[0]| to |v[7]|. */
+/* The maximum of nine integers: m, and the bits of |v[0]| to |v[7]|. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
-    float f = te_float_of_bits(m); /* fabsf takes no instruction: max.f32 can take the absolute value of its operand */
+    float f = te_float_of_bits(m); /* fabsf costs no instruction: max.f32 can take the absolute value of its operand */
     TE_UNROLL for (int k = 0; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(f) : "f"(fabsf(v[k])));
     return te_bits_of_float(f);
 #else
@@ -185,8 +188,8 @@ TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
     return m;
 #endif
 }
-/* Returns one word: in its low half the maximum of the low halves of a and b, in its high half the maximum of the high
- * halves, all as unsigned 16-bit integers. */
+/* Returns a word whose low half is the maximum of the low halves of a and b, and whose high half is the maximum of
+ * their high halves. The halves are compared as unsigned 16-bit integers. */
 TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm("max.u16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
@@ -196,8 +199,9 @@ TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 #endif
 }
-/* Update *max, the elementwise maxima of the magnitudes of several vectors, by the vector e. Both have the storage
- * format t (f32, bf16 or f16). *max must be all zeros before the first call. */
+/* Set each element of *max to the larger one of two numbers: its old value, and the magnitude of the same element of
+ * *e. After calls for several vectors, *max therefore has the elementwise maximum of their magnitudes. *max and *e have
+ * the storage format t (f32, bf16 or f16). *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
         const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);
@@ -213,15 +217,15 @@ TE_FN uint32_t te_amax_bits_of_16(uint32_t m, te_dtype t) {
 TE_FN uint32_t te_amax_bits_of_16x2(uint32_t m, te_dtype t) {
     return te_amax_bits_of_16(m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu, t);
 }
-/* For eight elements of 16 bits, two per word: returns the largest magnitude of the elements in low halves (in the
- * result's low half), and that of the elements in high halves (in the result's high half). */
+/* *e has eight elements of 16 bits, two in each word. Returns two magnitudes: in the low half of the result the largest
+ * one of the four elements in low halves of words, in the high half that of the four elements in high halves. */
 TE_FN uint32_t te__amax_16x2(const te_vec8 *e) {
     uint32_t m = e->w[0] & 0x7fff7fffu;
     TE_UNROLL for (int k = 1; k < 4; k++) m = te__max_u16x2(m, e->w[k] & 0x7fff7fffu);
     return m;
 }
-/* The largest magnitude of the eight 16-bit elements of `low` (in the low half of the result), and that of `high` (in
- * its high half). */
+/* Returns two magnitudes: in the low half of the result the largest one of the eight 16-bit elements of `low`, in the
+ * high half that of `high`. */
 TE_FN uint32_t te_amax_16x2_of_two_vec8(const te_vec8 *low, const te_vec8 *high) {
     const uint32_t a = te__amax_16x2(low), b = te__amax_16x2(high);
     return te__max_u16x2((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
@@ -243,7 +247,7 @@ TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     if (g.count > 32) {
         __shared__ uint32_t te_shared[32];
         const int lane = (int)threadIdx.x % 32;
-        __syncthreads(); /* wait until all warps have read te_shared as an earlier call has left it */
+        __syncthreads(); /* wait until all warps have read the values that an earlier call stored in te_shared */
         if (lane == 0) te_shared[threadIdx.x / 32] = bits;
         __syncthreads();
         bits = __reduce_max_sync(~0u, lane < g.count / 32 ? te_shared[lane] : 0u);

@@ -30,13 +30,13 @@ struct te_group;
  * which leaves the rest of x unchanged. A sum of 16-bit numbers is rounded to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
-    /* row r of y[size, count] = x[count] of rank r */
+    /* y[size, count]: row r becomes the x[count] of rank r; size: the number of ranks */
     te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
-    /* y[count] = row `rank` of x[size, count], summed over all ranks; `rank` is this rank's index */
+    /* y[count] becomes row `rank` of the sum over all ranks of x[size, count]; `rank` is this rank's index */
     te_status (*reduce_scatter)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                 te_context *ctx);
-    /* y[count] = the sum over ranks of x[count] */
+    /* y[count] becomes the sum of x[count] over all ranks */
     te_status (*all_reduce)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
     void (*close)(struct te_group *g);
@@ -50,7 +50,7 @@ typedef struct te_group {
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
-    /* CUDA: memory that all ranks have mapped (te/comm/impl/symmetric_memory.h); null: none */
+    /* CUDA: memory that all ranks of the group have mapped (te/comm/impl/symmetric_memory.h); null: none */
     struct te_peer_memory *peers;
     /* CUDA: memory used by GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
     struct te__overlap_memory *memory;
@@ -96,7 +96,7 @@ TE_API te_status te__check_group(const te_group *g, const void *y, const void *x
                "%s: a collective of rank %d has failed before; make the communicator anew", what, g->comm->world.rank);
     return TE_OK;
 }
-/* Does the work of every collective in a group of one rank: y = x. */
+/* Copies x to y, which is what every collective does in a group of one rank. */
 TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     return y == x ? TE_OK : te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(dtype));
 }

@@ -33,7 +33,8 @@ TE_API te_status te__check_target(te_context *ctx, const char *who) {
     return TE_OK;
 }
 
-/* A kernel that copies the random state *state to *taken, for this pass, and advances *state to the next pass. */
+/* The arguments of a kernel that copies the random state *state to *taken, where this pass reads it, and advances
+ * *state for the next pass. */
 typedef struct te_rng_args { te_rng *taken, *state; } te_rng_args;
 TE_FN void te_rng_take_body(const te_rng_args *a) {
     *a->taken = *a->state;
@@ -60,14 +61,14 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
 
 /* A run of consecutive tensors in a table of tensors. first[0]: the number of chunks of the tensors before the run. */
 typedef struct te_multi_tensor {
-    const void *tensor;   /* [count]: the arguments that the kernel takes for one tensor */
+    const void *tensor;   /* [count]: one entry for each tensor: the arguments that the kernel takes for it */
     const int32_t *first; /* [count + 1], as for te_chunk_tensor */
     int count, chunks;    /* chunks: the number of chunks of these tensors, which is also the number of blocks of the
                            * launch */
 } te_multi_tensor;
 
-/* The index of the tensor that a block works on. *b is replaced by the index that the block would have in a launch for
- * that tensor alone. */
+/* Returns the index of the tensor that block *b works on. Also sets *b to the block index that this block would have in
+ * a launch for that tensor alone. */
 TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
     const int32_t chunk = b->x + t->first[0];
     const int n = te_chunk_tensor(t->first, t->count, chunk);
@@ -84,7 +85,7 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
  *     TE_TRY(te_side_stream_open(&side, ctx));
  *     TE_TRY(te_side_stream_enter(&side, ctx));  // library calls go to the side stream, after all earlier work
  *     ... library calls ...
- *     te_side_stream_leave(&side, ctx);          // calls go to ctx->stream again, which does not wait
+ *     te_side_stream_leave(&side, ctx);          // calls go to the context's own stream again, which does not wait
  *     TE_TRY(te_side_stream_join(&side, ctx));   // work after this waits for the side stream
  *     te_side_stream_close(&side);
  *
@@ -92,14 +93,14 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
  * before the capture ends. */
 typedef struct te_side_stream {
     void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
-    void *main_stream;    /* between enter and leave: the context's own stream, because ctx->stream is the side stream
-                           * then */
+    void *main_stream;    /* the context's own stream, stored here between enter and leave, while ctx->stream is the
+                           * side stream */
     int was_recording;    /* 1: when enter was called, launches of a pass were being recorded (graph_replay.h) */
     int has_work;         /* 1: work was enqueued since the last join */
 } te_side_stream;
 
 #if TE_CUDA
-/* Create the side stream, with the highest priority, because other work waits for the work on it. */
+/* Create the side stream. It has the highest priority, because other work waits for the work on it. */
 TE_API te_status te_side_stream_open(te_side_stream *s, te_context *ctx) {
     int least = 0, greatest = 0;
     cudaStream_t stream = 0;

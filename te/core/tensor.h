@@ -13,7 +13,7 @@
 #include "base.h"  /* TE_BOTH */
 #include "dtype.h" /* te_dtype */
 
-/* Row-major, contiguous: element (r, c) lies at data[r * cols + c]. */
+/* A view of a row-major, contiguous matrix: its element (r, c) is element number r * cols + c of `data`. */
 typedef struct te_tensor {
     void *data;
     te_dtype dtype;
@@ -25,7 +25,7 @@ TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t col
     t.data = data, t.dtype = dtype, t.rows = rows, t.cols = cols;
     return t;
 }
-/* The absent tensor: passed as a dx that is not needed, or as the x of a list that begins with an embedding. */
+/* An absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
 /* An extra input or output of a list. In forward, the op `(input, name, width)` reads `value`, and `(output, name)`
@@ -42,8 +42,10 @@ typedef struct te_batch {
     int batch, seq;        /* the number of rows is batch * seq */
     const int32_t *tokens; /* [rows], target memory: the tokens that an embedding reads */
     const int32_t *labels; /* [rows], for cross_entropy; a row whose label is ignore_index has no loss */
-    int ignore_index;      /* 0 means -100, so that a zeroed te_batch ignores no token of the vocabulary */
-    float loss_scale;      /* d(total loss) / d(loss of one row), used if backward gets no dy; often 1 / rows */
+    int ignore_index;      /* the label of rows that have no loss; 0 stands for -100, so that a zeroed te_batch ignores
+                            * no token of the vocabulary */
+    float loss_scale;      /* the derivative of the total loss with respect to the loss of a row, which backward uses if
+                            * it gets no dy; often 1 / rows */
     int accumulate;        /* 1: backward adds to the gradients; 0: it overwrites them */
     int position;          /* the position of each sequence's first token, for rope and learnt positions */
     const int32_t *positions; /* [rows], target memory: the position that rope uses for each row; positions may be in
@@ -66,11 +68,12 @@ typedef struct te_batch {
                               * it (te/ops/cross_entropy.h). null: no division */
     const struct te_cache *cache; /* inference: the key-value cache that the batch's tokens extend (te/cache/cache.h),
                                    * prepared by te_cache_begin; null: none */
-    const int32_t *slots; /* [sequences], target memory: slots[i] is the index in the cache of the sequence that
-                           * sequence i of the batch extends; null: this index is i; -1: the rows of sequence i are
-                           * padding */
-    int memory_seq; /* the number of rows per sequence of the cross-attention memory, which is an (input, .., (rows,
-                     * memory)): row b * memory_seq + t of that input is row t of the memory of sequence b */
+    const int32_t *slots; /* [sequences], target memory: sequence i of the batch extends the sequence with index
+                           * slots[i] of the cache, or index i if `slots` is null; slots[i] -1: the rows of sequence i
+                           * are padding */
+    int memory_seq; /* how many rows each sequence has in the memory to which cross-attention attends. The memory is an
+                     * extra input, (input, .., (rows, memory)); its row b * memory_seq + t is row t of the memory of
+                     * sequence b */
     const struct te_sampling *sampling; /* the parameters and results of the op (sample, ..) at the end of a list */
 } te_batch;
 
@@ -84,29 +87,29 @@ typedef struct te_sampling {
                             * -infinity, or the logit of an allowed token is NaN; y is then NaN */
     int32_t *top_token;    /* [rows, top]: the tokens to which the model gives the highest probabilities, the likeliest
                             * first */
-    float *top_log_prob;   /* [rows, top]: the log-probabilities of these tokens; behind the last finite logit the token
-                            * is -1 and the log-probability is -infinity */
+    float *top_log_prob;   /* [rows, top]: the log-probabilities of the tokens in top_token. If a row has fewer than
+                            * `top` finite logits, its remaining entries are -1 in top_token and -infinity here */
     /* state of each row */
-    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, up to 65535; null: no
-                            * penalties */
+    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, up to 65535; null: there
+                            * are no penalties */
     const uint64_t *seed;  /* [rows]: the seed of Philox for each row; required if temperature is given */
     uint64_t *counter;     /* [rows]: how many draws have been made with the row's seed; the op adds 1. Required if
                             * temperature is given */
     /* parameters */
-    const float *temperature; /* null, or an entry below 1e-5: greedy, takes the most likely token (of several, the
-                               * lowest one) */
+    const float *temperature; /* null, or an entry below 1e-5: greedy, that is, the op takes the most likely token (if
+                               * several are equally likely, the one with the lowest number) */
     const int32_t *top_k;     /* keep only the k most likely tokens; null, or an entry of 0 or less: keep all */
-    const float *top_p;       /* keep only the fewest most likely tokens that together have p of the probability mass;
-                               * null, or an entry of 1: keep all */
+    const float *top_p;       /* keep only the most likely tokens: as few of them as are needed to have p of the
+                               * probability mass; null, or an entry of 1: keep all */
     const float *min_p;       /* keep only tokens with at least min_p times the probability of the likeliest token;
                                * null, or an entry of 0: keep all */
-    const float *repetition_penalty; /* for tokens that have occurred: positive logits are divided by it, other logits
-                                      * are multiplied by it */
-    const float *frequency_penalty;  /* for each token, is subtracted from its logit once per occurrence in history */
-    const float *presence_penalty;   /* for each token that occurs in history, is subtracted from its logit once */
+    const float *repetition_penalty; /* applies to tokens that have occurred: a positive logit is divided by the
+                                      * penalty, any other logit is multiplied by the penalty */
+    const float *frequency_penalty;  /* subtracted from a token's logit as many times as the token occurs in history */
+    const float *presence_penalty;   /* subtracted once from the logit of each token that occurs in history */
     const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 allows token t; null: all */
-    const uint32_t *prompt;   /* the same layout: tokens that count as occurred for the repetition penalty, in addition
-                               * to those in history */
+    const uint32_t *prompt;   /* laid out like `allowed`: the tokens that count as occurred for the repetition penalty,
+                               * in addition to those in history */
     int update_history;       /* 1: the op adds the chosen token to history */
     int top;                  /* columns of top_token and top_log_prob: 0 to 128, and at most the vocabulary */
 } te_sampling;
@@ -120,8 +123,8 @@ typedef struct te_sampling {
  * unwritten. */
 typedef struct te_sequences {
     const int32_t *first; /* [count + 1], the cu_seqlens; null: each sequence has max_seqlen rows */
-    int count, max_seqlen, rows; /* the number of sequences; the longest length allowed; the number of rows of all
-                                  * sequences */
+    int count, max_seqlen, rows; /* count: the number of sequences; max_seqlen: the largest length allowed; rows: the
+                                  * number of rows of all sequences together */
 } te_sequences;
 typedef struct te_sequence { int first, count; } te_sequence; /* first row, number of rows */
 
@@ -130,7 +133,7 @@ TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     const int row = !i ? 0 : s->first ? s->first[i] : i * s->max_seqlen;
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
-/* Sequence i without the rows before row `from`, which belong to earlier sequences. */
+/* Sequence i, without those of its rows that lie before row `from`: these rows belong to earlier sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;
@@ -141,8 +144,8 @@ TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
 TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
 
 /* Each sequence is cut into tiles of `size` rows, beginning at its first row. The tiles of sequence i have consecutive
- * numbers, beginning with (first row / size + i). te_sequence_tiles returns how many numbers there are in all. Some
- * numbers belong to no tile: at most one for each sequence. */
+ * numbers, beginning with (first row / size + i). te_sequence_tiles returns how many tile numbers there are in all.
+ * Some of these numbers, at most one for each sequence, belong to no tile. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
 /* Find, by binary search, the sequence to which tile number `tile` belongs; `tile` may also be a number that belongs to
  * no tile. If size is 0, `tile` is instead the index of a row. */
@@ -167,18 +170,20 @@ TE_BOTH te_sequences te__sequences_of_batch(const te_batch *b) {
     s.max_seqlen = b->sequences ? (b->max_seqlen < s.rows ? b->max_seqlen : s.rows) : b->seq;
     return s;
 }
-/* How many tokens of a row's sequence a cache holds already, according to past[sequence]; 0 if `past` is null. */
+/* How many tokens of the sequence to which a row belongs are already in a cache: past[index of the sequence]; 0 if
+ * `past` is null. */
 TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past) {
     const int count = past ? past[te_sequence_of(s, row, 0)] : 0;
     return count > 0 ? count : 0;
 }
 
-/* Finds the sequence of one tile after another, for a thread that asks for tiles in ascending order (a lower tile
- * restarts the search from sequence 0). Even if the values of `first` are wrong, each tile is visited once, because a
- * sequence that begins before the end of the previous one is taken to begin at that end. */
+/* Finds, for one tile after another, the sequence to which the tile belongs. It is meant for a thread that asks for
+ * tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of `first` are wrong,
+ * each tile is visited once, because a sequence that begins before the end of the previous one is taken to begin at
+ * that end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
-    int index, tile; /* index: the current sequence's index; tile: the number of its first tile */
+    int index, tile; /* index: the current sequence's index; tile: the number of the current sequence's first tile */
     int next;        /* the first row of the next sequence */
     int next_tile;   /* the number of the next sequence's first tile */
 } te_sequence_cursor;

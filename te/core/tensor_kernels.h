@@ -81,8 +81,8 @@ TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_d
     return count ? te_convert_kernel_launch(ctx, te__grid_of(te_ceil_div(count, TE_CONVERT_BLOCK), 1), &a) : TE_OK;
 }
 
-/* Does what te_convert does, for the values of a list. MIXED: 0 if all values of the list have the same format. The
- * function then only copies, so the program does not contain the conversion kernel. */
+/* Does what te_convert does, for the values of a list. MIXED: 0 if all values of the list have the same format, else 1.
+ * With 0 the function only copies, so the program does not contain the conversion kernel. */
 #if TE_CUDA
 template <int MIXED>
 TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
@@ -114,7 +114,8 @@ typedef struct te_normal_args {
 } te_normal_args;
 enum { TE_NORMAL_BLOCK = 1024, TE_NORMAL_LANES = TE_CUDA ? 256 : 1 };
 
-/* The index that element i of w has in the whole tensor. The random number of an element depends on this index. */
+/* Element i of w is also an element of a larger tensor. Returns its index in that tensor; the element's random number
+ * depends on this index. */
 TE_FN int64_t te_normal_index(const te_normal_args *a, int64_t i) {
     return a->first + (a->pitch == a->cols ? i : i / a->cols * a->pitch + i % a->cols);
 }
@@ -173,9 +174,9 @@ TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, te__no
     a.first = part.first, a.cols = part.cols, a.pitch = part.pitch;
     return count ? te_normal_launch(ctx, te__grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
 }
-/* Fill w[count], in target memory, with normally distributed numbers; with std 0 all of them are the mean. The same
- * seed and stream produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE,
- * TE_ERROR_ALIGNMENT, TE_ERROR_VALUE. */
+/* Fill w[count], in target memory, with normally distributed numbers; with std 0 all of these numbers are equal to
+ * `mean`. Calls with the same seed and stream produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW,
+ * TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT, TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
                                            uint32_t stream, te_context *ctx) {
     const te__normal_part whole = te__normal_part_of(1, count, 0, te_max(count, 0));

@@ -14,7 +14,7 @@
 #define TE_VERSION_PATCH 0
 
 #define TE_VERSION_STRING TE__VERSION_STRING(TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH) /* "0.1.0" */
-/* Two macros, because the first expands the names to numbers before the second turns them into text. */
+/* Two macros are needed: the first expands its arguments to numbers, and only then the second turns them into text. */
 #define TE__VERSION_STRING(major, minor, patch) TE__VERSION_TEXT(major, minor, patch)
 #define TE__VERSION_TEXT(major, minor, patch) #major "." #minor "." #patch
 

@@ -8,11 +8,11 @@
  *     #define TE_FORWARD_linear_act_add TE_FUSED // adds a pattern
  *     #undef TE_BACKWARD_linear_gated            // removes one
  *
- * A pattern of one of the following forms needs no further code, because its kernel is generated from its ops. ([..]
- * marks a part that may be left out.) In forward: `[linear] maps [norm] maps`. In backward: `[linear] [norm] maps`,
- * `linear fork` and `attention bias`. The pattern of head_norm with rope has a custom kernel. Two patterns save memory
- * at the cost of time, and are therefore not in the list: in forward linear_cross_entropy, in backward
- * cross_entropy_linear (te/linear/impl/linear_cross_entropy.h).
+ * A new pattern needs no further code if it has one of the following forms, because its kernel is then generated from
+ * its ops. ([..] marks a part that may be left out.) In forward: `[linear] maps [norm] maps`. In backward: `[linear]
+ * [norm] maps`, `linear fork` and `attention bias`. The pattern of head_norm with rope has a custom kernel. Two
+ * patterns save memory at the cost of time, and are therefore not in the list: in forward linear_cross_entropy, in
+ * backward cross_entropy_linear (te/linear/impl/linear_cross_entropy.h).
  *
  * The X-lists at the end of this file repeat all patterns. With these lists, tests and benchmarks try each pattern on
  * every kind of op that it matches.
@@ -80,7 +80,7 @@
 #define TE_BACKWARD_attention_bias TE_FUSED
 #define TE_BACKWARD_rope_head_norm TE_FUSED
 
-/* X-lists of all patterns above; tests/patterns_forward_test.cc fails if one is missing here. */
+/* X-lists of all patterns above; tests/patterns_forward_test.cc fails if a pattern is missing here. */
 #define TE_FORWARD_PATTERNS(X)                                                                              \
     X(linear_bias) X(linear_act) X(linear_gated) X(linear_bias_act) X(linear_bias_gated) X(linear_add)      \
     X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \

@@ -46,8 +46,8 @@
 #define TE__DEFINE_INFERENCE_DIMS(...)  TE__DEFINE1(dims, inference, __VA_ARGS__)
 
 /* The parts of TE__DEFINE1 that differ for a list for inference only: the forward and backward passes have no steps,
- * every inference step has kernels of its own (because there are no forward kernels to use), and there is no training
- * code. */
+ * every inference step has kernels of its own (because there are no kernels of forward that it could use), and there is
+ * no code for training. */
 #define TE__STEPS_OF_inference TE_NOTHING
 #define TE__INFERENCE_OF_inference(fwd, ctx, shared, list, ...) TE_PLAN(fwd, ctx, __VA_ARGS__)
 #define TE__TRAINING_OF_inference 0

@@ -18,8 +18,8 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* A te_run for one row, with recipes on; it is passed to the functions below that report on the steps of a pass. none:
- * memory for TE_MAX_PARAMS te_param, which are set to zeros and stand for the parameters of every op. */
+/* A te_run for one row, with recipes on; the functions below that report on the steps of a pass take it as an argument.
+ * none: memory for TE_MAX_PARAMS te_param, which are set to zeros and stand for the parameters of every op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
@@ -28,7 +28,7 @@ TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
 }
 /* Whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway. This
  * point is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the step does
- * not change it after that, the step stores nothing in FP8. */
+ * not change the gradient after this point, the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -57,9 +57,9 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
     return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
-/* By how many bytes per row a step's memory traffic is smaller because the step stores its result in FP8 instead of in
- * the list's dtype. Negative if the step stores both, because forward saves the result in the list's dtype for
- * backward. */
+/* How many bytes of memory traffic per row a step saves by storing its result in FP8 instead of in the list's dtype.
+ * The number is negative if the step stores the result in both formats, because forward saves it in the list's dtype
+ * for backward. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
     const te_op *end = &r->plan->op[last];
@@ -70,8 +70,8 @@ TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const long in_list_format = te__saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
     return in_list_format - layouts * (width + scales);
 }
-/* Whether a step reads and writes nothing, because its ops leave the value (in backward, the gradient) where it
- * lies. */
+/* Whether a step reads and writes nothing, because its ops neither change nor move the value (in backward, the
+ * gradient). */
 TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pass) {
     for (int j = 0; j < s->count; j++) {
         const int i = s->op[j], before_load = i + 1 < p->op_count && (p->op[i + 1].flags & TE_IS_LOAD);
@@ -102,16 +102,16 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
     long n = r->pass == TE_INFER ? 0 : op->stats * (long)sizeof(float);
-    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the fork's value is read, unless it is the step's input */
+    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the fork's value is read, unless this value is the step's input */
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += op->in * size;
     }
     if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
     return n;
 }
-/* The bytes per row that op number j of a backward step reads or writes in addition: the op's statistics, the input
- * that forward saved for the op, and the values and gradients of forks. leaves_gradient: the result of
- * te__step_leaves_gradient for this step. */
+/* The bytes per row that op number j of a backward step reads or writes in addition to the step's input and output: the
+ * op's statistics, the input that forward saved for the op, and the values and gradients of forks. leaves_gradient: the
+ * result of te__step_leaves_gradient for this step. */
 TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
@@ -124,8 +124,8 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
      * gradient for the caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += op->out * size;
-    /* 1: an op later in the list has already stored its part of the fork's gradient, so that is read, and the sum is
-     * written */
+    /* 1: an op later in the list has already stored its part of the fork's gradient, so this step reads that part and
+     * writes the sum */
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
@@ -144,8 +144,9 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (first->flags & TE_IS_LOAD) return !back || te__is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? first->out + last->in : first->in + last->out) * size;
-    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* 8: the table's f32 gradient is
-                                                                                       * read and written */
+    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* 8 bytes per element: the f32
+                                                                                       * gradient of the embedding table
+                                                                                       * is read and written */
     if (leaves_gradient) n = te__step_sums(p, s) ? first->out * size : 0;
     for (int j = 0; j < s->count; j++)
         n += back ? te__op_bytes_backward(&r, s, j, leaves_gradient) : te__op_bytes_forward(&r, s, j);
@@ -164,7 +165,7 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
-/* A text about the format of a step's result, for steps that store it in FP8 with scales. */
+/* A text about the format of a step's result, for steps that store their result in FP8 with scales. */
 TE_API const char *te__step_result(te_run *r, const te_step *s) {
     const int next = s->op[s->count - 1] + 1;
     switch (te__step_fp8_layouts(r, s)) {
@@ -184,8 +185,8 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
 /* Print the kernels of step s. If s is a GEMM and the next step has a kernel that accesses the other ranks' memory
- * (te__has_peer_kernel), the GEMM sends its result to these ranks, but only where the library's own GEMM runs it, not
- * cuBLASLt. */
+ * (te__has_peer_kernel), the GEMM sends its result to these ranks, but only if a kernel of the library runs the GEMM,
+ * not cuBLASLt. */
 TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     if (te__has_peer_kernel(p, s))
@@ -210,8 +211,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
     return bytes;
 }
-/* Print the forward steps that backward runs again before step s: the steps of each recompute region whose last op
- * is in s. Returns the bytes per row that they read and write. */
+/* Print the forward steps that backward runs again before step s, namely the steps of each recompute region whose last
+ * op is in s. Returns the bytes per row that these forward steps read and write. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
     const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);

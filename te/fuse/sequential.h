@@ -10,7 +10,7 @@
  * Or, if plain C files are to call functions that are compiled in a .cu file: TE_DECLARE(mlp, bf16, ...) in a header
  * declares the types and prototypes, and TE_DEFINE(mlp, bf16, ...) in one file defines the functions, with C linkage.
  *
- * The macros below make, for their argument `name`:
+ * For their argument `name`, the macros of this header make:
  *     name, name_saved               types: an instance (m.fc1.weight is a te_param); a te_saved (model.h)
  *     name_forward_steps, name_infer_steps, name_backward_steps     numbers of steps, constants
  *     name_context_create            creates a context for the target that the functions were compiled for
@@ -58,7 +58,7 @@
 /* ---- mistakes in the list ---------------------------------------------------------------------------------------- */
 
 /* The preprocessor itself can find some mistakes: a list that is too long, an unknown op, an argument that is no tuple.
- * These are reported first. A list with such a mistake is not expanded further, so no other messages follow.
+ * Such mistakes are reported first, and the list is then not expanded further, so no other messages follow.
  *     make                       the macro that is expanded if the list has no such mistake: TE__DECLARE, ..
  *     link                       storage class and attributes of the functions of the model
  *     fwd, bwd                   prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
@@ -83,8 +83,8 @@
     TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OPS, TE__MARKED)(make, link, fwd, bwd, name, dtype, unknown, \
         __VA_ARGS__)
 /* In the macros from here on, the variadic arguments are the list's ops without the recompute marks. cut: the list with
- * its marks; forward patterns are matched with this one, because no forward pattern may extend across a mark. marks:
- * TE_LINKS of the list with its marks; empty if the list has none. */
+ * its marks. Forward patterns are matched in `cut`, because no forward pattern may extend across a mark. marks:
+ * TE_LINKS of the list with its marks; empty if the list has no marks. */
 #define TE__UNMARKED(make, link, fwd, bwd, name, dtype, ...) make(link, fwd, bwd, name, dtype, (__VA_ARGS__), \
     (), __VA_ARGS__)
 #define TE__MARKED(make, link, fwd, bwd, name, dtype, unknown, ...) \
@@ -158,8 +158,9 @@
 #define TE__ROWWISE_MARK_fp8_row ,
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
-/* name_facts_at(i): the recipe of op i, a te_recipe, combined with the op's flags in TE_PASSES_THROUGH, in higher bits.
- * Constant expressions use it to find the recipe of the op that consumes a step's result (te__recipe_behind). */
+/* name_facts_at(i) returns two facts about op i in one int: the op's recipe (a te_recipe) in the low bits, and in
+ * higher bits those of its flags that are in TE_PASSES_THROUGH. Constant expressions use this function to find the
+ * recipe of the op that consumes a step's result (te__recipe_behind). */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
@@ -175,8 +176,8 @@
 #define TE__PRODUCT_OF_training(dtype) TE_GEMM_RUN_OF(TE_##dtype, 1)
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
-/* Defines the kernels, the options, the tables of ops, steps and recompute regions, and the plan, which points to
- * these. Each table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
+/* Defines the kernels, the options, the tables of ops, steps and recompute regions, and the plan, which points to the
+ * tables. Each table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
 #define TE__DEFINE_LIST(training_of, product_of, fp8_ops, link, model, format, marks, links,                           \
                         forward_steps, infer_steps, backward_steps)                                                    \
     enum {                                                                                                             \
@@ -255,7 +256,7 @@
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name))                                                  \
         { te_plan_print(file, TE__PLAN_OF_##widths(name)); }
 
-/* For the last op of a list: the width of its output, followed by +; for each other op: nothing. */
+/* For the last op of a list, expands to the width of the op's output, followed by +; for each other op, to nothing. */
 #define TE__LAST_WIDTH(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
 #define TE__LAST_WIDTH_A(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_B
 #define TE__LAST_WIDTH_B(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_A
@@ -322,9 +323,11 @@
 #define TE__FORK_USE_A_END
 #define TE__FORK_USE_B_END
 
-/* The entries of the tables of steps. x is (widths, model, dtype, pass, suffix). The kernels of a step are called
+/* The tables of steps. In the macros below, x is (widths, model, dtype, pass, suffix). The kernels of a step are called
  * model_firstop_pattern; in the inference and backward passes, _infer or _backward follows. An inference step that is
  * also a step of forward (suffix `shared`) uses forward's kernels. */
+
+/* Expands to +1 for each step, to count the steps. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A

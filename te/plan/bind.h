@@ -15,7 +15,7 @@
 
 /* All parameters lie in one buffer, in list order, and all gradients in another. Each tensor starts at a multiple of
  * TE_PARAM_ALIGN elements; a gradient starts at the same element index in its buffer as its parameter does in the
- * other. So the optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat
+ * other. Therefore the optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat
  * array. */
 enum { TE_PARAM_ALIGN = 128 };
 
@@ -43,8 +43,8 @@ TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_cont
                "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
     return TE_OK;
 }
-/* Return an error if a parameter of m must not be written because its memory is a mapped file. Call this before
- * something writes to m's parameters. who: the caller's name, for the message. */
+/* Return an error if a parameter of m is stored in a mapped file and therefore must not be written. Call this before
+ * writing to m's parameters. who: the caller's name, for the message. */
 TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++)
         TE_REQUIRE(!m->param[i].constant, ctx, TE_ERROR_STATE,
@@ -52,7 +52,7 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
                    m->param[i].op, m->param[i].field);
     return TE_OK;
 }
-/* Return an error while the gradients of m are being reduced over ranks. Call this before something reads them. */
+/* Return an error while the gradients of m are being reduced over ranks. Call this before reading the gradients. */
 TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
     TE_REQUIRE(!m->watch || !m->watch->armed, ctx, TE_ERROR_STATE,
                "%s: the gradients of %s are being reduced since te_buckets_begin; te_buckets_finish comes first", who,
@@ -60,7 +60,7 @@ TE_API te_status te__check_reduced(const te_model *m, const char *who, te_contex
     return TE_OK;
 }
 /* Does what te__check_bound does. Also returns an error if a parameter has no memory, if it has a format that GEMMs
- * cannot read, or if it is tied to another parameter (te_tie) that was bound again since. */
+ * cannot read, or if it is tied to another parameter (te_tie) that has been bound again since then. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
@@ -97,8 +97,8 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
 TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
-/* The bytes that a parameter takes in the buffer, including the gap behind it; 0: it is tied, so it uses another one's
- * memory. */
+/* The bytes that a parameter takes in the buffer, including the gap behind it; 0: the parameter is tied, so it uses the
+ * memory of another parameter. */
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
@@ -212,12 +212,12 @@ TE_API int te__writes_before(const te_param *a, const te_param *b, const te_para
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
-/* Let `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. Of the ops that share a
+/* Make `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. Of the ops that share a
  * gradient, the one that backward reaches first overwrites the gradient, and the others add to it. Within one list the
  * library knows this order. If `user` and `owner` are in different lists, the backward of the user's list must run
- * before the backward of the owner's list; if there are several users in such lists, the backwards of these lists must
- * run in the order in which the users were tied. Instances without gradients may run in any order. Both instances must
- * stay where they are; after one of them is bound again, tie the two parameters again. */
+ * before the backward of the owner's list. If several users are in lists other than the owner's, the backwards of these
+ * lists must run in the order in which the users were tied. Instances without gradients may run in any order. Both
+ * instances must stay where they are; after one of them is bound again, tie the two parameters again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner && user->op && owner->data, ctx, TE_ERROR_NULL,
@@ -265,15 +265,16 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 
 typedef struct te_shard_layout {
     int64_t count;       /* number of runs */
-    int64_t first, each; /* number of elements in run 0, and in each other run */
-    int rank, ranks;     /* the rank's index, and the number of ranks; 0 and 1: the parameter is not sharded */
+    int64_t first, each; /* first: number of elements in run 0; each: number of elements in each other run */
+    int rank, ranks;     /* rank: the rank's index; ranks: the number of ranks. 0 and 1 if the parameter is not
+                          * sharded */
 } te_shard_layout;
 typedef struct te_shard_run {
     int64_t at, whole; /* index of the run's first element in the shard (`at`), and in the whole parameter (`whole`) */
     int64_t elements;
 } te_shard_run;
 
-/* The runs of parameter p that the rank g->rank of group g holds. */
+/* The runs of parameter p that rank number g->rank of group g holds. */
 TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) {
     te_shard_layout s;
     const int64_t all = p->rows * p->cols;

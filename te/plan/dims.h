@@ -14,8 +14,8 @@
  * 1 to TE_MAX_WIDTH; the width of a norm may be only 1 to TE_MAX_NORM_WIDTH.
  *
  * Each symbol TE_DIM(k) is a negative constant. The constants are chosen so that m and k can be recovered from the
- * product m * TE_DIM(k). So widths with symbols are compared at compile time like other numbers. A negative width that
- * is not such a product, like the sum of two different symbols, is a compile-time error.
+ * product m * TE_DIM(k). Therefore widths with symbols can be compared at compile time like other numbers. A negative
+ * width that is not such a product, like the sum of two different symbols, is a compile-time error.
  */
 #ifndef TE_DIMS_H
 #define TE_DIMS_H
@@ -36,8 +36,8 @@ enum {
 /* Whether w is allowed as a width in this list: a positive number or, if the list takes dims, a symbol times a
  * constant. */
 #define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
-/* The width that a kernel uses: `constant` if it is a number; if it is a symbol, `at_run_time`, which the launch
- * passes. */
+/* The width that a kernel uses: `constant` if `constant` is a number, or `at_run_time`, which the launch passes, if
+ * `constant` is a symbol. */
 #define TE_WIDTH_AT(constant, at_run_time) ((int)(constant) > 0 ? (int)(constant) : (at_run_time))
 
 /* The index of the symbol that w is a multiple of; -1: w contains no symbol. */
@@ -46,7 +46,7 @@ TE_API int te__dim_of(int64_t w) {
         if (w % TE_DIM(k) == 0) return k;
     return -1;
 }
-/* The number that the width w has if dims[k] replaces TE_DIM(k); 0: this number is more than TE_MAX_WIDTH. */
+/* The number that the width w becomes when dims[k] replaces TE_DIM(k); 0 if this number exceeds TE_MAX_WIDTH. */
 TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     const int k = te__dim_of(w);
     if (k < 0) return w;
@@ -73,7 +73,7 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
                plan->name, of->kind, of->name, op->in, op->out);
     return TE_OK;
 }
-/* The number of dims that a list takes: one more than the highest index of a symbol in it. */
+/* The number of dims that a list takes: one more than the highest index of a symbol in the list. */
 TE_API int te__dims_of(const te_plan *plan) {
     int last = -1;
     for (int i = 0; i < plan->op_count; i++) {

@@ -1,6 +1,6 @@
-/* freeze.h -- parameters that are not trained: backward launches no kernel that only they need, and the gradient norm,
- * optimizers and reductions over ranks skip them. The gradients of all other parameters are bitwise identical to those
- * without freezing.
+/* freeze.h -- parameters that are not trained: backward launches no kernel that serves only their gradients, and the
+ * gradient norm, optimizers and reductions over ranks skip them. The gradients of all other parameters are bitwise
+ * identical to those without freezing.
  *
  * Do this:
  *     TE_TRY(block_bind(&block, params, 0, &ctx));                  // no gradients yet
@@ -15,19 +15,19 @@
  * an instance again unfreezes its parameters.
  *
  * If a weight is never to be trained, declare its op as (frozen_linear, ..) instead of (linear, ..). Forward then does
- * not save the op's input, which only the weight's gradient would need. For a (linear, ..), forward saves the input
- * even after te_freeze.
+ * not save the op's input, because only the weight's gradient would need this input. For a (linear, ..), forward saves
+ * the input even after te_freeze.
  *
  * A tied parameter is trained if its owner is. Backward runs from the end of the list back to the first op that has a
- * gradient to compute, and stops there. So if dx is not wanted, the ops before the first trained parameter cost
- * nothing.
+ * gradient to compute, and stops there. Therefore, if dx is not wanted, the backward of the ops before the first
+ * trained parameter costs nothing.
  */
 #ifndef TE_FREEZE_H
 #define TE_FREEZE_H
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Whether p belongs to the op named `op` and is called `field`; if either is null, any name matches. */
+/* Whether p belongs to the op named `op` and is called `field`. If `op` or `field` is null, every name matches it. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
@@ -71,8 +71,8 @@ TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_
 
 /* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Assign each trained parameter's gradient its place in grads; if grads is null, assign nothing. Returns the number of
- * elements that the gradients take, including the gaps between them. */
+/* Set each trained parameter's gradient pointer to the gradient's place in `grads`; if `grads` is null, set no
+ * pointers. Returns the number of elements that the gradients take, including the gaps between them. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {
@@ -89,9 +89,9 @@ TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);
 }
-/* Bind the gradients of the parameters that are not frozen, in list order. grads: te_trained_grad_bytes bytes, aligned
- * to TE_ALIGN; this call does not change their contents. Call it before te_tie. TE_ERROR_STATE: m is not bound, or a
- * parameter is already tied; TE_ERROR_VALUE: grads overlaps the parameters. */
+/* Bind the gradients of the parameters that are not frozen, in list order. grads: memory of te_trained_grad_bytes
+ * bytes, aligned to TE_ALIGN; this call does not change the contents of this memory. Call it before te_tie.
+ * TE_ERROR_STATE: m is not bound, or a parameter is already tied; TE_ERROR_VALUE: grads overlaps the parameters. */
 TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_bind_trained_grads"));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "te_bind_trained_grads: the instance is null or not bound");

@@ -22,8 +22,8 @@ typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_ge
  * the collectives treat the op. */
 enum {
     /* saved for backward */
-    TE_SAVES_INPUT = 1 << 0,  /* the op's input stays in memory until its backward */
-    TE_SAVES_OUTPUT = 1 << 1, /* the op's output stays in memory until its backward */
+    TE_SAVES_INPUT = 1 << 0,  /* the op's input stays in memory until the op's backward */
+    TE_SAVES_OUTPUT = 1 << 1, /* the op's output stays in memory until the op's backward */
     /* gradients */
     TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals that of its output (bias, add) */
     TE_SUMS = 1 << 3,           /* the gradient of the op's first parameter is a sum over all rows (bias) */
@@ -32,13 +32,13 @@ enum {
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
     /* forks, and the ops that use a fork's value */
-    TE_IS_FORK = 1 << 7,    /* passes its input on, and also keeps it for a later op */
-    TE_IS_ADD = 1 << 8,     /* adds a fork's value to its input */
-    TE_IS_MUL = 1 << 9,     /* multiplies its input by a fork's value */
+    TE_IS_FORK = 1 << 7,    /* passes its input on, and also keeps this value for a later op */
+    TE_IS_ADD = 1 << 8,     /* adds a fork's value to the op's input */
+    TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value */
     TE_IS_LOAD = 1 << 10,   /* outputs a fork's value instead of its own input */
-    TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values are those of a fork */
+    TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values come from a fork's value */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
-    TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are TE_ROWS_memory */
+    TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory */
     TE_IS_OUTPUT = 1 << 14, /* stores the value for the caller: an extra output of the list */
     /* the ends of a list */
     TE_FROM_TOKENS = 1 << 15, /* must be the first op of its list, which then reads tokens instead of x (embedding) */
@@ -46,8 +46,9 @@ enum {
                                * (cross_entropy) */
     /* attention */
     TE_VARLEN = 1 << 17,            /* takes sequences of different lengths (cu_seqlens) */
-    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* stores its largest logits in the te_batch.edges entry with the op's name */
-    TE_ATTENDS_IN_FP8 = 1 << 19,    /* computes both matrix products of its forward in e4m3 */
+    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* stores its largest logits in the entry of te_batch.edges that has the op's
+                                     * name */
+    TE_ATTENDS_IN_FP8 = 1 << 19,    /* computes both matrix products of attention's forward in e4m3 */
     TE_IS_CACHED = 1 << 29,         /* in inference the op can store its keys and values in a te_cache */
     /* ops that the epilogue of the GEMM before them can compute; the flag says which operation it computes */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */
@@ -55,15 +56,16 @@ enum {
     TE_EPILOGUE_OF_SCALE = 1 << 22, /* multiplying by a constant; te_op.options is a te_scale_options */
     TE_EPILOGUE_OF_ROPE = 1 << 28,  /* rotary position embedding (te/linear/impl/linear_rope.h) */
     /* ranks of a tensor group */
-    TE_PARAMS_REPLICATED = 1 << 23, /* the op's values are sharded by columns, but each rank holds all of its
+    TE_PARAMS_REPLICATED = 1 << 23, /* the op's values are sharded by columns, but each rank holds all of the op's
                                      * parameters */
-    TE_TAKES_PRODUCT = 1 << 24,     /* sums over ranks; the GEMM of the linear before it may be deferred, so that this
-                                     * op runs it */
+    TE_TAKES_PRODUCT = 1 << 24,     /* a collective that sums over ranks; the GEMM of the linear before this op may be
+                                     * deferred, so that this op runs it */
     TE_PASSES_VALUE = 1 << 25,      /* in forward the op's output is its input, in the same memory (copy_to_group) */
     TE_PASSES_GRAD = 1 << 26,       /* in backward the gradient passes through unchanged, in the same memory
                                      * (all_reduce) */
     TE_PASSES_THROUGH = TE_PASSES_VALUE | TE_PASSES_GRAD,
-    /* a custom op; the pointwise kernel that follows it in its fusion pattern can also run without it */
+    /* a custom op whose fusion pattern continues with a pointwise kernel; that kernel can also run without the custom
+     * op */
     TE_LEADS_POINTWISE = 1 << 27
 };
 
@@ -78,11 +80,11 @@ typedef enum te_init {
 /* Which kind of rows a value has. The kind is known at compile time; the number of rows follows from each call's
  * te_batch. */
 typedef enum te_rows {
-    TE_ROWS_tokens,    /* one for each token: te_batch.batch * te_batch.seq */
-    TE_ROWS_sequences, /* one for each sequence: te_batch.batch */
-    TE_ROWS_shard, /* one for each token of this rank's shard. The tensor group splits the tokens into n equal parts for
-                    * its n ranks, in the order of the ranks (sequence parallelism) */
-    TE_ROWS_memory /* one for each row that a decoder attends to: te_batch.batch * te_batch.memory_seq */
+    TE_ROWS_tokens,    /* one row for each token: te_batch.batch * te_batch.seq rows */
+    TE_ROWS_sequences, /* one row for each sequence: te_batch.batch rows */
+    TE_ROWS_shard, /* one row for each token of this rank's shard. The tensor group splits the tokens into n equal parts
+                    * for its n ranks, in the order of the ranks (sequence parallelism) */
+    TE_ROWS_memory /* one row for each row that a decoder attends to: te_batch.batch * te_batch.memory_seq rows */
 } te_rows;
 
 /* How a value is laid out over the ranks of the tensor group. The layout is known at compile time;
@@ -113,8 +115,8 @@ typedef enum te_shard {
 typedef enum te_recipe {
     TE_RECIPE_none,
     TE_RECIPE_fp8_current, /* one scale a tensor, computed from the tensor's own amax */
-    TE_RECIPE_fp8_delayed, /* one scale a tensor, computed from the amaxes of earlier optimizer steps; this takes one
-                            * pass over the tensor, fp8_current takes two */
+    TE_RECIPE_fp8_delayed, /* one scale a tensor, computed from the amaxes of earlier optimizer steps; the cast to FP8
+                            * therefore takes one pass over the tensor, where fp8_current takes two */
     TE_RECIPE_fp8_block,   /* a scale for each 1 x 128 tile of x and dy, and for each 128 x 128 block of the weight */
     TE_RECIPE_fp8_row,     /* a scale for each row of x, and for each row of the weight; in forward only */
     TE_RECIPE_COUNT
@@ -140,24 +142,26 @@ typedef struct te_param_info {
     int tied; /* 1: the parameter has no memory of its own; te_tie() makes it share the memory of another one */
 } te_param_info;
 
-enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_RECOMPUTE_REGIONS = TE_MAX_OPS / 3 /* two marks and an op */,
-       TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };
+enum { TE_MAX_PARAMS = 3,                         /* the largest number of parameters of an op */
+       TE_MAX_RECOMPUTE_REGIONS = TE_MAX_OPS / 3, /* a region has at least two marks and one op */
+       TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };     /* the number of 32-bit words that have one bit for each op */
 
 /* One op of a list: constants. */
 typedef struct te_op {
     const char *kind, *name; /* "gelu", "act": for messages */
     te_class op_class;
-    int in, out;                  /* the width of a row of its input, and of its output */
-    te_dtype in_dtype, out_dtype; /* number formats of its input and output */
-    te_rows in_rows, out_rows;    /* the kinds of rows of its input and output */
+    int in, out;                  /* in: the width of the op's input; out: the width of its output */
+    te_dtype in_dtype, out_dtype; /* number formats of the op's input and output */
+    te_rows in_rows, out_rows;    /* the kinds of rows of the op's input and output */
     te_dtype edge_dtype;          /* for a fork, an input, and the ops that use them: the format of the fork's value */
     int flags;                    /* the op's properties: TE_SAVES_INPUT, ... */
     te_recipe recipe;             /* the FP8 recipe of the op's GEMM */
-    int stats;                    /* how many f32 row statistics (mean, rstd) forward saves for each row */
+    int stats;                    /* how many f32 statistics (mean, rstd) forward saves for each row */
     te_rank_layout layout;        /* the layout of the op's output over the ranks of the tensor group */
-    int parts;                    /* how many parts the columns of its output consist of, each of which is split over
-                                   * the ranks separately: 3 for a fused q, k, v; 1 if they are split as a whole */
-    int first_part;               /* width of the first part / width of each other part */
+    int parts;                    /* how many parts the columns of the op's output consist of, each of which is split
+                                   * over the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
+                                   * whole */
+    int first_part;               /* width of the first part divided by the width of each other part */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
     int edge;                     /* the index of the fork or input whose value the op uses; -1: it uses none */
@@ -194,7 +198,7 @@ typedef struct te_fp8_ops {
     te_status (*quantize_blockwise)(const struct te_quantize_blockwise *q, te_context *ctx);
     te_status (*gemm_blockwise)(const struct te_gemm *g, te_context *ctx);
     int (*blockwise_takes_bias)(const struct te_gemm *g, te_context *ctx);
-    /* fp8_row: the cast; null if the list has another recipe */
+    /* fp8_row: the cast, with one scale per row; null if the list has another recipe */
     te_status (*quantize_rowwise)(const struct te_quantize_rowwise *q, te_context *ctx);
     /* casts of many weights in one launch: cast_weights with one scale per weight, the others with one per block or per
      * row. A cast that the list's recipe does not need is null. */
@@ -243,7 +247,7 @@ typedef struct te_recompute_region {
 } te_recompute_region;
 
 /* Functions that the executor (executor.h) calls before and after each step of a plan that trains, and at the end of
- * the pass: they advance the random state, open and close recompute regions, and add up column sums. */
+ * the pass. They advance the random state, open and close recompute regions, and add up column sums. */
 typedef struct te_training {
     te_status (*before)(struct te_run *run, const struct te_step *step);
     te_status (*after)(struct te_run *run, const struct te_step *step);
@@ -260,8 +264,8 @@ typedef struct te_plan {
     const te_op *op;
     const te_step *forward, *infer, *backward;
     int region_count;
-    const te_recompute_region *region; /* the recompute regions. The steps are the same as without them, so results are
-                                        * bitwise identical */
+    const te_recompute_region *region; /* the recompute regions. The plan has the same steps as without these regions,
+                                        * so results are bitwise identical */
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_training *(*training)(
@@ -279,11 +283,11 @@ typedef struct te_fp8_product {
                                     * earlier optimizer steps */
     int common;                    /* 1: all ranks of the group have the same scales */
     const te_scales *scales;       /* the scales of the whole instance */
-    int x, weight, dy;             /* indices in `scales` of the scales of this GEMM's three operands */
+    int x, weight, dy;             /* for each of this GEMM's three operands: the index of its scale in `scales` */
     void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows]; fp8_row
                                     * has only `data` */
-    float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale for each block or row of `data` and of
-                                          * `transposed` */
+    float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of each block or row of `data` (inverse), and
+                                          * of each block of `transposed` (transposed_inverse) */
     te_scale_rule own;             /* how a scale is computed from the current tensor's amax */
     int updated;                   /* 1: the optimizer's kernel computes this weight's amax, or casts the weight
                                     * (recipes_adamw.h) */
@@ -291,26 +295,28 @@ typedef struct te_fp8_product {
 
 /* One parameter of one instance. */
 typedef struct te_param {
-    const char *op, *field;  /* the names of its op and of the parameter: "fc1", "weight" */
+    const char *op, *field;  /* op: the name of the parameter's op, as "fc1"; field: the name of the parameter, as
+                              * "weight" */
     void *data;              /* the values, [rows, cols] of `dtype`, in target memory; null: the parameter exists only
                               * in FP8 (fp8_weights.h) */
     float *grad;             /* the gradient, [rows, cols] in f32; null: there is none */
     int64_t rows, cols;
-    te_dtype dtype;          /* its number format (te__plan_param_dtype) */
+    te_dtype dtype;          /* the number format of `data` (te__plan_param_dtype) */
     te_init init;
-    int tied;                /* 1: it uses the memory of another parameter, its owner (te_tie) */
-    int constant;            /* 1: its memory is a mapped file, which is only read (te_weights_use) */
-    int shared;              /* 1: a parameter tied to this one has the same gradient memory, and backward writes that
-                              * one's gradient first; so this one's gradient is always added to it */
-    int trains;              /* 1: its instance was bound with gradients */
-    int frozen;              /* 1: no gradient is computed for it, and no optimizer changes it (freeze.h) */
-    int fixed;               /* 1: frozen for good, because its list says so (frozen_linear) */
-    int last;                /* 1: its gradient is a column sum, which is written at the end of a backward */
-    int index;               /* its index among the parameters of its instance */
-    te_shard shard;          /* which part of it this rank of the tensor group holds */
+    int tied;                /* 1: the parameter uses the memory of another parameter, its owner (te_tie) */
+    int constant;            /* 1: the parameter's memory is a mapped file, which is only read (te_weights_use) */
+    int shared;              /* 1: another parameter, which is tied to this one, uses the same gradient memory, and
+                              * backward writes the other one's gradient first; so backward always adds this one's
+                              * gradient to that memory */
+    int trains;              /* 1: the parameter's instance was bound with gradients */
+    int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
+    int fixed;               /* 1: the parameter is always frozen, because its list says so (frozen_linear) */
+    int last;                /* 1: the gradient is a column sum, which is written at the end of a backward */
+    int index;               /* the parameter's index among the parameters of its instance */
+    te_shard shard;          /* which part of the parameter this rank of the tensor group holds */
     int parts;               /* how many parts the op's output columns consist of, each of which is split over the ranks
-                              * separately: 3 for a fused q, k, v; 1 if they are split as a whole */
-    int first_part;          /* width of the first part / width of each other part */
+                              * separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
+    int first_part;          /* width of the first part divided by the width of each other part */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the gradient */
     struct te_param *with;   /* for a tied parameter, its owner; for an owner, the parameter (itself or one tied to it)
                               * whose gradient backward writes first; null: not tied */
@@ -334,13 +340,13 @@ typedef struct te_model {
     const te_plan *plan;
     te_param *param;
     int param_count;
-    const struct te_model *at; /* its address when it was bound, if its parameters follow it in the same struct; else
-                                * null */
+    const struct te_model *at; /* the address of this te_model when it was bound, if its parameters follow it in the
+                                * same struct; else null */
     const void *params;        /* the buffer of parameters: `elements` elements, param_bytes bytes */
     const float *grads;        /* the buffer of gradients: grad_elements elements; null: there are no gradients */
     int64_t elements, grad_elements;
     size_t param_bytes;
-    te_watch *watch;           /* null: nobody listens for final gradients */
+    te_watch *watch;           /* null: there is no listener */
 } te_model;
 
 /* The activations that one forward saves for its backward. Several te_saved may be in use at a time with the same
@@ -352,8 +358,8 @@ typedef struct te_saved {
     size_t bytes;
     const te_plan *plan;
     const te_model *model;    /* the instance of the forward */
-    int batch, seq, position; /* copied from the forward's te_batch, together with the four members below: the batch of
-                               * backward must have the same */
+    int batch, seq, position; /* copied from the forward's te_batch, as are sequences, max_seqlen, cu_seqlens and
+                               * positions; the batch of backward must have the same values */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens, *positions;
     int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory */
@@ -361,7 +367,7 @@ typedef struct te_saved {
     void *y;
     size_t used;              /* bytes of `memory` that the forward used */
     int loss_in_backward;     /* 1: forward did not compute the loss; backward computes it and writes y */
-    const void *filled;       /* what `memory` was when forward ran */
+    const void *filled;       /* the value of `memory` when forward ran */
     uint32_t transposed[TE_OP_BITS]; /* a copy of te_run.saved_transposed */
 } te_saved;
 
@@ -380,7 +386,7 @@ TE_API int te__has_sharded_rows(const te_plan *p) {
         if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
     return 0;
 }
-/* Whether backward computes the gradient of a parameter. A tied parameter is trained if its owner is not frozen. */
+/* Whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not frozen. */
 TE_API int te_is_trained(const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     return p->grad && owner && !owner->frozen;
@@ -393,7 +399,7 @@ TE_API int te__is_last_use(const te_plan *p, int i) {
     return 1;
 }
 /* Whether op i is the GEMM that produces the logits, and forward does not save the logits: then this GEMM and the loss
- * are one step of backward, which recomputes them. */
+ * are one step of backward, which recomputes the logits. */
 TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;

@@ -77,7 +77,8 @@
 
 /* ---- an op, (kind, name, shapes..., options...) ------------------------------------------------------------------ */
 
-/* Parts of an op's tuple. TE_ARGi(op, d) is the i-th shape, or d if the op has fewer than i shapes. */
+/* The kind, name and shapes of an op, and the family and class of its kind. TE_ARGi(op, d) is the i-th shape, or d if
+ * the op has fewer than i shapes. */
 #define TE_KIND(op)      TE_FIRST(TE_STRIP op, ~)
 #define TE_NAME(op)      TE_SECOND(TE_STRIP op, ~, ~)
 #define TE_ARG1(op, d)   TE_THIRD(TE_STRIP op, d, ~)
@@ -94,8 +95,9 @@
 
 /* ---- options by name --------------------------------------------------------------------------------------------- */
 
-/* The names of all options. TE_SAME_a_b is #defined as a comma only if a and b are the same name; so TE_IF_MARKED on
- * TE_SAME_a_b tests whether two names are equal. A custom op adds the names of its options in the same way. */
+/* The names of all options. TE_SAME_a_b is #defined as a comma only if a and b are the same name. Therefore
+ * TE_IF_MARKED(TE_SAME_a_b, ..) tests whether the names a and b are equal. A custom op adds the names of its options in
+ * the same way. */
 #define TE_SAME_eps_eps ,
 #define TE_SAME_causal_causal ,
 #define TE_SAME_scale_scale ,
@@ -140,7 +142,7 @@
 #define TE_SAME_ranks_ranks ,
 
 /* Expands to `yes` if the argument a is an option, else to `no`. An option is a tuple of two members with nothing
- * behind it, such as (causal, 0). These are no options: 8, (H), (A + B) * C. */
+ * behind the tuple, such as (causal, 0). Examples of arguments that are no options: 8, (H), (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) \
     TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
 #define TE_DEFER_EXPANSION(...) __VA_ARGS__
@@ -309,14 +311,15 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 /* (rounding, stochastic), an option of a list: how gradients are rounded to FP8 (a te_rounding). */
 #define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
 #define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
-/* ROWS: the option (rows, shard) of a list, a te_rows. SHARD: the option (shard, columns) of a linear, a te_shard. */
+/* TE_ROWS_OPTION: the value of a list's option (rows, ..), a te_rows. TE_SHARD_OPTION: the value of a linear's option
+ * (shard, ..), a te_shard. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
 /* (ranks, N), an option of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
- * the size of one rank's part if the parts of all ranks together have the size `all`. */
+ * the size of one rank's part, where `all` is the size of the parts of all ranks together. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
 #define TE_CHECK_RANKS(model, op)                                                                                     \
@@ -325,7 +328,8 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
                       ": its vocabulary is no constant that (ranks, N) divides evenly; round it up to one");
 
-/* The type of the struct of an op's options, and the initialiser of that struct. */
+/* TE_OPTIONS_TYPE: the type of the struct that holds an op's options; te_no_options if the op has none.
+ * TE_OPTIONS_VALUES: the initialiser of this struct. */
 typedef struct te_no_options { int none; } te_no_options;
 #define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)
 #define TE_OPTIONS_VALUES(op) {TE_REST(TE_UNWRAP(TE_OPTIONS(op)))}

@@ -82,8 +82,8 @@ typedef struct te__new_file {
     char *temporary;  /* the temporary file's path, in the folder of the target */
 } te__new_file;
 
-enum { TE__FILE_TRIES = 10000 }; /* how many names are tried; a name is in use if an earlier process with the same id
-                                  * was killed and left its file */
+enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried; a name is taken if an earlier
+                                  * process with the same id was killed and left its temporary file behind */
 
 /* Set f->target. *exists: whether the target exists already; *info: if it exists, its status. Returns an error if the
  * path must not be replaced. */
@@ -109,8 +109,9 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
                strerror(errno));
     return TE_OK;
 }
-/* Create the temporary file. old: the status of the file that it replaces; null if there is none. If there is one, the
- * temporary file is readable only by its owner until it gets the permissions of the old file. */
+/* Create the temporary file. old: the status of the file that the temporary file will replace; null: there is no such
+ * file. If there is an old file, the temporary file is readable only by its owner until it gets the old file's
+ * permissions. */
 TE_API te_status te__new_file_create(te__new_file *f, const struct stat *old, te_context *ctx) {
     const size_t capacity = strlen(f->target) + 48;
     struct stat is;
@@ -131,7 +132,7 @@ TE_API te_status te__new_file_create(te__new_file *f, const struct stat *old, te
                strerror(errno));
     return TE_OK;
 }
-/* Close and remove the temporary file, and free the names. */
+/* Close and remove the temporary file, and free the memory of both paths. */
 TE_API void te__new_file_discard(te__new_file *f) {
     if (f->fd >= 0) (void)close(f->fd), (void)remove(f->temporary);
     free(f->temporary), free(f->target);
@@ -173,8 +174,8 @@ TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     if (slash) *slash = 0;
     const int fd = open(folder, O_RDONLY);
     if (fd < 0) return TE_OK; /* not an error: the folder may be writable but not readable */
-    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* with these errors the file system cannot
-                                                                          * sync folders */
+    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* these two errors mean that the file system
+                                                                          * cannot sync folders */
     te_status status = TE_OK;
     if (failed)
         status = te_fail(ctx, TE_ERROR_IO, "%.120s: is written, but its folder is not synced: %s", f->path,

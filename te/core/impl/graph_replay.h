@@ -28,11 +28,13 @@
 /* ---- small fills become kernels ---------------------------------------------------------------------------------- */
 
 enum {
-    TE_SMALL_FILL_MAX_BYTES = 1024, /* larger fills stay fills, because the kernel has only one warp */
-    TE_SMALL_FILL_MAX_EDGES = 4     /* the most nodes that a fill may depend on, and the most that may depend on it */
+    TE_SMALL_FILL_MAX_BYTES = 1024, /* larger fills are not replaced, because the kernel that replaces a fill has only
+                                     * one warp */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most this many nodes, and if at most
+                                     * this many nodes depend on it */
 };
-/* The argument of the kernel that replaces a fill. The kernel sets bytes[i] to byte i % element of `value`, for i <
- * count. */
+/* The argument of the kernel that replaces a fill. For each i < count, the kernel sets bytes[i] to byte number i %
+ * element of `value`. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
 /* Get the nodes that `node` depends on (before: 1) or the nodes that depend on `node` (before: 0). Returns their
@@ -67,7 +69,7 @@ TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t f
 #endif
     return e;
 }
-/* Replace a fill by the kernel if the fill is small and one-dimensional; otherwise leave the fill. */
+/* Replace a fill by the kernel if the fill is small and one-dimensional; otherwise leave the fill as it is. */
 TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cudaGraphNode_t fill) {
     cudaGraphNode_t before[TE_SMALL_FILL_MAX_EDGES], after[TE_SMALL_FILL_MAX_EDGES], node = 0;
     cudaMemsetParams of = {};
@@ -84,7 +86,7 @@ TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cuda
     else (void)cudaGetLastError(), (void)cudaGraphDestroyNode(node);
 }
 /* Replace all small fills of a graph. kernel: a kernel that takes a te_small_fill, launched as one block of 32 threads;
- * null: all fills stay. */
+ * null: no fill is replaced. */
 TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
     size_t count = 0;
     if (!kernel || cudaGraphGetNodes(graph, 0, &count) != cudaSuccess || !count) return;
@@ -103,9 +105,10 @@ TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
 typedef struct te_grid { int x, y; } te_grid;
 
 enum {
-    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* size of a recording; when it is full, its launches are enqueued */
-    TE_LAUNCH_MIN_GRAPH = 4,           /* the launches of a pass with fewer than this are enqueued one by one, without a
-                                        * graph */
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the largest size of a record, in bytes; when a record is full, its launches
+                                        * are enqueued */
+    TE_LAUNCH_MIN_GRAPH = 4,           /* if a pass has fewer launches than this, they are enqueued one by one, without
+                                        * a graph */
     TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
 };
 
@@ -119,7 +122,8 @@ typedef struct te_launch {
     te_call_fn call;
     const char *name;
     te_grid grid;
-    int threads, cluster, pdl, shared; /* cluster: blocks along x; shared: bytes of dynamic shared memory */
+    int threads, cluster, pdl, shared; /* cluster: the number of blocks in a cluster, all along x; shared: bytes of
+                                        * dynamic shared memory */
     int bytes, size;
 } te_launch;
 
@@ -127,24 +131,26 @@ typedef struct te_launch {
 typedef struct te_replay_graph {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; it finds the least
-                           * recently used graph */
+    uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; it is used to find the
+                           * least recently used graph */
     int count, bytes;
     char *record;          /* [bytes]: the launches from which the graph was captured */
-    cudaGraphNode_t *node; /* [count], one for each launch; null where the launch is a call */
+    cudaGraphNode_t *node; /* [count]: for each launch, its node in the graph; null if the launch is a call of a
+                            * function */
 } te_replay_graph;
 
 typedef struct te_launches {
-    int recording, count, bytes; /* recording 1: launches are recorded now; count, bytes: of the launches in `record` */
+    int recording, count, bytes; /* recording 1: launches are recorded now; count: the number of launches in `record`;
+                                  * bytes: the bytes that they take */
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
     int last_is_kernel;          /* 1: the launch that was recorded last is a kernel, not a call */
     int autotuning;              /* 1: GEMM candidates are being timed, each after a kernel that writes no weight */
     uint64_t clock;
-    int64_t made, updated, replayed; /* the numbers of graphs captured, of graphs given new arguments, and of graphs
-                                      * launched */
+    int64_t made, updated, replayed; /* how often a graph was captured (made), was given new arguments (updated), and
+                                      * was launched (replayed) */
     cudaStream_t stream;             /* the stream with which graphs are captured */
-    const void *small_fill_kernel;   /* the kernel that replaces small fills; null: they stay */
+    const void *small_fill_kernel;   /* the kernel that replaces small fills; null: fills are not replaced */
     te_replay_graph *replay[TE_LAUNCH_MAX_GRAPHS];
     char record[TE_LAUNCH_RECORD_BYTES];
 } te_launches;
@@ -153,8 +159,8 @@ typedef struct te_launches {
 TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
     return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
 }
-/* Whether the stream is being captured. If it is the default stream and some other stream is being captured, the query
- * fails; this function then returns 1. */
+/* Whether the context's stream is being captured. Also returns 1 if the query fails: this happens if the context's
+ * stream is the default stream and some other stream is being captured. */
 TE_API int te__cuda_capturing(te_context *ctx) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess)
@@ -162,8 +168,8 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Whether kernels are launched with PDL. This needs two things: ctx->pdl, and that the code that the context's device
- * runs was compiled for compute capability 9.0 or higher, because only such code contains the wait of
+/* Whether kernels are launched with PDL. This has two conditions: ctx->pdl is set, and the code that runs on the
+ * context's device was compiled for compute capability 9.0 or higher, because only such code contains the wait of
  * te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
@@ -198,7 +204,7 @@ TE_API te_status te__launch_now(const te_launch *l, const void *args, te_context
     }
     return te__cuda_status(ctx, cudaLaunchKernelExC(&launch, l->kernel, arg), l->name);
 }
-/* Returns the launch at byte *at of a record, and advances *at to the next one. */
+/* Returns the launch that begins at byte *at of a record, and advances *at to the next launch. */
 TE_API const te_launch *te__launch_next(const char *record, int *at) {
     const te_launch *l = (const te_launch *)(const void *)(record + *at);
     *at += l->size;
@@ -275,8 +281,8 @@ TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     return 0;
 }
 
-/* Whether graph r has the same kernels and calls as the record, so that only the kernels' arguments have to be
- * updated. */
+/* Whether graph r has the same kernels and calls as the recorded launches, so that only the arguments of its kernels
+ * have to be updated. */
 TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     if (r->count != s->count || r->bytes != s->bytes) return 0;
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
@@ -351,9 +357,9 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     if (s) s->recording = ctx->replay > 0;
 }
 /* Whether the next launch directly follows a kernel of the same pass. A recorded call does not count as a kernel: the
- * kernel that the call launches may let the next kernel start before it has itself waited for the kernel in front of
- * it. If the function returns 1, all work before this pass is done when the next kernel starts. That next kernel may
- * therefore read memory that the pass does not write, such as weights, before it calls te_kernel_wait. */
+ * kernel that the call launches may allow the next kernel to start before the launched kernel has itself waited for its
+ * predecessor. If the function returns 1, all work before this pass is done when the next kernel starts. That next
+ * kernel may therefore read memory that the pass does not write, such as weights, before it calls te_kernel_wait. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
@@ -377,14 +383,14 @@ TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes,
     if (s->bytes + l->size > TE_LAUNCH_RECORD_BYTES) TE_TRY(te_launch_flush(ctx));
     if (l->size > TE_LAUNCH_RECORD_BYTES) return te__launch_now(l, args, ctx);
     char *to = s->record + s->bytes;
-    memset(to + l->size - 16, 0, 16); /* clear the padding after the arguments, because comparisons of records include
-                                       * it */
+    memset(to + l->size - 16, 0, 16); /* clear the padding behind the arguments, because records are compared with their
+                                       * padding */
     memcpy(to, l, sizeof *l), memcpy(to + sizeof *l, args, (size_t)bytes);
     s->count++, s->bytes += l->size, s->last_is_kernel = l->kernel != 0;
     return TE_OK;
 }
-/* Describe a launch of a kernel. name: for error texts; shared: bytes of dynamic shared memory; cluster: blocks along
- * x. */
+/* Describe a launch of a kernel. name: for error texts; shared: bytes of dynamic shared memory; cluster: the number of
+ * blocks in a cluster, all along x. */
 TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid grid, int threads, int shared,
                                int cluster) {
     te_launch l;

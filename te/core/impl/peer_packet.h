@@ -27,8 +27,8 @@ enum { TE_PACKET_BYTES = 16 };
 /* ---- memory that other ranks write ------------------------------------------------------------------------------- */
 
 /* te_packet_send and te_packet_poll access a packet as two halves of eight bytes. The access to each half is atomic,
- * the two together are not. On CUDA the accesses are relaxed at system scope (PTX ISA), so they are coherent between
- * devices. */
+ * but the access to the whole packet is not. On CUDA the accesses are relaxed at system scope (PTX ISA), so they are
+ * coherent between devices. */
 TE_FN void te_packet_send(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32, high = v->w[2] | (uint64_t)v->w[3] << 32;
 #if TE_CUDA
@@ -72,7 +72,7 @@ TE_FN void te_packet_poll8(te_packet *v, const void *from) {
 #endif
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32), v->w[2] = v->w[3] = 0;
 }
-/* Load or store a word that other threads or ranks write, too. */
+/* Load or store a word that other threads or ranks also write. */
 TE_FN uint32_t te_flag_load(const uint32_t *from) {
 #if TE_CUDA
     return *(const volatile uint32_t *)from;
@@ -87,7 +87,7 @@ TE_FN void te_flag_store(uint32_t *to, uint32_t v) {
     __atomic_store_n(to, v, __ATOMIC_RELAXED);
 #endif
 }
-/* te_flag_load for host code, for memory that the host can read. */
+/* What te_flag_load does, for host code; the host must be able to read the memory. */
 TE_API uint32_t te__flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
 /* The time in nanoseconds, for timeouts. On the host this function also yields to other threads. */
 TE_FN uint64_t te_nanoseconds(void) {
@@ -110,7 +110,8 @@ TE_FN uint64_t te_nanoseconds(void) {
 TE_FN void te_packet_escape(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 4; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0xfffefffeu;
 }
-/* Like te_packet_escape, for a packet of eight e4m3 numbers, in which such a word is four NaNs. */
+/* Like te_packet_escape, for a packet of eight e4m3 numbers: in e4m3, a word that equals TE_PACKET_EMPTY is four
+ * NaNs. */
 TE_FN void te_packet_escape_fp8(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 2; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0x7f7f7f7fu;
 }
@@ -118,10 +119,11 @@ TE_FN int te_packet_arrived(const te_packet *v) {
     return (v->w[0] != TE_PACKET_EMPTY) & (v->w[1] != TE_PACKET_EMPTY) & (v->w[2] != TE_PACKET_EMPTY) &
            (v->w[3] != TE_PACKET_EMPTY);
 }
-/* How many numbers a packet holds; t is not FP8. */
+/* How many numbers a packet holds. t: the format of the numbers, which is not FP8. */
 TE_BOTH int te_packet_elements(te_dtype t) { return t == TE_f32 ? 4 : 8; }
 
-/* If `add` is 1, sum += v, else sum = v. */
+/* Add the numbers in packet *v to `sum` if `add` is 1; if `add` is 0, store them in `sum`. t: the format of the
+ * numbers. */
 TE_FN void te_packet_add(float sum[8], const te_packet *v, te_dtype t, int add) {
     TE_UNROLL for (int i = 0; i < 4; i++) {
         const uint32_t w = v->w[i];
@@ -150,7 +152,7 @@ TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
 
 /* ---- packets to and from a tensor -------------------------------------------------------------------------------- */
 
-/* Load or store the 16 bytes at byte offset `at` of p. Only the first n bytes are accessed; on a load the others become
+/* Load or store the 16 bytes at byte offset `at` of p. Only the first n bytes are accessed; a load sets the others to
  * 0. n and the address must be even. aligned: 1 if n is 16 and the address is a multiple of 16. */
 TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;

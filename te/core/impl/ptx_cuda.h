@@ -60,6 +60,8 @@ TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b
 /* ---- mbarriers, clusters, TMA: sm_90a ---------------------------------------------------------------------------- */
 
 /* In the functions of this section, `bar` is the shared memory address of an mbarrier. */
+
+/* Initialise the barrier; each of its phases completes after `count` arrivals. */
 TE_FN void te__barrier_init(uint32_t bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
 }
@@ -87,8 +89,9 @@ TE_FN void te__barrier_wait(uint32_t bar, int phase) {
         "r"(phase)
         : "memory");
 }
-/* Arrive at a barrier with release semantics, and wait for it with acquire semantics, both at cluster scope. Needed if
- * the barrier orders stores to another block's shared memory. */
+/* te__barrier_arrive_remote_release: like te__barrier_arrive_remote, with release semantics.
+ * te__barrier_wait_acquire_cluster: like te__barrier_wait, with acquire semantics. Both have cluster scope. They are
+ * needed if the barrier orders stores to another block's shared memory. */
 TE_FN void te__barrier_arrive_remote_release(uint32_t bar, int cta) {
     asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(bar),
@@ -111,8 +114,8 @@ TE_FN int te__cluster_rank(void) {
 TE_FN void te__cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-/* TMA: copy the box at (x, y) of a tensor to shared memory; barrier `bar` counts the bytes that have arrived. mask: if
- * not 0, the box is multicast to the blocks of the cluster whose bits are set. */
+/* TMA: copy the box at (x, y) of a tensor to shared memory; barrier `bar` counts the bytes that have arrived. mask: 0,
+ * or one bit for each block of the cluster; the box is then multicast to the blocks whose bits are set. */
 TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint32_t bar, int mask) {
     if (mask)
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -126,10 +129,10 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
-/* TMA: prefetch the tensor map, so that the first copy does not wait for it. A kernel may do this before
- * te_kernel_wait, because the map is part of its arguments. */
+/* TMA: prefetch the tensor map itself, so that the first copy does not have to wait until the map has been read. A
+ * kernel may do this before te_kernel_wait, because the map is part of its arguments. */
 TE_FN void te__tma_prefetch_descriptor(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map)); }
-/* TMA: prefetch the box at (x, y) into the L2. */
+/* TMA: prefetch the box at (x, y) of a tensor into the L2. */
 TE_FN void te__tma_prefetch_l2(const CUtensorMap *from, int x, int y) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(from), "r"(x), "r"(y));
 }
@@ -156,11 +159,12 @@ TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-/* The K-major descriptor whose low word is `low`. The low word contains the address in units of 16 bytes. So the low
- * word for another address is this one plus the distance between the two addresses, in units of 16 bytes. */
+/* The K-major descriptor whose low word is `low`. The low word contains the address in units of 16 bytes. To get the
+ * low word for an address that is n bytes higher, add n / 16 to `low`. */
 TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
 
-/* The asm operands for `d`, the accumulators of a thread, and the names by which the instructions refer to them. */
+/* TE__Dn(i): the asm operands for n accumulators of a thread, d[i] to d[i + n - 1]. TE__REGISTERS_n: the names by which
+ * an instruction refers to the first n operands. */
 #define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define TE__D8(i) TE__D4(i), TE__D4((i) + 4)
 #define TE__D16(i) TE__D8(i), TE__D8((i) + 8)
@@ -202,7 +206,7 @@ TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const t
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
-/* Like te__wgmma_n256, but D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8, in all combinations of formats except e5m2 by
+/* Like te__wgmma_n256, but D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8. A and B may be e4m3 or e5m2, but not both
  * e5m2. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
@@ -232,7 +236,7 @@ TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 
 
 /* ---- tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* The type of cuTensorMapEncodeTiled. */
+/* The type of the driver's function cuTensorMapEncodeTiled. */
 typedef CUresult (*te__tensor_map_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
                                              CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
@@ -272,8 +276,8 @@ typedef struct te__tensor_shape {
     cuuint32_t box[5];
 } te__tensor_shape;
 
-/* Make the tensor map of a tensor of 16-bit elements. A load copies a box, which is 64 elements wide, to shared memory,
- * where it has the 128-byte swizzle. */
+/* Make the tensor map of a tensor of 16-bit elements. A load copies a box, which is 64 elements wide, to shared memory;
+ * there the box has the 128-byte swizzle. */
 TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                 const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
     const cuuint32_t step[5] = {1, 1, 1, 1, 1};
@@ -323,8 +327,9 @@ typedef struct te_sm90_kernel {
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* up to so many bytes, a thread's local memory is taken for spills; if it held
-                                         * the accumulators, it would have 256 bytes or more */
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* if a kernel has at most this many bytes of local memory per thread, they are
+                                         * taken for spilled registers; accumulators in local memory would take 256
+                                         * bytes or more */
 
 /* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: this
  * compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS), where sm_90a kernels do
@@ -334,9 +339,9 @@ enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* up to so many bytes, a thread's local
 #else
 #define TE_SM90_ONLY 1
 #endif
-/* Whether the code of this kernel that the device runs was compiled for sm_90a. In code for another architecture the
- * kernel is empty. So it has no static shared memory there, where its barriers would be. *is is set to the kernel's
- * attributes. */
+/* Whether the code of this kernel that the device runs was compiled for sm_90a. Such code is recognised by its static
+ * shared memory, which holds the kernel's barriers: in code for another architecture the kernel is empty and has no
+ * static shared memory. *is is set to the kernel's attributes. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();
@@ -350,8 +355,8 @@ TE_API int te__sm90_kernel_ready(te_sm90_kernel *k, int shared, int device) {
     if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
     if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
     /* In a kernel that is compiled without inlining (-G, -Ofc), accumulators lie in local memory and wgmma does not
-     * work. Such a kernel is recognised by its local memory, which is larger than what the spilled addresses and
-     * constants of an inlined kernel take. */
+     * work. Such a kernel is recognised by the size of its local memory: the spilled addresses and constants of an
+     * inlined kernel take less. */
     const int runs =
         te__sm90_kernel_compiled(k, &is) && is.localSizeBytes <= TE_SM90_MAX_SPILL_BYTES &&
         cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;

@@ -42,8 +42,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* link, launch_link: the prefix of the kernel and that of its launch function (TE_IF_USED or nothing); begin: the
- * function that the kernel calls first; symbol: the expression that names the kernel in the launch. */
+/* link: the prefix of the kernel's definition; launch_link: the prefix of its launch function's definition; each is
+ * TE_IF_USED or empty; begin: the function that the kernel calls first; symbol: the expression that names the kernel in
+ * the launch. */
 #define TE__KERNEL_OF(link, launch_link, begin, name, symbol, threads, blocks, type, ...)                            \
     link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
         const type *te_args = &te_arg_;                                                                              \
@@ -74,8 +75,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * done and its stores are visible. Every kernel calls te_kernel_begin before it touches memory. te_kernel_begin first
  * waits, and only then allows the blocks of the next kernel to start. Because of this order, when a kernel starts, all
  * earlier kernels except the one directly before it are done. There is one exception: a kernel behind the merge of
- * attention_sm90_decode.h may start while both decoding kernels run. This does no harm: before it has waited, a kernel
- * reads only weights and what te__cache_begin has stored, and the decoding kernels write neither. */
+ * attention_sm90_decode.h may start while both decoding kernels run. This does no harm: a kernel that has not waited
+ * yet reads only weights and data that te__cache_begin has stored, and the decoding kernels write neither. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -117,8 +118,8 @@ TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t byte
 TE_KERNEL_IF_USED(te_small_fill_kernel, 32, 1, te_small_fill, (void)te_at;
                   TE_UNROLL_1 for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
                       te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
-/* Replace small fills by kernels in the graphs that this context captures from now on (graph_replay.h). Code that fills
- * a few bytes in each pass calls this. */
+/* From now on, in the graphs that this context captures, replace small fills by kernels (graph_replay.h). Code whose
+ * passes fill a few bytes of memory calls this function. */
 TE_IF_USED TE_API void te__small_fills_by_kernels(te_context *ctx) {
     if (ctx->launches) ((te_launches *)ctx->launches)->small_fill_kernel = (const void *)te_small_fill_kernel<0>;
 }
@@ -159,7 +160,8 @@ TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     return TE_OK;
 }
 /* Create a context on a CUDA device of compute capability 8.0 or higher, and make it the thread's current device. If
- * this fails the context holds only the error text. Errors: TE_ERROR_DEVICE, TE_ERROR_CUDA, TE_ERROR_MEMORY. */
+ * this fails, the context contains nothing but the error text. Errors: TE_ERROR_DEVICE, TE_ERROR_CUDA,
+ * TE_ERROR_MEMORY. */
 TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
     static const te_target cuda = {"cuda",        te__cuda_allocate,    te__cuda_release, te__cuda_copy,
                                    te__cuda_fill, te__cuda_synchronize, te__cuda_close};

@@ -27,7 +27,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return TE_OK;                                                                              \
     }
 
-/* On the host these are plain functions, because a compiler drops unused ones (see target_cuda.h). */
+/* On the host these macros define plain functions, because a compiler drops functions that are not used (see
+ * target_cuda.h for CUDA). */
 #define TE_IF_USED
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)

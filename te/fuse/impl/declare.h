@@ -30,13 +30,13 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
-#define TE_TAKES_list_inputs TE_TOKEN /* the inputs of FP8 GEMMs that backward needs: saved or recomputed */
+#define TE_TAKES_list_inputs TE_TOKEN /* whether the FP8 GEMM inputs that backward needs are saved or recomputed */
 #define TE_TAKES_list_gradients TE_TOKEN /* the FP8 format of gradients under recipes with one scale per tensor: e5m2 or
                                           * e4m3 */
 #define TE_TAKES_list_rounding TE_TOKEN /* how gradients are rounded when they are cast to FP8: nearest or stochastic */
 #define TE_TAKES_list_weights TE_TOKEN /* the format of the weight parameters of FP8 GEMMs: f32, or the list's dtype */
 #define TE_TAKES_list_width TE_INTEGER
-#define TE_TAKES_list_rows TE_TOKEN /* the rows of x and of the output of an embedding: tokens or shard */
+#define TE_TAKES_list_rows TE_TOKEN /* the kind of rows of x and of an embedding's output: tokens or shard */
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -185,9 +185,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
-/* The width or the rows of an op's output. what: the token width or rows. The output of a load (an op for whose family
- * TE_LOADS_<family> is #defined as a comma) has the width and rows of the fork's value; for all other ops, the facts of
- * the family decide (TE_OUT_<family>, TE_ROWS_<family>). */
+/* The width or the rows of an op's output. what: which of the two, as the token `width` or `rows`. The output of a load
+ * (an op for whose family TE_LOADS_<family> is #defined as a comma) has the width and rows of the fork's value; for all
+ * other ops, the facts of the family decide (TE_OUT_<family>, TE_ROWS_<family>). */
 #define TE__PRODUCED(what, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__BY_FACTS_##what)(model, op)
 #define TE__BY_FACTS_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
@@ -198,7 +198,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
     ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
                                                   : (int)TE_FORK_ROWS(model, TE_FORK_OF(op)))
 /* The enumerators for the width, rows and number format of the value of a fork or an input. If an input states no rows,
- * its enumerator is -1 (TE__INPUT_ROWS): the input then has the same rows as the ops that use it. */
+ * the enumerator for its rows is -1 (TE__INPUT_ROWS): the input then has the same rows as the ops that use it. */
 #define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
 #define TE__IS_FORK_fork ,
 #define TE__FORK_WIDTH(model, op) \
@@ -210,7 +210,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
             TE_DTYPE_OUT(model, op)),
 
 /* The enumerators of an op for the number format and the rows of its input and output. The format of the
- * output depends on the op's fact TE_PRODUCES and on the next op's fact TE_WANTS (the format that it reads best):
+ * output depends on the op's fact TE_PRODUCES and on the next op's fact TE_WANTS (the format in which its input should
+ * be stored):
  *     f32, or the format of the op's input     if TE_PRODUCES of the op says so
  *     the list's option `out`                  else, if the list has it and the op is the last one (TE_WANTS_end)
  *     the format of the residual stream        else, if TE_PRODUCES of the op or TE_WANTS of the next op says so
@@ -245,8 +246,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
 #define TE__MIXED_B_END
-/* The number format of x if the list has no option `in`: the format that the first op reads best. For the first op the
- * macro expands to that format followed by +, for each other op to nothing. */
+/* The number format of x if the list has no option `in`: the format in which the first op's input should be stored. For
+ * the first op the macro expands to that format followed by +, for each other op to nothing. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
         TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
@@ -255,7 +256,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__FIRST_WANTS_B(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_A
 #define TE__FIRST_WANTS_A_END
 #define TE__FIRST_WANTS_B_END
-/* For the last op of the list: the number format of its output, followed by +; for each other op: nothing. */
+/* For the last op of the list, expands to the number format of the op's output, followed by +; for each other op, to
+ * nothing. */
 #define TE__LAST_DTYPE(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_DTYPE_OUT(model, op) +)
 #define TE__LAST_DTYPE_A(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_B
 #define TE__LAST_DTYPE_B(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_A
@@ -298,8 +300,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
 
-/* Check that each fork or input is used. Each op that uses one declares a type for it (TE_FORK_USED); the sizeof here
- * compiles only if some op has declared that type. */
+/* Check that each fork or input is used. Each op that uses a fork or input declares a type for it (TE_FORK_USED); the
+ * sizeof here compiles only if at least one op has declared that type. */
 #define TE__CLOSED(model, before, op, after, live) \
     TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
 #define TE__CLOSED2(model, op) \

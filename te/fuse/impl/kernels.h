@@ -64,7 +64,7 @@
 typedef struct te__attention_bias_kernels {
     te__attention_backward_kernels attention;
     int sum_rows; /* the attention kernels can store partial sums of the columns of dqkv, each over this many rows of
-                   * one sequence. 0: they cannot store partial sums */
+                   * one sequence. 0: the attention kernels cannot store partial sums */
     te_pointwise_launch_fn bias; /* the kernel that sums the gradient of the bias if the attention kernels do not */
 } te__attention_bias_kernels;
 
@@ -86,9 +86,9 @@ typedef struct te__attention_bias_kernels {
     }
 
 /* Computes dqkv, and the gradient of the bias, which is the sum of each column of dqkv over all rows. If the sequences
- * have at least sum_rows rows, the attention kernels store partial sums of the columns. Otherwise the bias kernel, of
- * shape k, reads dqkv once more to make the partial sums. In both cases the same amount of memory is reserved for the
- * partial sums, because the workspace is sized before the length of the sequences is known. */
+ * have at least sum_rows rows, the attention kernels store partial sums of the columns. Otherwise the bias kernel,
+ * whose shape is k, reads dqkv once more to compute the partial sums. In both cases the same amount of memory is
+ * reserved for the partial sums, because the workspace is sized before the length of the sequences is known. */
 TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s,
                                                         const te__attention_bias_kernels *kernels,
                                                         te_pointwise_shape k) {

@@ -97,8 +97,8 @@
         TE_NOTHING)(model, op)
 
 /* Additional checks for the families for which TE_RECOMPUTE_CHECKED_<family> is #defined as a comma. If a fork lies in
- * a region, the op that uses the fork's value must lie in the same region. It need not if that value stays in memory
- * anyway, because it is the saved input of the region or the caller's tensor for an (input, ..). */
+ * a region, the op that uses the fork's value must lie in the same region. The op may lie elsewhere if the value stays
+ * in memory anyway, because the value is the saved input of the region or the caller's tensor for an (input, ..). */
 #define TE_RECOMPUTE_CHECKED_add ,
 #define TE_RECOMPUTE_CHECKED_mul ,
 #define TE_RECOMPUTE_CHECKED_load ,

@@ -29,8 +29,8 @@
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
 /* A macro cannot expand itself, so recursion is deferred: where M should expand itself, it leaves M_ TE_PARENS instead,
- * which becomes M again when TE_EVAL scans the result the next time. TE_EVAL scans more than 127 times. That is enough,
- * because recursion over a list needs one scan for each op, and a list has at most 96 ops (TE_MAX_OPS). */
+ * which becomes M again when TE_EVAL scans the result the next time. TE_EVAL scans more than 127 times. These scans
+ * suffice, because recursion over a list needs one scan for each op, and a list has at most 96 ops (TE_MAX_OPS). */
 #define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
 #define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
@@ -77,7 +77,8 @@
 
 /* TE_PLAN_BESIDE(list, ctx, shared, (ops of forward...), ops of inference...): the steps of TE_PLAN(list, ctx, ops of
  * inference...). But if forward has a step with exactly the same ops, the inference step gets the tuple `shared`
- * instead of ctx. It then uses the kernels of forward's step, so that no kernels need to be compiled for it.
+ * instead of ctx. The inference step then uses the kernels of forward's step, so that no further kernels need to be
+ * compiled.
  *
  * To find these steps, the macros go through both lists at once, one step of each at a time. They leave the training
  * ops (dropout) and marks out of forward's step, because inference does not have these, and compare the number of ops
@@ -109,8 +110,8 @@
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
 #define TE_PAIR_TAKE3(l, x, s, f, ctx, step, i) (ctx, TE_STRIP step) TE_PAIR_ TE_PARENS (l, x, s, f, i)
 #define TE_PAIR_() TE_PAIR
-/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0 takes one op, a mark (TE_MATCH_AT is 0 for
- * it). */
+/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0 takes one tuple: a mark, for which
+ * TE_MATCH_AT is 0. */
 #define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)
@@ -155,11 +156,10 @@
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...): the ops that exist in inference, that is, without the ops of those kinds for which
- * TE_TRAINING_<kind> is #defined as a comma.
- * TE_UNMARKED(ops...): the ops without the marks of recompute regions, that is, without the kinds for which
- * TE_IS_MARK_<kind> is #defined as a comma. A mark is never part of a step, and no pattern matches ops on both sides of
- * a mark. */
+/* TE_INFERRED(ops...): the ops that exist in inference. These are all but the training ops, that is, the ops of those
+ * kinds for which TE_TRAINING_<kind> is #defined as a comma. TE_UNMARKED(ops...): the ops without the marks of
+ * recompute regions, that is, without the kinds for which TE_IS_MARK_<kind> is #defined as a comma. A mark is never
+ * part of a step, and no pattern matches ops on both sides of a mark. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
@@ -178,7 +178,8 @@
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 
 /* TE_SPECIAL(arguments...): a sequence of those arguments that are marks, that are ops of an unknown kind, or that are
- * not ops (each of the last becomes (none, ~)). The sequence is empty if all arguments are ops of known kinds. */
+ * no ops at all. An argument that is no op becomes (none, ~). The sequence is empty if all arguments are ops of known
+ * kinds. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_OP(a, TE_KNOW_OP, TE_KNOW_NONE)(a, __VA_ARGS__)

@@ -83,7 +83,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
 
 /* ---- the caller's tensors ---------------------------------------------------------------------------------------- */
 
-/* Check that tensor t has the shape and format of `want`, which follow from the list and the batch. */
+/* Check that tensor t has the shape and format of `want`, which the list and the batch determine. */
 TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_value want, te_context *ctx) {
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
     TE_REQUIRE(t.dtype == want.dtype, ctx, TE_ERROR_DTYPE, "%s: %s is %s, the list was declared with %s", model, name,
@@ -98,16 +98,17 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
 }
 
 /* Set *found to the entry of te_batch.edges that belongs to the op (input, name) or (output, name). Returns an error if
- * there is none. While only sizes are measured, *found becomes null. */
+ * there is no such entry. While only sizes are measured, *found becomes null. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK; /* there is no batch while only sizes are measured */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* Set *v to the caller's tensor for `op`, an extra input or output of the list: to the tensor of its value (grad 0) or
- * of its gradient (grad 1). The tensor must have the shape and format of `like`. If the caller has passed no tensor for
- * the gradient, v->data becomes null. While only sizes are measured, v->data is the address of x, as a placeholder. */
+/* Set *v to the caller's tensor for `op`, an extra input or output of the list: to the tensor that has the value of
+ * this input or output (grad 0), or to the one that has its gradient (grad 1). The tensor must have the shape and
+ * format of `like`. If the caller has passed no tensor for the gradient, v->data becomes null. While only sizes are
+ * measured, v->data is the address of x, as a placeholder. */
 TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
@@ -118,8 +119,9 @@ TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, 
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* Describe a value that has no data yet. It has `cols` columns, and the rows and the format of the value that `op`
- * takes besides its own input: that of an earlier (fork, ..), or of an extra (input, ..) of the list. */
+/* Returns the description of a value that has no data yet: it has `cols` columns, and the rows and the format of the
+ * value that `op` takes besides its own input (the value of an earlier (fork, ..), or of an extra (input, ..) of the
+ * list). */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
@@ -158,8 +160,8 @@ typedef struct te__region {
     const char *begin;
     size_t bytes;
     int written;
-    int end; /* 1: x or dy; 2: y or dx; 0: another tensor. A region 1 and a region 2 may be the same memory if the call
-              * runs in place */
+    int end; /* 1: the region is x or dy; 2: it is y or dx; 0: it is another tensor. If the call runs in place, a region
+              * with `end` 1 and a region with `end` 2 may be the same memory */
 } te__region;
 enum { TE__MAX_REGIONS = 16 };
 typedef struct te__regions {
@@ -171,21 +173,21 @@ typedef struct te__regions {
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
 /* Whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of `from`,
- * the value that the first step reads. It may if the last step works element by element or row by row, or does not read
- * `from`. */
+ * the value that the first step reads. The pass may run in place if its last step works element by element or row by
+ * row, or does not read `from`. */
 TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
     const te_op *op = &p->op[s[count - 1].op[0]];
     const te_class last = op->op_class;
-    if (op->flags & TE_IS_CROSS) return 0; /* its keys and values may lie in `from` */
+    if (op->flags & TE_IS_CROSS) return 0; /* the keys and values that this op reads may lie in `from` */
     if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
-/* Whether backward reads the forward's x. It does if the first op of the list (not counting forks) saves its input or
- * is recomputed, or if an op later in the list uses a fork of x. */
+/* Whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks) saves its
+ * input or is recomputed, or if an op later in the list uses a fork of x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
@@ -219,8 +221,8 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
     if (all->count < TE__MAX_REGIONS) all->region[all->count++] = to;
     return TE_OK;
 }
-/* The kind of the edge with this name: TE_IS_INPUT for an extra input of the list, TE_IS_OUTPUT for an extra output; 0:
- * the list has no edge with this name. */
+/* The kind of the edge with this name: TE_IS_INPUT if it is an extra input of the list, TE_IS_OUTPUT if it is an extra
+ * output, 0 if the list has no edge with this name. */
 TE_API int te__edge_kind(const te_plan *p, const char *name) {
     for (int k = 0; name && k < p->op_count; k++)
         if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT | TE_OUTPUTS_MAX_LOGIT)) && !strcmp(p->op[k].name, name))
@@ -247,7 +249,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
-        /* the table is full: take the edges out of it; later edges are then not compared with these */
+        /* the table is full: remove the edges that are in it; later edges are then not compared with the removed
+         * ones */
         if (all->count == TE__MAX_REGIONS) all->count = before;
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));

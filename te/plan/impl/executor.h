@@ -25,9 +25,9 @@ TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
     return e && e->grad.data;
 }
-/* The value of te_run.backward_stop. If no gradient is needed, it is the number of ops, since backward has nothing to
- * compute; but if forward has left the computation of the loss to backward, it is the index of the last op, which
- * computes the loss. */
+/* The value of te_run.backward_stop. If no gradient is needed, the value is the number of ops, because backward has
+ * nothing to compute. But if forward has left the computation of the loss to backward, the value is then the index of
+ * the last op, which computes the loss. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
     if (r->dx.data) return TE_BACKWARD_STOP_dx;
@@ -77,13 +77,13 @@ TE_API te_status te__recompute_open(te_run *r, int k) {
     (void)te__place(r, (char *)v.data, 0, s->first, s->last, k);
     return TE_OK;
 }
-/* Release the memory of region k. The values saved in it then have no address any more. Forks at the beginning of the
- * region keep theirs, because their value is the input of the region. */
+/* Release the memory of region k. The values saved in it then have no address any more. Only forks at the beginning of
+ * the region keep the address of their value, because this value is the region's input. */
 TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
 }
-/* Close all open regions. If the backward stop is inside a region, that region is still open at the end of backward. */
+/* Close all open regions. At the end of backward a region is still open if the backward stop lies inside it. */
 TE_API void te__recompute_close_all(te_run *r) {
     for (int k = 0; k < r->plan->region_count; k++)
         if (r->region[k].data) te__recompute_close(r, k);
@@ -98,9 +98,9 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
         for (int j = 0; j < plan->forward[i].count; j++)
             if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
 }
-/* In backward: open region k and fill its memory by running the region's forward steps on a copy of te_run, in which
- * all values have the same addresses. The output of the region's last op has already been saved; so if the step of this
- * op runs again, it stores the output in the workspace, and stores no row statistics. */
+/* In backward: open region k and fill its memory by running the region's forward steps on a copy of *r, in which all
+ * values have the same addresses as in *r. The output of the region's last op has already been saved; so if the step of
+ * this op runs again, it stores the output in the workspace, and stores no row statistics. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -128,8 +128,8 @@ TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
                 TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
     return TE_OK;
 }
-/* After a step: close the regions that it has completed. In forward, these are the regions whose last op is in the
- * step; in backward, those whose first op is. */
+/* After a step: close the regions that the step has completed. In forward, these are the regions whose last op is in
+ * the step; in backward, those whose first op is in the step. */
 TE_API void te__recompute_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && r->region[k].data; j++)
@@ -154,7 +154,8 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te__reduce_columns_now(r)); /* makes space, because the list may be too full for the sums of this step */
+        TE_TRY(te__reduce_columns_now(r)); /* makes space, because the list of deferred sums may be too full for the
+                                            * sums of this step */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -284,8 +285,8 @@ TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, co
     r.saved_bytes = te__lay_out(&r, 0);
     return te__execute(&r, r.x, m, 0);
 }
-/* Forward: compute y from x, and save in *saved the values that backward needs. If `saved` is null, it does what
- * te_plan_infer does. */
+/* Forward: compute y from x, and save in *saved the values that backward needs. If `saved` is null, the function does
+ * what te_plan_infer does. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;
@@ -379,12 +380,13 @@ TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use u
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
-/* Like te_plan_saved_bytes, for a rank of the context's tensor group: of values that are sharded by rows, this rank
- * saves only its own shard. */
+/* Like te_plan_saved_bytes, but for one rank of the context's tensor group: a rank saves only its own shard of those
+ * values that are sharded by rows. */
 TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
-/* Like te_plan_saved_bytes, while no GEMM runs under the recipe: forward then saves all values in the list's format. */
+/* Like te_plan_saved_bytes, but for calls in which no GEMM runs under the recipe; forward then saves all values in the
+ * list's format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }

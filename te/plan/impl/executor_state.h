@@ -16,13 +16,14 @@ typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 enum { TE_BACKWARD_STOP_dx = -1 }; /* the value of te_run.backward_stop if dx is wanted: backward then runs the whole
                                     * list */
 
-/* Where te__recompute_input stores an FP8 operand, by running the forward step that produces this operand again. One of
- * `data` and `transposed` is null, and the step stores only the other one. */
+/* te__recompute_input runs a forward step a second time, to recompute the FP8 operand that the step produces. This
+ * struct says where the step then stores the operand. Either `data` or `transposed` is null; the step stores only to
+ * the one that is not null. */
 typedef struct te_recompute_target {
     void *data;           /* the operand in FP8, [rows, cols] */
-    void *transposed;     /* its transpose in FP8, [cols, rows rounded up to a multiple of 16] */
-    float *inverse_scale; /* output. With `data`: two numbers, 1 / scale and the scale. With `transposed` under
-                           * fp8_block: 1 / scale of each tile of the transpose */
+    void *transposed;     /* the operand's transpose in FP8, [cols, rows rounded up to a multiple of 16] */
+    float *inverse_scale; /* output. If `data` is not null: two numbers, 1 / scale and the scale. If `transposed` is not
+                           * null, under fp8_block: 1 / scale of each tile of the transpose */
     const float *scale;   /* the one scale of the tensor; null (fp8_block): the step computes a scale for each tile */
     int rounds_first;     /* 1: round to the list's format first and then to FP8, because the original operand was
                            * rounded in these two steps */
@@ -30,19 +31,19 @@ typedef struct te_recompute_target {
 
 /* The deferred work that will complete the current value. te_value.state says which work that is (value.h). */
 typedef struct te_deferred_work {
-    te_value from;   /* the input of the work, whose memory is held until the work is done. deferred_gather: this rank's
-                      * rows of the current value; deferred_product: operand A of the GEMM */
-    te_gemm product; /* deferred_product: the GEMM whose output (its D) is the current value */
+    te_value from;   /* the input of the work, whose memory is held until the work is done. It is, for deferred_gather,
+                      * this rank's rows of the current value; for deferred_product, operand A of the GEMM */
+    te_gemm product; /* deferred_product: the GEMM whose output, its matrix D, is the current value */
     struct te_product_kernels *kernels; /* deferred_product: the kernels that run the GEMM if it is not overlapped */
 } te_deferred_work;
 
 /* A GEMM that computes a weight gradient, deferred until a later step gathers rows over the ranks: then the GEMM runs
  * while the rows are copied (te/linear/impl/linear_comm_overlap.h). */
 typedef struct te_deferred_wgrad {
-    int is_there, runs; /* is_there 1: there is a deferred GEMM. runs 0: its weight is frozen for now, so the GEMM
-                         * acquires its memory, but is not launched */
+    int is_there, runs; /* is_there 1: there is a deferred GEMM. runs 0: the GEMM's weight is frozen for now, so its
+                         * memory is acquired, but the GEMM is not launched */
     te_gemm product;
-    te_value a, b;      /* the GEMM's operands, whose workspace blocks are held until it has run */
+    te_value a, b;      /* the GEMM's operands, whose workspace blocks are held until the GEMM has run */
 } te_deferred_wgrad;
 
 /* A column sum: total[c] (+)= the sum of partial[i, c] over all i < count, for each column c. A kernel has stored
@@ -65,14 +66,14 @@ typedef struct te_run {
     int dry;                       /* 1: a dry run, which makes checks, measures the workspace and launches nothing */
     const te_group *tensor, *data; /* the tensor group and the data group of this rank */
     int64_t tokens, sequences, memory; /* the numbers of rows of the kinds TE_ROWS_tokens, TE_ROWS_sequences and
-                                        * TE_ROWS_memory. If only sizes are asked for, `sequences` equals `tokens`, and
-                                        * so does `memory` if the list has an input of memory */
+                                        * TE_ROWS_memory. If only sizes are measured, `sequences` equals `tokens`; so
+                                        * does `memory`, if the list has an input with rows of kind TE_ROWS_memory */
     int64_t capacity;              /* workspace blocks are sized for at least this many rows, even if the call has
                                     * fewer */
     te_value x, y, dx, dy;         /* the caller's tensors */
     int loss_in_backward;          /* 1: forward does not write y; backward computes the loss and writes y */
-    int backward_stop;             /* where backward ends: the index of the first op of the list that has a needed
-                                    * gradient to compute (executor.h) */
+    int backward_stop;             /* where backward ends: the index of the first op of the list that computes a
+                                    * gradient that is needed (executor.h) */
 
     /* the list under this call's recipe */
     te_recipe_use use;
@@ -83,8 +84,8 @@ typedef struct te_run {
     /* values */
     te_value current;              /* the value that the next step reads: in forward an activation, in backward a
                                     * gradient (its data is null if this gradient is not needed) */
-    te_value edge[TE_MAX_OPS];     /* for each fork: in inference its value; in backward the sum of the gradients of its
-                                    * value from those uses that backward has passed */
+    te_value edge[TE_MAX_OPS];     /* for each fork: in inference the fork's value; in backward the gradient of this
+                                    * value, summed over those uses of the fork that backward has passed */
     te_deferred_work deferred;     /* the work that is left to do on `current`, unless `current` is TE_VALUE_ready */
     const te_recompute_target *recompute; /* not null: backward runs the current forward step again, to recompute the
                                            * output of the step's last op and store it to this target */
@@ -96,15 +97,16 @@ typedef struct te_run {
 
     /* the values that forward saves: their addresses in te_saved or, while a recompute region is open, in the
      * workspace */
-    te_saved *saved;               /* the te_saved that this forward fills; null if backward runs a forward again for a
-                                    * recompute region */
+    te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps again
+                                    * for a recompute region */
     size_t saved_bytes;            /* bytes of te_saved.memory that this call uses */
     void *act[TE_MAX_OPS];         /* for each op: the address of its output; null: the output is not saved */
     float *stats[TE_MAX_OPS];      /* for each op: its row statistics, [rows, stats] */
     char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: its saved input and scales; see te__saved_input_of() */
-    uint32_t saved_transposed[TE_OP_BITS]; /* a bit for each FP8 GEMM: 1: its input is saved transposed */
-    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its block of the workspace; data null: it
-                                                * is closed */
+    uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each FP8 GEMM; it is 1 if the GEMM's input is saved
+                                            * transposed */
+    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its block of the workspace; data null: the
+                                                * region is closed */
 
     /* random numbers */
     te_rng *rng;                   /* this forward's copy of the random state, in te_saved */
@@ -125,7 +127,7 @@ typedef struct te_run {
     te_watch *watch;               /* the listener that is told which gradients are final; null: none */
 } te_run;
 
-/* The policy of op i in the current pass: in which format its operand is stored, and what is saved of it for
+/* The policy of op i in the current pass: in which format the op's operand is stored, and whether it is saved for
  * backward. */
 TE_API const te_operand_policy *te__policy(const te_run *r, int i) {
     return &r->policy[r->pass == TE_BACKWARD][i];
@@ -139,8 +141,8 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens;
     }
 }
-/* The index of this rank's first row of kind `rows`. te__first_row: its index among the rows of the batch;
- * te__first_row_of_all: its index among the rows of all ranks of the data group. */
+/* The index of this rank's first row of kind `rows`: te__first_row returns its index among the rows of the batch,
+ * te__first_row_of_all its index among the rows of all ranks of the data group. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
@@ -155,11 +157,11 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
     s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, r->tokens) : b->seq;
     return s;
 }
-/* The number of rows for which te_saved.memory is sized: te__rows_in, rounded up. */
+/* The number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
-/* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has. So a
- * call places its blocks at the same offsets as the dry run that measured the workspace, although that run did not know
- * the number of sequences. */
+/* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has.
+ * Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that run
+ * did not know the number of sequences. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
@@ -179,14 +181,14 @@ TE_API te_status te__acquire_bytes(te_run *r, te_value *v, size_t bytes) {
                (int)TE_MAX_LIVE);
     return TE_OK;
 }
-/* Set *v to a new value in the workspace. It outlives the step only if the step makes it the current value
+/* Set *v to a new value in the workspace. The value outlives the step only if the step makes it the current value
  * (te__set_current) or the value of a fork (te__set_edge). */
 TE_API te_status te__acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
     *v = te__value_of(0, dtype, te__rows_in(r, rows), cols);
     return te__acquire_bytes(r, v, (size_t)(te__capacity_rows(r) * cols) * te_dtype_bytes(dtype));
 }
-/* Set *v to a new e4m3 matrix in the workspace. Its inverse scales lie behind it in the same block: one per row, or one
- * per 1 x 128 tile. */
+/* Set *v to a new e4m3 matrix in the workspace. The inverse scales of this matrix, one per row or one per 1 x 128 tile,
+ * lie behind it in the same block. */
 TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t capacity = te__capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
     *v = te__value_of(0, TE_e4m3, rows, cols);
@@ -206,29 +208,30 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 }
 /* Make v the value that the next step reads. */
 TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
-/* Returns v without its transpose, for a holder that needs only v: then the block of the transpose is not held. */
+/* Returns v without its transpose. If only this value is held, the block of the transpose is not held. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;
 }
 /* Mark v, the result of this step, as incomplete: the next step does the work that `state` names. `from` is the input
- * of that work; its memory is held until then. */
+ * of that work; the memory of `from` is held until the work is done. */
 TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value from) {
     v->state = state;
     te__set_root(r, &r->deferred.from, te__without_transposed(from));
 }
-/* The deferred work of the current value is done or enqueued: mark the value as ready, and release the input of the
- * work. */
+/* Call this when the deferred work of the current value is done or enqueued. Marks the value as ready, and releases the
+ * input of the work. */
 TE_API void te__finish_deferred(te_run *r) {
     r->current.state = TE_VALUE_ready;
     te__set_root(r, &r->deferred.from, te__no_value());
 }
-/* Keep v, without its transpose, as the value of fork number `fork` (in backward, as the gradient of that value), for
- * the steps that will need it. v = te__no_value() releases the value that was kept before. */
+/* Keep v, without its transpose, for later steps: as the value of fork number `fork`, or in backward as the gradient of
+ * that value. v = te__no_value() releases the value that was kept before. */
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
-/* Forward: op i has read the value of its fork. Release that value if op i is the last op that uses it. */
+/* Call this in forward when op i has read the value of its fork. Releases that value if op i is the last op that uses
+ * it. */
 TE_API void te__release_fork(te_run *r, int i) {
     if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());
 }
@@ -248,8 +251,8 @@ TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
     r->use = use;
     if (r->plan->fp8) te__init_policies(r->policy, r->plan, use, r->param);
 }
-/* Initialise *r for a dry run with these numbers of rows. No GEMM runs in FP8 until te__set_recipe_use says which ones
- * do. */
+/* Initialise *r for a dry run with these numbers of rows. No GEMM runs in FP8 until te__set_recipe_use has been
+ * called. */
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
@@ -280,7 +283,8 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
     te_param *p = m->param;
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }
-/* A dry run for this many rows, which only measures how many bytes of te_saved.memory and of workspace they need. */
+/* Returns a te_run for a dry run with this many rows, which only measures how many bytes of te_saved.memory and of
+ * workspace a call with these rows needs. */
 TE_API te_run te__run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
     te_run r;
     te__begin(&r, plan, pass, rows, rows, ctx);

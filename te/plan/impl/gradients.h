@@ -16,9 +16,9 @@
 
 /* A block adds up TE_SUM_LANES columns, or twice as many if each thread has two columns. Its threads form TE_SUM_GROUPS
  * groups, each of which adds up every TE_SUM_GROUPS-th partial sum. A thread has up to TE_SUM_AHEAD loads in flight.
- * That covers all of its loads at once: a kernel with two blocks on each of 132 multiprocessors leaves 264
- * partial sums per column, 17 for each group. If a sum has TE_SUM_WIDE or more columns, each thread has two of them:
- * with 12288 columns of 132 partial sums each, this takes 2.8 us instead of 4.2 us. */
+ * These can be all of its loads: a kernel with two blocks on each of 132 multiprocessors leaves 264 partial sums per
+ * column, 17 for each group. If a sum has TE_SUM_WIDE or more columns, each thread has two columns: adding up 12288
+ * columns of 132 partial sums each then takes 2.8 us instead of 4.2 us. */
 enum {
     TE_SUM_GROUPS = TE_CUDA ? 16 : 1,
     TE_SUM_LANES = TE_CUDA ? 32 : 1,
@@ -28,7 +28,7 @@ enum {
 typedef struct te_two_floats { float v[2]; } __attribute__((aligned(8))) te_two_floats;
 
 /* total[col] (+)= the sum of partial[i][col] over all i, in an order that depends only on the number of partial sums.
- * columns: how many columns a thread has, the constant 1 or 2; if it is 2, all widths must be even. */
+ * columns: how many columns a thread has, a compile-time constant that is 1 or 2; with 2, all widths must be even. */
 TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
     int group;
     const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
@@ -112,8 +112,9 @@ TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
 }
 /* Set *partial to memory for `blocks` partial sums of p's gradient, [blocks, width]; they are added up before this
  * backward ends. The memory is sized for max_blocks, the number of blocks for the largest batch, so a workspace that
- * was measured for the largest batch suffices for every smaller one. If p is frozen, the memory is acquired, too, but
- * the partial sums are not added up. Returns TE_ERROR_STATE if the step has more than TE_SUMS_A_STEP sums. */
+ * was measured for the largest batch suffices for every smaller one. If p is frozen, the memory is acquired
+ * nevertheless, but the partial sums are not added up. Returns TE_ERROR_STATE if the step has more than TE_SUMS_A_STEP
+ * sums. */
 TE_API te_status te_defer_column_sum(te_run *r, float **partial, const te_param *p, int width, int blocks,
                                      int max_blocks) {
     TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a step sums more than %d gradients",

@@ -5,8 +5,8 @@
  * te/linear) can apply them, too.
  *
  * The "operand" of an op is its input x in forward, and the gradient dy of its output in backward. To compute the
- * gradient of the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says where it
- * gets this transpose from.
+ * gradient of the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says from
+ * where the GEMM gets this transpose.
  */
 #ifndef TE_OPERAND_POLICY_H
 #define TE_OPERAND_POLICY_H
@@ -32,24 +32,24 @@ typedef enum te_input_source {
     TE_INPUT_saved_fp8,    /* forward saves the input in FP8, as it is or transposed */
     TE_INPUT_saved_for_others, /* forward saves the input in the list's format anyway, because other ops need it;
                                 * backward casts this value to FP8, with the scale that forward used */
-    TE_INPUT_recomputed    /* backward runs the kernel that produced the input again, on that kernel's own input, which
-                            * is saved */
+    TE_INPUT_recomputed    /* backward computes the input once more, by the kernel that produced it, from that kernel's
+                            * own input, which is saved */
 } te_input_source;
 
 typedef struct te_operand_policy {
     unsigned char fp8;               /* 1: the op is a GEMM that runs in FP8 in this pass */
     unsigned char scaling;           /* a te_scaling: how the operand of this GEMM is scaled */
     unsigned char
-        stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; it can, because the scale is
-                             * known before it runs */
-    unsigned char amax_by_producer;  /* 1: the kernel that produces the operand computes its amax, which determines the
-                                      * scale */
+        stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; this is possible because the
+                             * scale is known before the kernel runs */
+    unsigned char amax_by_producer;  /* 1: the kernel that produces the operand computes the operand's amax, which
+                                      * determines the scale */
     unsigned char gathered;          /* 1: if the operand is gathered over the ranks, it can be gathered in FP8, because
                                       * all ranks have the same scale */
-    unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the same in
-                                      * both passes */
-    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves it; the same in both
-                                      * passes */
+    unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the records
+                                      * of both passes have the same value */
+    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves it; the records of both
+                                      * passes have the same value */
     unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because output_read is 1 or
                                       * because the output is the input of a recompute region */
 } te_operand_policy;
@@ -64,15 +64,15 @@ TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
 }
 /* Whether an op with these flags changes the gradient, so that dx differs from dy. */
 TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED); }
-/* How many ops behind an op its result is consumed: 1, by the next op, or 2 if the next op only passes the value
- * through. next_flags: the flags of the next op. passes_through: the flag of ops that only pass values through:
+/* The distance from an op to the op that consumes its result: 1 (the next op), or 2 if the next op only passes the
+ * value through. next_flags: the flags of the next op. passes_through: the flag of ops that only pass values through:
  * TE_PASSES_VALUE in forward, TE_PASSES_GRAD in backward. No two such ops follow each other. */
 TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return next_flags & passes_through ? 2 : 1; }
 /* How a recipe scales operands: with one scale per tensor, one per row, or one per 1 x 128 tile. */
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
-/* Whether a kernel that stores an operand in FP8 can compute the scales itself. It can if each scale belongs to one row
+/* Whether a kernel that stores an operand in FP8 can compute the scales itself: it can if each scale belongs to one row
  * or to a part of one row. */
 TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
@@ -84,9 +84,9 @@ TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
 }
-/* The forward step that ends with op i and whose kernel can recompute the output of this op alone; null: there is none.
- * The kernel can if the input of op i has the same width and format as the input of the step's pointwise kernel, or if
- * op i is the norm of that kernel. */
+/* The forward step whose last op is op i and whose kernel can recompute the output of op i without running the step's
+ * other ops; null: there is no such step. The kernel can do this if the input of op i has the same width and format as
+ * the input of the step's pointwise kernel, or if op i is the norm of that kernel. */
 TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
@@ -103,11 +103,11 @@ TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
 
 /* ---- the records ------------------------------------------------------------------------------------------------- */
 
-/* Where backward gets the input of GEMM i from; the GEMM's weight gradient is computed in FP8. */
+/* Where backward gets the input of GEMM i from, for a GEMM whose weight gradient is computed in FP8. */
 TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const int from = te__producer_of(p, i);
-    /* With recompute regions, the input may be in a region's memory, and backward may need it when the region is closed
-     * again. So forward saves it in FP8. */
+    /* With recompute regions, the input may be in a region's memory, and backward may need the input when the region is
+     * closed again. Therefore forward saves the input in FP8. */
     if (p->region_count || !p->fp8 || p->fp8->saves_inputs || from < 0) return TE_INPUT_saved_fp8;
     const te_op *op = &p->op[from];
     if ((op->flags & TE_SAVES_OUTPUT) || ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)))
@@ -137,16 +137,16 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe(op->recipe);
     if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
-    /* Stochastic rounding is done only by a separate cast. So gradients with this rounding are not stored by the
-     * producer. */
+    /* Only a separate cast can round stochastically. Therefore a gradient that is rounded stochastically is not stored
+     * in FP8 by its producer. */
     o.stored_by_producer = scale_is_known && (!backward || !p->fp8 || p->fp8->rounding == TE_ROUNDING_nearest);
     o.amax_by_producer = bound && bound->current;
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
 /* Whether backward reads the output of op i in the list's format, or a fork saves this output. backward: the policies
- * of backward. If a GEMM consumes the output and its backward runs in FP8, then backward reads the GEMM's FP8 input
- * instead. */
+ * of backward. If a GEMM consumes the output, and the backward of this GEMM runs in FP8, then backward reads the GEMM's
+ * FP8 input instead. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & TE_PASSES_VALUE)) i++;
@@ -155,8 +155,8 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
 /* Whether backward has to recompute something of op i in recompute region k: its output, its FP8 input or its row
- * statistics, which forward would have saved without the region. For the last op of the region this is never so,
- * because its output is saved for the ops behind the region. */
+ * statistics, which forward would have saved without the region. The last op of a region never needs this, because its
+ * output is saved for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;

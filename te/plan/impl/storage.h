@@ -1,5 +1,5 @@
 /* storage.h -- decides where each value of a call is stored: in the caller's memory, in te_saved, or in the workspace.
- * It also has the layout of te_saved, including the FP8 inputs of GEMMs that forward saves.
+ * It also defines the layout of te_saved, including the FP8 inputs that forward saves for GEMMs.
  */
 #ifndef TE_STORAGE_H
 #define TE_STORAGE_H
@@ -10,8 +10,9 @@
 
 /* Whether backward computes the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* The op that reads the result of op i: in forward the output of op i, in backward the gradient of its input. It is the
- * next op in the order of the pass, or the one after that if the next op only passes the value through. */
+/* The op that reads the result of op i; this result is in forward the output of op i, in backward the gradient of its
+ * input. The reader is the next op in the order of the pass or, if the next op only passes the value through, the op
+ * after that. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
@@ -31,16 +32,17 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     return te__policy(r, next)->gathered ? next : -1;
 }
 /* Whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's amax.
- * That kernel does not while backward runs the forward steps of a recompute region again, because these steps may end
- * before the GEMM that would read the amax. */
+ * The kernel does not do so while backward runs the forward steps of a recompute region again, because these steps may
+ * end before the GEMM that would read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
 }
 
-/* ---- what a product in FP8 saves of its input -------------------------------------------------------------------- */
+/* ---- the saved FP8 input of a GEMM ------------------------------------------------------------------------------- */
 
-/* The input of an FP8 GEMM, as forward saves it. In inference and for a frozen_linear both pointers are null. */
+/* The input of an FP8 GEMM, as forward saves it for backward. In inference and for a frozen_linear nothing is saved:
+ * both pointers are null. */
 typedef struct te_saved_input {
     float *inverse; /* tensorwise: two numbers, 1 / scale and the scale of the input; fp8_block: 1 / scale of each tile
                      * of the transpose */
@@ -77,7 +79,8 @@ TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
-/* Run the forward step that produced the input of GEMM i again. This time the step stores only that input, to `to`. */
+/* Run once more the forward step that produced the input of GEMM i. This time the step stores only that input, to
+ * `to`. */
 TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target *to) {
     const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
     const te_pass pass = r->pass;
@@ -87,7 +90,7 @@ TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target
     return status;
 }
 
-/* ---- values of ops, and in other formats ------------------------------------------------------------------------- */
+/* ---- outputs and inputs of ops, and conversions of values -------------------------------------------------------- */
 
 /* te__output_of: the output of op i in forward. te__input_of: the input of op i in forward. */
 TE_API te_value te__output_of(const te_run *r, int i) {
@@ -122,8 +125,8 @@ TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_r
 
 /* ---- the layout of te_saved -------------------------------------------------------------------------------------- */
 
-/* The recompute region whose memory holds what op i saves; -1: te_saved holds it. It is -1 also for the last op of a
- * region, because the ops behind the region read its output. */
+/* The recompute region whose memory holds what op i saves; -1: te_saved holds it. The result is -1 also for the last op
+ * of a region, because the ops behind the region read that op's output. */
 TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->region_count; k++)
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;
@@ -131,7 +134,7 @@ TE_API int te__recompute_region_of(const te_plan *plan, int i) {
 }
 /* The address of the output of `load`, which is the value of a fork or of an extra input. A fork's value lies where
  * forward saves it; an input's value lies in the caller's memory. If only sizes are computed, there is no batch, and
- * any address serves; it is that of x. */
+ * the function returns the address of x as a placeholder. */
 TE_API void *te__loaded(const te_run *r, const te_op *load) {
     const te_op *fork = &r->plan->op[load->edge];
     const te_edge *e = te__edge_named(r, fork->name);
@@ -180,8 +183,8 @@ TE_API int te__last_step(const te_run *r, const te_step *s) {
         return s == &p->backward[p->backward_count - 1] || s->op[s->count - 1] <= r->backward_stop;
     return r->pass == TE_INFER ? s == &p->infer[p->infer_count - 1] : s == &p->forward[p->forward_count - 1];
 }
-/* Whether forward saves the output of op i. If it does, this output has memory in te_saved or in a recompute region,
- * and the step does not acquire memory for it. */
+/* Whether forward saves the output of op i. If so, the output has memory in te_saved or in a recompute region, and the
+ * step does not acquire memory for the output. */
 TE_API int te__saves_output(const te_run *r, int i) { return r->pass == TE_FORWARD && te__policy(r, i)->output_saved; }
 /* Forward: set *v to the output of op i, the last op of step s, and provide its memory. */
 TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {

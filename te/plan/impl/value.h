@@ -29,9 +29,9 @@ typedef struct te_value {
     int64_t rows;
     int cols;
     te_dtype dtype;
-    int block;   /* the id of the workspace block that holds it; -1: it is not in the workspace */
+    int block;   /* the id of the workspace block that holds the matrix; -1: the matrix is not in the workspace */
     te_value_state state;
-    te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE: it is in the list's format */
+    te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE: the value is in the list's format */
     float *inverse_scale; /* 1 / scale, for each row or for each 1 x 128 tile; null: there is only one scale, which is
                            * in the te_scales of the GEMM that reads the value */
     const float *amax;    /* the amax of the value, computed by its producer; null: it has not been computed */
@@ -49,7 +49,8 @@ TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols)
 }
 TE_API te_value te__no_value(void) { return te__value_of(0, TE_f32, 0, 0); }
 TE_API te_value te__value_of_tensor(te_tensor t) { return te__value_of(t.data, t.dtype, t.rows, (int)t.cols); }
-/* Make `transposed`, so far a te_value of its own, the transpose of v. Its workspace block then belongs to v. */
+/* Make `transposed`, which was a te_value of its own, the transpose of v. The workspace block of `transposed` then
+ * belongs to v. */
 TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
     v->transposed_block = transposed.block;
@@ -70,7 +71,8 @@ typedef struct te_block_info {
  * blocks, but does not release them. When the step ends, all blocks are freed, except those that hold a value which
  * outlives the step (te__set_current, te__set_edge, te_defer_column_sum). */
 typedef struct te_pool {
-    char *base;  /* null in the dry run; addresses are then offsets, increased so that none of them is 0 */
+    char *base;  /* null in the dry run: addresses are then offsets, to which a constant is added so that none of them
+                  * is 0 */
     size_t high; /* high-water mark: the number of bytes from the base to the highest end that any block has had */
     int count, next_id;
     te_block_info block[TE_MAX_LIVE];
@@ -106,7 +108,7 @@ TE_API void te__pool_root(te_pool *p, int id, int by) {
             return;
         }
 }
-/* Free all blocks that no value holds. Called at the end of each step. */
+/* Free all blocks that no value holds. This happens at the end of each step. */
 TE_API void te__pool_sweep(te_pool *p) {
     int live = 0;
     for (int i = 0; i < p->count; i++)
