@@ -162,11 +162,11 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
 /* The number of lanes of a group in the norm kernel for forward calls with at most as many rows as multiprocessors: one
- * lane for each vector of a row. In these calls instruction cache misses dominate the kernel's time, because the GEMM
- * before the kernel has evicted the kernel's code from the L2. With one vector per thread the kernel has half the
- * instructions. With 64 rows, a GPT block (a Transformer layer) of 4096 columns takes 127.5 us, and 130.2 us with the
- * norm kernel for many rows. With many rows the kernel described here is the slower one: a LayerNorm of 8192 rows takes
- * 58 us instead of 35. */
+ * lane for each vector of a row. In these calls latency dominates: most of the kernel's time is spent on instruction
+ * cache misses, because the GEMM before the kernel has evicted the kernel's code from the L2. With one vector per
+ * thread the kernel has half the instructions. With 64 rows, a GPT block (a Transformer layer) of 4096 columns takes
+ * 127.5 us, and 130.2 us with the norm kernel for many rows. With many rows the kernel described here is the slower
+ * one: a LayerNorm of 8192 rows takes 58 us instead of 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* In a kernel without a norm and without sums over rows, a block takes a few neighbouring rows, and as many columns of
  * each as it can. If a block takes rows that lie far apart, or few columns of many rows, the kernel takes up to a tenth
@@ -178,10 +178,10 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
 #define TE_POINTWISE_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_POINTWISE_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
-/* The number of blocks per multiprocessor that a kernel is compiled for; this bounds its registers. The number is
- * chosen so that a multiprocessor has enough threads to keep the memory busy, but fewer threads if a lane holds more
- * vectors of a row. A kernel that sums gradients is launched with no more blocks than fit on the device at once
- * (te__max_blocks). */
+/* The number of blocks per multiprocessor that a kernel is compiled for; the number bounds the registers of a thread.
+ * The number is chosen so that a multiprocessor has enough threads to keep the memory busy, but fewer threads if a lane
+ * holds more vectors of a row. A kernel that sums gradients is launched with no more blocks than fit on the device at
+ * once (te__max_blocks). */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
     ? TE_NORM_THREADS(chunks) / (threads) : 1)
