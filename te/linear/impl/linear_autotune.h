@@ -24,7 +24,7 @@ typedef struct te__linear_trial {
 } te__linear_trial;
 
 /* Returns the op index of the next GEMM if that GEMM reads the step's result and the step stores the result in FP8 for
- * it, else -1. */
+ * that GEMM, else -1. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     const int next = te__last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;

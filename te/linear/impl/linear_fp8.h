@@ -161,7 +161,7 @@ enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 
 /* Cast v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Each of y,
  * yt and `inverse` may be null, in which case that output is not stored. Under fp8_current the scale is updated first,
- * from the amax of v. If the kernel that produced v has not computed the amax, this function does. */
+ * from the amax of v. If the kernel that produced v has not computed the amax, this function computes it. */
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
     const int has_amax = v.amax != 0;
