@@ -14,8 +14,8 @@
  *     backward    dx = rstd (w dy - x rstd^2 / D sum(w dy x)),  dw = sum of dy x rstd over rows and heads
  * Forward saves x; backward recomputes rstd. Memory traffic: forward reads x and writes y; backward reads x and dy and
  * writes dx. A rope that follows is fused into the same kernel: head_norm_rope, in backward rope_head_norm. In a tensor
- * group each rank has some of the heads, but all of q_weight and k_weight. It sums the gradients of these weights over
- * its own heads only; te/comm then adds up the sums of all ranks.
+ * group each rank has some of the heads, but all of q_weight and k_weight. Each rank sums the gradients of these
+ * weights over its own heads only; te/comm then adds up the sums of all ranks.
  *
  * A head is split into chunks of 2 x 8 columns. Two columns that a rope rotates as a pair are in the same chunk. On
  * CUDA a group of 1 to 32 lanes computes a head, and each lane takes one chunk. The groups of a block loop over the
@@ -275,7 +275,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
     const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
     const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
-    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* a vector of f32 takes twice the registers */
+    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* a vector in f32 takes twice the registers of one in 16
+                                                              bits */
     const int depth = is_f32 ? 1 : TE_HEAD_PREFETCH_BACKWARD;
     const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
     const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds); /* rows that a block computes in one round of the loop

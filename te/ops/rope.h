@@ -262,8 +262,8 @@ TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float
     }
 }
 
-/* Fills cos_sin[rows][2][pairs]: for each of the `rows` rows from `first` on, the cosines of all pairs and then their
- * sines, negated for the inverse rotation. */
+/* Fills cos_sin[rows][2][pairs]: for each of the `rows` rows from `first` on, the cosines of all pairs, then the sines
+ * of all pairs. For the inverse rotation the sines are negated. */
 TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first, int rows, te_lanes g,
                            const te_rope_table t) {
     const float magnitude = t.scaled ? a->scale.magnitude : 1.0f;
@@ -292,8 +292,8 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
     for (int r = 0; r < rows; r++)
         for (int c = g.id; c < k.width; c += g.count) {
             const int64_t at = (first + r) * k.width + c;
-            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs; /* low: column d is the first of
-                                                                                           its pair */
+            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs; /* low: whether column d is the
+                                                                                           first column of its pair */
             const int p = k.interleaved ? d / 2 : low ? d : d - pairs;
             float v = te_load(a->x, at, k.x);
             if (c < k.qk_width && d < k.rotary_dim) {
@@ -305,12 +305,14 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
         }
 }
 /* Rotates `rows` rows from `first` on, eight columns at a time. A lane works on units of eight columns. Unless pairs
- * are interleaved, a unit that is rotated also has the eight partners of its columns, `distance` columns further on; so
- * a head of q or k has (head_dim - distance) / 8 units. All rows are loaded before the first one is rotated. */
+ * are interleaved, a unit that is rotated also contains the eight columns with which its columns form pairs; these lie
+ * `distance` columns further on. So a head of q or k has (head_dim - distance) / 8 units. All rows are loaded before
+ * the first one is rotated. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
-    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* 0: a vector of eight columns holds both
-                                                                                 columns of each of its pairs */
+    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* distance from a column to the other
+                                                                                 column of its pair; 0 if one vector of
+                                                                                 eight columns holds both */
     const int head_units = (k.head_dim - distance) / 8, heads = k.qk_width / k.head_dim;
     for (int u = g.id; u < heads * head_units + (k.width - k.qk_width) / 8; u += g.count) {
         const int head = u / head_units, in_head = u % head_units * 8;

@@ -183,7 +183,7 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     return 1;
 }
 /* Times all strategies that can run this step. otherwise: the default strategy, which is the first candidate; can_fuse:
- * one kernel for the whole step is a candidate. */
+ * 1 if one kernel for the whole step is a candidate. */
 TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_fuse,
                                                 const te_gemm *unfused, te_run *r, const te_step *s,
                                                 const te__linear_kernels *kernels) {

@@ -66,15 +66,15 @@ typedef struct te__loss_kernels {
                                step takes hardly longer than with all logits in memory */
 #endif
 enum {
-    TE_LOSS_ROWS = 128,             /* the rows of a piece are a multiple of this, the height of a GEMM tile */
-    TE_LOSS_COLUMNS = 256,          /* the columns of a piece are a multiple of this, the width of a GEMM tile */
+    TE_LOSS_ROWS = 128,             /* a piece has a multiple of this number of rows, the height of a GEMM tile */
+    TE_LOSS_COLUMNS = 256,          /* a piece has a multiple of this number of columns, the width of a GEMM tile */
     /* loss_in_backward is used if a piece has at least this many rows: reading and writing dweight for each piece then
      * takes less time than computing the logits a second time. */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
     TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* loss_in_backward is also used if dweight has at most this many elements,
                                             because dweight then stays in the L2 */
 };
-/* The shape of a piece of the logits. columns: the size of the vocabulary, or of a part of it. */
+/* The shape of a piece of the logits. columns: how many columns of the vocabulary the piece has, all or a part. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 
 /* The shape of forward's pieces. capacity: the number of rows that the call's workspace is sized for. */

@@ -141,10 +141,10 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
                             ? &c->op[k.reads] : 0;
     a->of = s && s->saved ? s : 0;
     if (!a->of) return;
-    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* the format may also be f16, which has as many bytes */
+    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* TE_bf16 also stands for f16, which has as many bytes */
     te__pointwise_tiles_rows(a->row, from, at, k, first, TE_TILES_BATCH);
 }
-/* Loads the lane's h-th piece, at `at`, to the lane's registers. */
+/* Loads piece h of the lane to the lane's registers. at: the place of this piece in the tensor. */
 TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, const te_pointwise_shape k,
                                           te__tile_piece at, te_pointwise_tiles_held *held, int h) {
     p->at = at, p->x[0] = held->half[0].x[h], p->x[1] = held->half[1].x[h];
@@ -254,9 +254,11 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        if (k.backward && r >= at.rows) continue; /* rows beyond the tensor stay zero, which is zero in FP8 as well */
+        if (k.backward && r >= at.rows) continue; /* rows beyond the tensor were loaded as zeros; zero has the same bits
+                                                     in FP8 */
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
-        l.at = te_place_of(k, at.row + r, at.vector, 1); /* after a gated op a row has half as many columns */
+        l.at = te_place_of(k, at.row + r, at.vector, 1); /* the place in the result: after a gated op, a row of the
+                                                            result has half as many columns as a row of x */
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
 }

@@ -128,8 +128,8 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
 }
-/* Makes the tile kernel run on the gradient that GEMM i reads. With one scale for the tensor, it stores the gradient
- * untransposed if c->fp8.y is not null, and transposed if yt is not null. */
+/* Makes the tile kernel run on the gradient that GEMM i reads. With one scale for the tensor, the tile kernel stores
+ * the gradient untransposed if c->fp8.y is not null, and transposed if yt is not null. */
 TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, void *yt) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
@@ -203,7 +203,7 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
 TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
     const te_step *s = w->step;
     const te_op *op = r->plan->op;
-    te_value stored = x; /* the tensor in which the value was last stored */
+    te_value stored = x; /* the tensor in which the value that runs through the ops was last stored */
     int last = -1;       /* the position in the step of its last op that is not a fork */
     for (int j = w->skip; j < s->count; j++)
         if (!(op[s->op[j]].flags & TE_IS_FORK)) last = j;
@@ -248,7 +248,7 @@ typedef struct te_pointwise_grad {
 } te_pointwise_grad;
 
 /* Makes op i, an add or a mul, store the gradient of its fork's value. If the fork has uses later in the list, the op
- * adds the gradient from these uses (st->edge) to its own and stores the sum (te/ops/residual.h). */
+ * adds the gradient from these uses (st->edge) to its own contribution and stores the sum (te/ops/residual.h). */
 TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const int first = te__is_last_use(r->plan, i);
