@@ -129,7 +129,7 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
     return winner;
 }
 /* Times the strategies of this step and stores the fastest one as the choice. If memory for the trial cannot be
- * allocated, stores the first strategy, without times. */
+ * allocated, the function times nothing and stores the first strategy as the choice. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
@@ -216,8 +216,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* with scale arrays there is no strategy with an epilogue
                                                             * that could be compared with the default */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        return TE_OK; /* keep the default, which is one kernel if a rule expects that to be faster, because a kernel
-                         that computes only the amax stores less */
+        return TE_OK; /* the default is kept (one kernel, if a rule expects that to be faster), because the kernel
+                         computes only the amax and so stores less */
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE

@@ -14,9 +14,9 @@
  * wave is split along k (te__sm90_gemm_plan_stream_k), other tiles than usual are sums of two or more parts.
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
- * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks); the preceding
- * pointwise kernel (te__gathered_consumer), or a cast, then stores a rank's rows in FP8. Otherwise rows are gathered in
- * the list's format, and the GEMM starts after the gather.
+ * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks). In this case the
+ * preceding pointwise kernel (te__gathered_consumer), or a cast, stores a rank's rows in FP8 before the gather.
+ * Otherwise rows are gathered in the list's format, and the GEMM starts after the gather.
  *
  * Nothing overlaps in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are not a multiple of
  * 256, or if the gathered tensor must be in memory that other ranks have not mapped (te_comm_allocate).
@@ -29,8 +29,8 @@
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Whether the linear that begins step s can overlap communication. fp8: 1: also accepts a linear whose recipe has one
- * scale per tensor. */
+/* Whether the linear that begins step s can overlap communication. fp8: 1 if a linear whose recipe has one scale per
+ * tensor is accepted, too, else 0. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -95,7 +95,7 @@ TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product
 
 /* ---- rows that are gathered while a GEMM runs -------------------------------------------------------------------- */
 
-/* If the gather of the current value was deferred, gathers all its rows now, without overlap. */
+/* If the gather of the current value was deferred, gathers all rows of this value now, without overlap. */
 TE_API te_status te__gather_rows_now(te_run *r) {
     const te_value from = r->deferred.from, to = r->current;
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
@@ -147,7 +147,7 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
  * this linear takes less time than the gather, so that GEMM alone cannot hide the gather. Therefore the weight gradient
  * of the linear that precedes it in backward, the MLP's first linear, is deferred: the GEMM for this weight gradient
  * runs after the gather has started and before the GEMM for dx (te__gemm_overlap.overlapped). The operands of the
- * deferred GEMM, dy and under a recipe dy's transpose, stay in the workspace until then. Measurements:
+ * deferred GEMM, dy and under a recipe dy's transpose, stay in the workspace until that GEMM has run. Measurements:
  * docs/notes/linear.md. */
 
 /* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, which is not in FP8: dy and x are in the

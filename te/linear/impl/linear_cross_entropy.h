@@ -122,8 +122,8 @@ typedef struct te__linear_loss {
     float *scratch; /* scratch memory for GEMMs on the host */
 } te__linear_loss;
 
-/* Acquire the memory of a pass. Its size, 1 / TE_LOSS_FRACTION of all logits, does not depend on the shape of the
- * pieces. The memory holds a piece of the logits and, if dx needs one, the f32 buffer in which dx is summed. */
+/* Acquire the memory of a pass: as much as 1 / TE_LOSS_FRACTION of all logits take, whatever the shape of the pieces
+ * is. This memory holds a piece of the logits and, if dx needs one, the f32 buffer in which dx is summed. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
     const int64_t capacity = te__capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];

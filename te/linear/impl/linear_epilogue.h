@@ -189,7 +189,7 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
-/* Stores the result in each form that the arguments ask for. fp8: 1: one of these forms is FP8. */
+/* Stores the result in each form that the arguments ask for. fp8: 1 if one of these forms is FP8, else 0. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
     if (k.fp8 && !fp8 && c->fp8.amax) { /* the amax of the result is computed even if the result is not stored

@@ -117,8 +117,8 @@ TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint3
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
 }
-/* Whether the two columns of a pair lie 128 apart, in different halves of a tile. The kernel then swaps the second and
- * the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
+/* Whether the two columns of a pair lie 128 apart, in different halves of a tile. If so, the kernel swaps the second
+ * and the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
  * te__sm90_gemm_pairing). */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
@@ -142,8 +142,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
 /* name##_fits: whether the kernel with rope in the epilogue exists. A row of the GEMM's result, in 16 bits, must have
- * at least as many bytes as a row of the table, in f32, because the table is stored in the memory that the two steps
- * use for the GEMM's result. */
+ * at least as many bytes as a row of the table, in f32, because the table is stored in the memory that the two separate
+ * steps would use for the GEMM's result. */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, rope)                                                               \
     enum {                                                                                                           \
         name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \

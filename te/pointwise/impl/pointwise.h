@@ -115,7 +115,7 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
 }
 
 /* The kind of scales, a te_scaling, that the pointwise kernel `name` computes when it stores its result for the GEMM
- * that follows; TE_SCALING_NONE: it computes no scales. In backward the tile kernel computes the scales instead
+ * that follows; TE_SCALING_NONE: the kernel computes no scales. In backward the tile kernel computes the scales instead
  * (pointwise_quantize_transpose.h). A kernel without a norm whose width is known only at run time gives each group of
  * lanes only a part of a row, so it cannot compute a scale for the whole row. */
 #define TE__POINTWISE_SCALING(model, name)                                                                        \
@@ -134,29 +134,30 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
 #define TE__POINTWISE_SCALING_FACTS(model, name) \
     name##_scaled = TE__POINTWISE_SCALING(model, name), name##_row_at = TE__POINTWISE_WHOLE_ROW(name)
 
-/* TE_MAP_ROWS: the maximum, over all kernels without a norm, of te_map_batch. te_map_batch: the number of rows that a
- * lane of kernel k loads at once. te_pointwise_tiles: the number of blocks that share a row. */
+/* The maximum number of rows that a lane loads at once in a kernel without a norm (te_map_batch). */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
+/* The number of rows that a lane of kernel k, which has no norm, loads at once. */
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
-    /* each row's tile has its scale computed by a different lane */
+    /* the scale of each row's tile is computed by a different lane */
     if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
+/* The number of blocks that share a row. */
 TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
     return k.norm >= 0 ? 1 : ((k.half + 7) / 8 + k.lanes * k.chunks - 1) / (k.lanes * k.chunks);
 }
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-/* Macros that compute constants; pointwise_macros.h defines enumerators by them. w: columns of a row. norm and sums:
- * te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
+/* Macros that compute constants; pointwise_macros.h defines enumerators with these values. w: columns of a row. norm
+ * and sums: te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
 /* Forward: a row of up to 1024 columns is processed by one warp, a longer one by 64 to 1024 threads. Backward: if a row
- * has up to 4096 columns, a lane has one vector of it, because the sums over rows take most of the registers; but a
- * lane has two vectors if the gradient of a bias is summed as well. */
+ * has up to 4096 columns, a lane has one vector of the row, because the sums over rows take most of the registers; but
+ * a lane has two vectors of the row if the gradient of a bias is summed as well. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \

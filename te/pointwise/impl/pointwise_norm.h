@@ -197,8 +197,8 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* the op after the norm in backward, a
-                                                                                   fork, reads it */
+        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* the op after the norm in backward is
+                                                                                   a fork, which reads this tensor */
     }
     return n;
 }

@@ -54,7 +54,7 @@ typedef struct te_pointwise_exit {
     te_result_form form;
     int consumer; /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with
                      forks */
-    int gathered; /* the GEMM that reads the result after a gather of FP8 data; -1: there is none */
+    int gathered; /* the index of the GEMM that reads the result after a gather of FP8 data; -1: there is none */
 } te_pointwise_exit;
 
 /* Whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether forward
