@@ -193,7 +193,7 @@
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
 /* The values of the options for the kernels that use a cache: varlen and cached are 1, dropout is 0, and all other
- * options are as in the op's declaration. Their order: te/attention/attention_options.h. */
+ * options are as in the op's declaration. The values are in the order of te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
         TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model), 1)
@@ -257,8 +257,8 @@ typedef struct te__attention_backward_kernels {
     int fp8_output;         /* whether the kernels that `launch` runs have the option fp8_output */
 } te__attention_backward_kernels;
 
-/* ready: returns an error if the context's device cannot run the kernel. scratch_bytes: returns the bytes of scratch
- * memory that a call with `rows` rows needs. */
+/* Functions that belong to the kernels for (fp8, 1). ready: returns an error if the context's device cannot run these
+ * kernels. scratch_bytes: returns the bytes of scratch memory that a call with `rows` rows needs. */
 typedef struct te_attention_fp8_kernels {
     te_status (*ready)(te_context *ctx);
     te_attention_scratch_fn scratch_bytes;
@@ -274,7 +274,8 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 /* ---- FP8 recipes -------------------------------------------------------------------------------------------------
  * In a list with a recipe the attention kernels do work that would otherwise take one more pass over a tensor. In
  * inference they store their output in e4m3, as the operand of the next GEMM. In training, forward computes the amax of
- * the output and backward the amax of dqkv, if the cast of the tensor to FP8 needs its amax. */
+ * the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
+ * amax. */
 
 /* The values of the kernels' option fp8_output. In backward the option makes the kernels 2 to 4% slower at some head
  * sizes. Therefore the kernels of backward have the option only under fp8_current, the recipe that needs the amax of

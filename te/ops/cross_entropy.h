@@ -71,7 +71,8 @@ typedef struct te_loss_mean_args {
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* The divisor of the sum: the count, or 1 if there is no count or it is 0. A count that is NaN makes the result NaN. */
+/* The divisor of the sum: the count, or 1 if there is no count or the count is 0. A count that is NaN makes the result
+ * NaN. */
 TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return !a->count || *a->count <= 0.0f ? 1.0f : *a->count;
 }
@@ -181,8 +182,8 @@ typedef struct te_cross_entropy_args {
     int ignore_index;
     float dloss;
     int width;             /* columns of x; used only if the width is not a constant of the list */
-    int first, vocabulary; /* (ranks, N): the first column of this rank's shard; the number of columns of all shards
-                              together */
+    int first, vocabulary; /* with (ranks, N): first: the first column of this rank's shard; vocabulary: the number of
+                              columns of all shards together */
 } te_cross_entropy_args;
 
 /* ---- the kernels of a list --------------------------------------------------------------------------------------- */
@@ -214,8 +215,9 @@ typedef struct te_cross_entropy_args {
 /* The part of a vector of eight elements that lies in the row: n columns from column `from` on. whole: all eight
  * elements lie in the row. */
 typedef struct te_columns { int from, n, whole; } te_columns;
-/* Returns the part for the vector that begins at column c. If the width is not a multiple of eight, a row may begin in
- * the middle of an aligned vector. The row's first vector then begins up to seven elements before the row (c < 0). */
+/* Returns the te_columns of the vector that begins at column c. If the width is not a multiple of eight, a row may
+ * begin in the middle of an aligned vector. The row's first vector then begins up to seven elements before the row (c <
+ * 0). */
 TE_FN te_columns te_columns_at(int c, int width) {
     te_columns v;
     v.from = c < 0 ? 0 : c, v.n = (int)te_min(c + 8, width) - v.from, v.whole = width % 8 == 0 || v.n == 8;

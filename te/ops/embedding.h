@@ -60,7 +60,7 @@ typedef struct te_embedding_args {
     int position;    /* the position of the first row of each sequence */
     const int32_t *past; /* for each sequence, the number of its tokens that were in the cache before this batch; null:
                             there is no cache */
-    int accumulate;  /* 1: the sums are added to dweight; 0: they overwrite it */
+    int accumulate;  /* 1: the sums are added to dweight; 0: the sums overwrite dweight */
     int width;       /* used only if the width is not a constant of the list */
     int64_t first;   /* the index of this rank's first row within the whole batch: 0 unless the rows are split over the
                         ranks (rows, shard) */
@@ -169,9 +169,10 @@ TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n,
  *
  * On CUDA a group of lanes takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced, no matter
  * how often each token occurs. The sorted rows of one token form a run. If a run lies inside one segment, its sum is
- * added to the token's gradient at once. If it extends over several segments, the sum over each of them is stored in
- * partials[segment]: in slot 0 if the run began in an earlier segment, else in slot 1. te_embedding_merge then adds
- * these sums in order. Memory traffic: reads dy once, and reads and writes the gradients of the tokens that occur. */
+ * added to the token's gradient at once. If the run extends over several segments, one sum for each of these segments
+ * is stored in partials[segment]: in slot 0 if the run began in an earlier segment, else in slot 1. te_embedding_merge
+ * then adds these sums in order. Memory traffic: reads dy once, and reads and writes the gradients of the tokens that
+ * occur. */
 TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);

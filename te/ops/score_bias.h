@@ -20,7 +20,7 @@
  * that saves for backward writes the largest logit of each head to that tensor.
  *
  * On CUDA only the kernels for f32 and for sm_80 support these options, so these kernels run on sm_90 as well: with a
- * bias, neither forward nor backward uses wgmma; with max_logit, forward does not use it.
+ * bias, neither forward nor backward uses wgmma; with max_logit, forward does not use wgmma.
  */
 #ifndef TE_OPS_SCORE_BIAS_H
 #define TE_OPS_SCORE_BIAS_H

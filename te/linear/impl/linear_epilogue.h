@@ -458,9 +458,9 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* The macro that defines the kernels of a step, selected by the widths of the list: `fixed` if they are constants,
- * `dims` if not; with the suffix _fp8 if the list names a recipe, and `fixed_training` if its pointwise kernels also
- * have tile kernels (pointwise_quantize_transpose.h). */
+/* For each kind of list, the macro that defines the kernels of a step. fixed: the list's widths are constants; dims:
+ * the widths are known only at run time; _fp8: the list names a recipe; fixed_training: the list names a recipe, and
+ * its pointwise kernels include tile kernels (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT

@@ -110,8 +110,8 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
 /* A piece in registers. */
 typedef struct te__piece {
     te__tile_piece at;
-    te_vec8 *x[2]; /* x[0]: the piece's eight rows; x[1]: in the second half of the tensor's rows, the piece at the same
-                      place */
+    te_vec8 *x[2]; /* x[0]: the eight rows of the piece; x[1]: for a gated op, the same rows in the second half of the
+                      columns */
     te__piece_norm norm;
     float sums[16]; /* sums over the piece's rows: [0, 8) for the eight columns of x[0], [8, 16) for those of x[1] */
 } te__piece;
