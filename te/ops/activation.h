@@ -9,8 +9,8 @@
  *   silu      x sigmoid(x)
  *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: f(a) b with f = gelu, .., silu    Shazeer 2020
  *   clamped_swiglu  c sigmoid(alpha c) (d + 1), c = min(a, limit), d = b clamped to +-limit: gpt-oss (OpenAI 2025);
- *             options (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b; here a is the first half
- *             of the row
+ *             options with defaults (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b in a row;
+ *             here the first half of a row is a, the second half b
  *
  * Do this:
  *     (linear, fc1, H, F), (gelu, act), (linear, fc2, F, H)                // an activation has no arguments
@@ -26,8 +26,8 @@
 #include "../core/math.h" /* te_sigmoid, te_exp */
 #include "elementwise.h"  /* te_stage, te_place */
 
-/* X(kind): an activation. X(kind, f): a gated activation, and the activation f that it applies to a, the first half of
- * a row. The tests and benchmarks expand these lists, so that they include each new entry. */
+/* X(kind) stands for an activation, X(kind, f) for a gated activation, which applies the activation f to a, the first
+ * half of a row. The tests and benchmarks expand these two lists, so that each new entry is tested and timed, too. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -77,27 +77,28 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__CLAMPED_OPTIONS(op) \
     (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
-/* code: TE_ACT_gelu, ..; for a gated activation y = f(a) b, the code of f. */
+/* code: which activation: TE_ACT_gelu, TE_ACT_relu, ..; for a gated activation y = f(a) b, it says which activation f
+ * is. */
 typedef struct te_act_options { int code; } te_act_options;
 
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
 
 /* Returns f(x) and stores f'(x) in *slope. `code` must be a compile-time constant, so that the compiler removes the
- * branches. */
+ * branches on it. */
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
-        /* With 0.5 (1 + tanh u) = sigmoid(2 u), y is x times a sigmoid. The sigmoid takes one exponential, and it has
-         * no cancellation if x is negative and large in absolute value */
+        /* With 0.5 (1 + tanh u) = sigmoid(2 u), y is x times a sigmoid. A sigmoid takes one exponential and, unlike 1 +
+         * tanh u, has no cancellation if x is negative and large in absolute value */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
-        const float finite = square < 1e30f ? square : 1e30f; /* bounded, because the next line would otherwise compute
-                                                                 0 times infinity, which is NaN */
+        const float finite = square < 1e30f ? square : 1e30f; /* x^2, bounded: with x^2 = infinity the next line would
+                                                                 compute 0 times infinity, which is NaN */
         *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
         return y;
     }
     if (code == TE_ACT_gelu_erf) {
-        /* tail = erfc(|x| / sqrt 2) / 2 with an error below 1.5e-7 (Abramowitz & Stegun 7.1.26). The exponential in it,
-         * e = exp(-x^2 / 2), is also a factor of the derivative. */
+        /* tail = erfc(|x| / sqrt 2) / 2 with an error below 1.5e-7 (Abramowitz & Stegun 7.1.26). The exponential in
+         * this formula, e = exp(-x^2 / 2), is also a factor of gelu's derivative. */
         const float t = te_reciprocal(1.0f + 0.23164189f * fabsf(x)), e = te_exp2(-0.7213475204f * x * x);
         const float tail =
             e * t *
@@ -118,7 +119,7 @@ TE_FN float te_act(float *slope, float x, int code) {
         *slope = s * (1.0f - s);
         return s;
     }
-    *slope = s + x * s * (1.0f - s) * a; /* of silu and qgelu, y = x sigmoid(a x) */
+    *slope = s + x * s * (1.0f - s) * a; /* silu and qgelu: y = x sigmoid(a x) */
     return x * s;
 }
 
@@ -153,7 +154,7 @@ TE_CALLBACK void te_gated_forward(float v[8], const float g[8], const te_stage *
         v[i] = code == TE_GATE_clamped_swiglu ? te_clamped_swiglu(&slope, &db, v[i], g[i], options)
                                               : te_act(&slope, v[i], code) * g[i];
 }
-/* v holds dy on entry. On return v holds the gradient of a, and g that of b. */
+/* On entry v holds dy. On return v holds the gradient of a, and g holds the gradient of b. */
 TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;

@@ -1,14 +1,14 @@
-/* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks, 0), (fp8, 0),
- * (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
- * (max_logit, 0)
+/* attention.h -- (attention, name, heads, kv_heads, head_dim); options with defaults (causal, 1), (scale, 1 /
+ * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks,
+ * 0), (fp8, 0), (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias,
+ * buckets), (max_logit, 0)
  *
- * Computes softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], which are
- * (heads + 2 kv_heads) head_dim wide; the output is heads head_dim wide. If kv_heads < heads, this is grouped-query
- * attention; kv_heads must divide heads. te_batch passes the number of sequences and their length (batch, seq). The
- * softmax is computed online (Milakov & Gimelshein 2018; Dao 2023): the matrix of scores is never stored, so the memory
- * grows only linearly with the number of rows. For backward, forward saves the op's input, its output, and the
- * log-sum-exp of each row and head.
+ * Computes softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], which have
+ * (heads + 2 kv_heads) * head_dim columns; a row of the output has heads * head_dim columns. kv_heads must divide
+ * heads; if it is smaller than heads, this is grouped-query attention. te_batch passes the number of sequences (batch)
+ * and their length (seq). The softmax is computed online (Milakov & Gimelshein 2018; Dao 2023): the matrix of scores is
+ * never stored, so the memory grows only linearly with the number of rows. For backward, forward saves the op's input,
+ * its output, and the log-sum-exp of each row and head.
  *
  * Do this:
  *     (linear, qkv, 768, 3 * 768), (attention, attn, 12, 12, 64), (linear, proj, 768, 768), ...
@@ -32,9 +32,9 @@
  * 2023, Mistral) is (window_left, W - 1). The kernels compute tiles of queries by tiles of keys. Forward and backward
  * skip a tile if none of its queries sees any of its keys, so a smaller window takes less time.
  *
- * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0:
- * off. The option costs two more instructions per score on the special function unit, which also computes the
- * exponentials.
+ * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0
+ * switches this off. The option costs two more instructions per score on the special function unit, which also computes
+ * the exponentials.
  *
  * dropout: after the softmax, each attention weight becomes 0 with this probability, else it is divided by 1 - dropout
  * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. Philox generates the mask from (seed, draw,
@@ -46,16 +46,16 @@
  * alibi: 1: slope * |i - j| is subtracted from the score of query i and key j, after softcap; each head has a constant
  * slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). The option costs two instructions per score.
  *
- * sinks: 1: the op has a parameter `sinks`, a learnt logit for each head that is added to the denominator of the
- * softmax but has no value vector (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h). te_model_randomize sets it
- * to 0.
+ * sinks: 1: the op has a parameter `sinks`, a learnt logit for each head, whose exponential is added to the denominator
+ * of the softmax, but which has no value vector (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h).
+ * te_model_randomize sets `sinks` to 0.
  *
- * value_dim: the head size of v if it differs from the head size of q and k. It is 1 to 256, on CUDA in bf16 and f16 a
- * multiple of 16. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of 128. A packed
- * row then has (heads + kv_heads) * head_dim + kv_heads * value_dim columns, and a row of the output heads * value_dim.
- * rope has this option, too; head_norm does not have it and requires heads of one size. Attention whose heads are split
- * over a tensor group does not accept the option, because the parts q, k and v of the GEMM in front would have
- * different sizes.
+ * value_dim: the head size of v if it differs from the head size of q and k. It may be 1 to 256; on CUDA in bf16 and
+ * f16 it must be a multiple of 16. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of
+ * 128. With value_dim, a packed row has (heads + kv_heads) * head_dim + kv_heads * value_dim columns, and a row of the
+ * output heads * value_dim. rope has this option, too; head_norm does not have it and requires heads of one size.
+ * Attention whose heads are split over a tensor group does not accept the option, because the parts q, k and v that the
+ * GEMM in front computes would have different sizes.
  *
  * varlen: 1: te_batch.cu_seqlens may be given; each sequence then attends only to itself. The option is fixed at
  * compile time, because the kernels without it, which support only sequences of equal length, are smaller and a little
@@ -65,8 +65,8 @@
  * weights to e4m3 (te/attention/impl/attention_fp8.h). Backward uses the unrounded q, k and v in the list's own format,
  * bf16 or f16. head_dim must be 64, 128 or 256, a call may have up to 1024 sequences, and the only other options
  * allowed are causal, scale and the window. On CUDA the option needs compute capability 9.0 (sm_90a); on other GPUs a
- * call returns an error. With the two passes that quantize q, k and v, FP8 attention takes longer than bf16 at most
- * sizes (attention_sm90_forward_fp8.h). */
+ * call returns an error. At most sizes FP8 attention, including the two passes that quantize q, k and v, takes longer
+ * than attention in bf16 (attention_sm90_forward_fp8.h). */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
@@ -78,16 +78,17 @@
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | (TE__CACHED(op) ? TE_IS_CACHED : 0))
-/* alibi, the score biases and value_dim exclude tensor parallelism: ALiBi slopes and biases depend on the head's index,
- * and a rank does not know which heads it has; with value_dim, the parts q, k and v of the GEMM before the attention
- * (te/ops/linear.h) would have different sizes. */
+/* Whether the op accepts an input with the layout `in`. With alibi, a score bias or value_dim, the heads cannot be
+ * split over a tensor group: ALiBi slopes and biases depend on the head's index, and a rank does not know the indices
+ * of its heads; with value_dim, the parts q, k and v that the GEMM before the attention computes (te/ops/linear.h)
+ * would have different sizes. */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
     ((int)(in) == (int)TE_LAYOUT_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) &&    \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
                                         : (int)(in) == (int)TE_LAYOUT_replicated ||                        \
                                               ((int)(in) != (int)TE_LAYOUT_partial_sum && !TE__SINKS(op) && \
                                                TE__IF_SCORE_BIAS(op, 0, 1)))
-#define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* for each row, the log-sum-exp of every head */
+#define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* floats saved for each row: the log-sum-exp of every head */
 #define TE_TAKES_attention_alibi TE_INTEGER
 #define TE_TAKES_attention_bias TE_TOKEN
 #define TE_TAKES_attention_bias_keys TE_INTEGER
@@ -145,7 +146,7 @@
      static_assert(!TE__CACHED(op) || !TE_HAS_OPTION(op, bias),                                                      \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
                        ": cache does not go with a table of biases, whose queries are counted from the batch's first");
-/* Checks of the options that attention and cross_attention have in common. */
+/* Compile-time checks of the options that both attention and cross_attention have. */
 #define TE__CHECK_ATTENTION(model, op, heads, kv_heads)                                                              \
      TE__CHECK_SCORE_BIAS(model, op, heads)                                                                          \
      static_assert((heads) % (kv_heads) == 0,                                                                        \
@@ -192,7 +193,7 @@
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
 /* The values of the options for the kernels that use a cache: varlen and cached are 1, dropout is 0, and all other
- * options are as in the op's declaration. Their order: te/attention/attention_options.h. */
+ * options are as in the op's declaration. The values are in the order of te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
         TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model), 1)
@@ -256,8 +257,8 @@ typedef struct te__attention_backward_kernels {
     int fp8_output;         /* whether the kernels that `launch` runs have the option fp8_output */
 } te__attention_backward_kernels;
 
-/* ready: returns an error if the context's device cannot run the kernel. scratch_bytes: returns the bytes of scratch
- * memory that a call with `rows` rows needs. */
+/* Functions that belong to the kernels for (fp8, 1). ready: returns an error if the context's device cannot run these
+ * kernels. scratch_bytes: returns the bytes of scratch memory that a call with `rows` rows needs. */
 typedef struct te_attention_fp8_kernels {
     te_status (*ready)(te_context *ctx);
     te_attention_scratch_fn scratch_bytes;
@@ -273,15 +274,17 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 /* ---- FP8 recipes -------------------------------------------------------------------------------------------------
  * In a list with a recipe the attention kernels do work that would otherwise take one more pass over a tensor. In
  * inference they store their output in e4m3, as the operand of the next GEMM. In training, forward computes the amax of
- * the output and backward the amax of dqkv, if the cast of the tensor to FP8 needs its amax. */
+ * the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
+ * amax. */
 
 /* The values of the kernels' option fp8_output. In backward the option makes the kernels 2 to 4% slower at some head
- * sizes. Backward therefore has it only under fp8_current, the recipe that needs the amax of every tensor. */
+ * sizes. Therefore the kernels of backward have the option only under fp8_current, the recipe that needs the amax of
+ * every tensor. */
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_names_recipe)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Whether the kernel stores its output in FP8. It does so in inference, if the next GEMM is the output's only
- * consumer. */
+/* Whether the kernel stores its output in FP8: it does so in inference if the only consumer of the output is the next
+ * GEMM. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;
@@ -293,8 +296,8 @@ TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_
     if (f->scales) a->out_scale = f->scales->scale + f->x; /* scales: null in a dry run that only measures sizes */
     return TE_OK;
 }
-/* The address at which the kernel stores the amax of y, the kernel's output and the operand of GEMM i; null if the cast
- * of y to FP8 does not need the amax. */
+/* Returns the address at which the kernel stores the amax of y, or null if the cast of y to FP8 does not need the amax.
+ * y: the kernel's output, which is the operand of GEMM i. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
     if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te__last_step(r, s)) return 0;
     if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
@@ -304,7 +307,7 @@ TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_va
 
 /* ---- keys and values of cross_attention, which a fork or an input holds ------------------------------------------ */
 
-/* If the op is a cross_attention, sets a->kv to its keys and values, and a->kv_seq to the number of keys of a
+/* If the op is a cross_attention, sets a->kv to the op's keys and values, and a->kv_seq to the number of keys of a
  * sequence. */
 TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -315,9 +318,9 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     a->kv = kv.data, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
     return TE_OK;
 }
-/* The gradient of the keys and values. computed: what this op's kernels write, in the list's own format. previous: the
- * sum of the gradients from the uses of the same fork that are later in the list. target: the sum computed + previous,
- * stored in the caller's tensor or as the gradient of the fork. */
+/* The gradient of the keys and values of a cross_attention. computed: the gradient that this op's kernels write, in the
+ * list's own format. previous: the sum of the gradients from the uses of the same fork that are later in the list.
+ * target: the sum computed + previous, stored in the caller's tensor or as the gradient of the fork. */
 typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
 TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -348,8 +351,8 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* Sets the arguments of dropout: the random state, and where this rank's heads are among the heads of all ranks
- * (te_attention_shard). */
+/* Sets the arguments of dropout: the random state, and the position of this rank's heads among the heads of all ranks
+ * and replicas (te_attention_shard). */
 TE_API void te__attention_set_dropout(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
@@ -431,7 +434,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* Runs backward. sum: the value for te_attention_args.sum. */
+/* Runs backward. sum: memory for partial sums of dqkv's columns (te_attention_args.sum), or null. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                                    const te__attention_backward_kernels *kernels, float *sum) {
     const int i = s->op[0];

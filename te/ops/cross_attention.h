@@ -1,13 +1,13 @@
-/* cross_attention.h -- (cross_attention, name, kv, heads, kv_heads, head_dim); options (causal, 0), (scale, 1 /
- * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (alibi, 0), (sinks, 0),
- * (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
+/* cross_attention.h -- (cross_attention, name, kv, heads, kv_heads, head_dim); options with defaults (causal, 0),
+ * (scale, 1 / sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (alibi, 0), (sinks,
+ * 0), (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
  * (max_logit, 0)
  *
- * Computes softmax(scale q k^T) v. The queries of all heads are the op's input, [rows, heads head_dim]. The keys and
- * values are the value of the fork or input `kv`, whose rows are [k of all kv_heads, v of all kv_heads]. The number of
- * these rows may differ from the number of queries, as with the output of an encoder (Vaswani et al. 2017; Raffel et
- * al. 2020, T5). A row of the output has heads * head_dim columns. With the option value_dim, the head size of v, a row
- * of `kv` has kv_heads * (head_dim + value_dim) columns and a row of the output heads * value_dim.
+ * Computes softmax(scale q k^T) v. The queries of all heads are the op's input, [rows, heads * head_dim]. The keys and
+ * values are the value of the fork or input `kv`, whose rows are [k of all kv_heads, v of all kv_heads]. The fork or
+ * input may have another number of rows than the queries, as with the output of an encoder (Vaswani et al. 2017; Raffel
+ * et al. 2020, T5). A row of the output has heads * head_dim columns. With the option value_dim, the head size of v, a
+ * row of `kv` has kv_heads * (head_dim + value_dim) columns and a row of the output heads * value_dim.
  *
  * Do this: declare the encoder's output, compute keys and values from it, and return to the queries:
  *     (input, enc, 512, (rows, memory)), ...
@@ -36,7 +36,7 @@
     (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
      (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0))
 #define TE_LAYOUT_FITS_cross_attention(op, in) TE_LAYOUT_FITS_attention(op, in)
-#define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* for each row, the log-sum-exp of every head */
+#define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* floats saved for each row: the log-sum-exp of every head */
 #define TE_PARAMS_cross_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG2(op, 0))
 #define TE_TAKES_cross_attention_alibi TE_INTEGER
 #define TE_TAKES_cross_attention_bias TE_TOKEN

@@ -15,11 +15,11 @@
  *      (ranks, N))
  *
  * Forward reads the logits once, by an online softmax, so the vocabulary may have any size. Forward saves the logits
- * and, in 8 bytes a row, the largest logit and the log of the sum. Backward reads the logits once and writes dx = dloss
- * (softmax - target) or, with z_loss, dx = dloss (softmax (1 + 2 z log sum exp) - target). dloss, the gradient of the
- * row's loss, is dy[row] or te_batch.loss_scale or, for the mean over the rows that are not ignored (te_mean_loss),
- * loss_scale / loss_count. A row whose label is ignore_index (where 0 means -100) has loss 0 and gradient 0. A label
- * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
+ * and, in 8 bytes a row, the largest logit of the row and the log of the sum of exp(x - largest logit). Backward reads
+ * the logits once and writes dx = dloss (softmax - target) or, with z_loss, dx = dloss (softmax (1 + 2 z log sum exp) -
+ * target). dloss, the gradient of the row's loss, is dy[row] or te_batch.loss_scale or, for the mean over the rows that
+ * are not ignored (te_mean_loss), loss_scale / loss_count. A row whose label is ignore_index (0 stands for -100) has
+ * loss 0 and gradient 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
  * te/linear/impl/linear_cross_entropy.h fuses the op with the linear in front, so that only a part of the logits is in
  * memory at a time.
  */
@@ -54,7 +54,8 @@
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
 
-/* Threads of a block. te_loss_sum runs as a single block: with 64 Ki labels, each of its threads loads 64. */
+/* Number of threads of a block. te_loss_sum runs as a single block; with 65536 labels, each thread of that block loads
+ * 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
 /* The label whose rows are ignored: te_batch.ignore_index, where 0 means -100. */
@@ -64,20 +65,21 @@ typedef struct te_loss_mean_args {
     float *out;            /* the result: [1]; of te_fill_loss_grad: [rows] */
     const int32_t *labels; /* [rows], to be counted; null: `loss` is summed instead */
     const float *loss;     /* [rows] */
-    const float *count;    /* [1]: the sum is divided by it; null: by 1 */
+    const float *count;    /* [1]: divisor of the sum; null: the sum is not divided */
     float scale;
     int64_t rows;
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* The divisor of the sum: the count, or 1 if there is no count or it is 0. A count that is NaN makes the result NaN. */
+/* The divisor of the sum: the count, or 1 if there is no count or the count is 0. A count that is NaN makes the result
+ * NaN. */
 TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return !a->count || *a->count <= 0.0f ? 1.0f : *a->count;
 }
 
-/* Computes the sum of the losses divided by the count, or the number of labels that are not ignored, and stores it in
- * *out or, with a->accumulate, adds it to *out. Each lane sums in double. Memory traffic: reads 4 bytes for each
- * row. */
+/* Computes the number of labels that are not ignored if a->labels is given, else the sum of the losses divided by the
+ * count. Stores this result in *out or, with a->accumulate, adds it to *out. Each lane sums in double. Memory traffic:
+ * reads 4 bytes for each row. */
 TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
     int group;
     te_lanes g = te_lanes_here(TE_LOSS_MEAN_THREADS, &group);
@@ -109,7 +111,7 @@ TE_API te_status te__loss_mean_check(const void *out, const void *in, int64_t ro
     return TE_OK;
 }
 /* Stores in count[0] the number of labels[rows] that are not ignore_index (as in te_batch, 0 means -100); with
- * accumulate 1, adds it to count[0]. All pointers are to target memory; the work is enqueued on ctx. Errors:
+ * accumulate 1, adds this number to count[0]. All pointers are to target memory; the work is enqueued on ctx. Errors:
  * TE_ERROR_NULL, _SHAPE (negative rows), _ALIGNMENT. */
 TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels, int64_t rows, int ignore_index,
                                             int accumulate, te_context *ctx) {
@@ -120,8 +122,8 @@ TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels,
     a.accumulate = accumulate;
     return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* Stores in mean[0] the sum of loss[rows] divided by count[0]; with accumulate 1, adds it to mean[0]. If the count is
- * 0, the sum is not divided. The pointers and errors are as for te_count_labels. */
+/* Stores in mean[0] the sum of loss[rows] divided by count[0]; with accumulate 1, adds this quotient to mean[0]. If
+ * count[0] is 0, the sum is not divided. The pointers and errors are as for te_count_labels. */
 TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count,
                                          int accumulate, te_context *ctx) {
     te_loss_mean_args a;
@@ -180,14 +182,14 @@ typedef struct te_cross_entropy_args {
     int ignore_index;
     float dloss;
     int width;             /* columns of x; used only if the width is not a constant of the list */
-    int first, vocabulary; /* (ranks, N): the first column of this rank's shard; the number of columns of all shards
-                              together */
+    int first, vocabulary; /* with (ranks, N): first: the first column of this rank's shard; vocabulary: the number of
+                              columns of all shards together */
 } te_cross_entropy_args;
 
 /* ---- the kernels of a list --------------------------------------------------------------------------------------- */
 
-/* The threads of a block, which computes one row. For wide rows there are 256, each of which has the loads of several
- * vectors of eight logits in flight. */
+/* Number of threads of a block; a block computes one row. For wide rows a block has 256 threads, and each thread has
+ * the loads of several vectors of eight logits in flight. */
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
 #define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                              \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                 \
@@ -210,10 +212,12 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* The columns of one vector of eight elements that lie in the row: n columns from column `from` on. If the width is not
- * a multiple of eight, a row may begin in the middle of an aligned vector, so that the row's first vector begins up to
- * seven elements before the row (c < 0). whole: all eight elements lie in the row. */
+/* The part of a vector of eight elements that lies in the row: n columns from column `from` on. whole: all eight
+ * elements lie in the row. */
 typedef struct te_columns { int from, n, whole; } te_columns;
+/* Returns the te_columns of the vector that begins at column c. If the width is not a multiple of eight, a row may
+ * begin in the middle of an aligned vector. The row's first vector then begins up to seven elements before the row (c <
+ * 0). */
 TE_FN te_columns te_columns_at(int c, int width) {
     te_columns v;
     v.from = c < 0 ? 0 : c, v.n = (int)te_min(c + 8, width) - v.from, v.whole = width % 8 == 0 || v.n == 8;
@@ -223,8 +227,8 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 
 /* The largest logit of a row, and the sum of exp(x - max). */
 typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
-/* Returns, in all lanes, the statistics of the `width` logits that begin at element `row` of x. With label smoothing it
- * also sets *deviation, the sum of x - origin. */
+/* Returns, in all lanes, the statistics of the `width` logits that begin at element `row` of x. With label smoothing
+ * the function also sets *deviation to the sum of x - origin. */
 TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_entropy_args *a, int64_t row, te_lanes *g,
                                             int width, te_dtype dtype, int smooth, float origin) {
     float max = -INFINITY, sum = 0;
@@ -256,8 +260,8 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
 /* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The largest
  * logit is subtracted before anything is rounded, so adding the same number to all logits does not change the loss. The
  * label's logit is loaded at the end, because waiting for it at the beginning would take a tenth of the kernel's time.
- * It is loaded at the beginning in two cases: if label smoothing sums the differences from it, and if the gradient is
- * to overwrite the logits as soon as this function returns (in_place). */
+ * In two cases the label's logit is loaded at the beginning nevertheless: with label smoothing, which sums x -
+ * x[label], and if the gradient is to overwrite the logits as soon as this function returns (in_place). */
 TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
                                              te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
@@ -307,7 +311,8 @@ TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, con
     }
 }
 
-/* Forward of one row. Memory traffic: reads the logits. */
+/* Forward of one row: stores the loss and, in training, the row's softmax statistics. Memory traffic: reads the
+ * logits. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
                                 const te_loss_options o) {
     int group;
@@ -315,7 +320,8 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
     const te_softmax_stats all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
     if (!g.id && a->stats) a->stats[2 * b.x] = all.max, a->stats[2 * b.x + 1] = log2f(all.sum);
 }
-/* Backward of one row. Memory traffic: reads the logits, writes their gradient. */
+/* Backward of one row, from the softmax statistics that forward has saved. Memory traffic: reads the logits, writes
+ * their gradient. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                      te_dtype dtype, const te_loss_options o) {
     int group;
@@ -323,7 +329,8 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(0, width, width), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Backward of one row of a shard, which has a->width columns of the vocabulary from column a->first on. */
+/* Backward of one row of a rank's shard of the logits. The shard has a->width columns of the vocabulary, from column
+ * a->first on. */
 TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
                                        te_dtype dtype, const te_loss_options o) {
     int group;
@@ -345,8 +352,8 @@ TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_blo
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-/* Sets the arguments except the tensors. The dry run that determines the memory sizes has no batch, so nothing is
- * checked there. */
+/* Sets the sizes, the labels and the other members that come from the batch, and checks these values. The dry run that
+ * determines the memory sizes has no batch, so that run checks nothing. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -419,17 +426,18 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
 
 /* ---- (ranks, N): the vocabulary is split over the ranks of a tensor group ---------------------------------------- */
 
-/* A rank reduces its columns of each row to five numbers, te_loss_partial. An all_gather exchanges these numbers, 20
- * bytes a row and rank, instead of logits. Then each rank combines them in the order of the ranks, so the loss and the
- * statistics are bitwise identical on all ranks. The gradient of a rank's columns needs nothing else from the other
- * ranks. */
+/* A rank reduces its columns of each row of logits to five numbers, te_loss_partial. An all_gather exchanges these
+ * numbers, 20 bytes a row and rank, instead of logits. Then each rank combines them in the order of the ranks, so the
+ * loss and the statistics are bitwise identical on all ranks. The gradient of a rank's columns needs nothing else from
+ * the other ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
 /* A rank's contribution to the loss of a row. */
 typedef struct te_loss_partial {
     te_softmax_stats stats;  /* max and sum over this rank's columns */
     float label_logit;       /* x[label]; 0 if the label's column is on another rank */
-    float deviation, origin; /* label smoothing: deviation = the sum of x - origin */
+    float deviation, origin; /* label smoothing: deviation is the sum of x - origin over this rank's columns;
+                                origin is the first logit of these columns, or 0 if that logit is not finite */
 } te_loss_partial;
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
@@ -441,7 +449,7 @@ typedef struct te_vocab_parallel_args {
     int rank, ranks;
 } te_vocab_parallel_args;
 
-/* Reduces this rank's columns of a row to a te_loss_partial. Memory traffic: reads the logits. */
+/* Reduces this rank's columns of one row of logits to a te_loss_partial. Memory traffic: reads the logits. */
 TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_block b, int threads, int width,
                                         te_dtype dtype, const te_loss_options o) {
     int group;
@@ -491,7 +499,8 @@ typedef struct te_vocab_parallel {
     float label_smoothing, z_loss;
 } te_vocab_parallel;
 
-/* Sets the arguments except the logits, and acquires the memory of the partials. y: receives the losses. */
+/* Sets all arguments except the pointer to the logits, and acquires memory for the partials of all ranks. y: receives
+ * the losses. */
 TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y, te_run *r, const te_step *s,
                                           const te_vocab_parallel *l) {
     const int i = s->op[s->count - 1];

@@ -28,13 +28,13 @@
         TE_CALLED(op) ": the probability must be at least 0 and less than 1");)
 
 /* One Philox call yields 128 bits, 16 bits for each of eight elements. With a call for every four elements, the
- * arithmetic would take more time than the memory traffic. Element e uses the call with counter e / 8: of the 32-bit
- * word e % 8 / 2 that this call yields, the half e % 2 (0: the lower 16 bits). The element is dropped if these 16 bits
- * are below limit = 65536 p. So p is rounded to a multiple of 1 / 65536; factor = 1 / (1 - p) is computed from the
- * rounded p (philox.h). */
+ * arithmetic would take more time than the memory traffic. Element e uses the call with counter e / 8. Of the four
+ * 32-bit words that this call yields, the element uses word e % 8 / 2: the lower 16 bits if e is even, else the upper
+ * 16 bits. The element is dropped if these 16 bits are below limit = 65536 p. So p is rounded to a multiple of 1 /
+ * 65536; factor = 1 / (1 - p) is computed from the rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
 
-/* In rows with more columns than this, the random state is loaded again for every eight elements (te_load_rng). */
+/* If rows have more columns than this, kernels load the random state again for every eight elements (te_load_rng). */
 enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
@@ -44,9 +44,9 @@ TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
                                                    right side are 0 */
 }
 /* Loads the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier
- * stores. It is volatile, so that the compiler repeats it for every eight elements. Otherwise the compiler would hold
- * the state and its round keys in registers for the whole kernel, and would have to spill the column sums of backward.
- * For narrow rows a plain load reads the state once. */
+ * stores. The asm statement is volatile, so that the compiler repeats the load for every eight elements. Otherwise the
+ * compiler would hold the state and its round keys in registers for the whole kernel. It would then have to spill the
+ * sums of columns that backward accumulates. For narrow rows a plain load reads the state once. */
 TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
 #if TE_CUDA
     te_rng now;

@@ -7,7 +7,7 @@
  * Unlike a norm, dyt needs no statistics of the row, so it is elementwise and may be fused into the epilogue of a GEMM.
  * Backward reads the saved x and computes, with t = tanh(alpha x):
  *     dx = dy weight (1 - t^2) alpha,   dalpha = the sum of dy weight (1 - t^2) x over rows and columns,
- *     dweight = column sums of dy t,    dbias = column sums of dy
+ *     dweight = the sum of dy t over the rows, for each column,    dbias = the sum of dy over the rows, for each column
  * te_model_randomize sets alpha to 0.5, weight to 1 and bias to 0.
  */
 #ifndef TE_OPS_DYT_H
@@ -37,7 +37,7 @@ TE_CALLBACK void te_dyt_backward(float v[8], float sum[24], const te_stage *s, t
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float t = tanhf(alpha * x[i]), d = v[i] * w[i] * (1.0f - t * t);
-        sum[i] += d * x[i], sum[8 + i] += v[i] * t, sum[16 + i] += v[i]; /* sums of dalpha, dweight and dbias */
+        sum[i] += d * x[i], sum[8 + i] += v[i] * t, sum[16 + i] += v[i]; /* for dalpha, dweight and dbias */
         v[i] = d * alpha;
     }
 }

@@ -35,8 +35,8 @@ typedef struct te_formats {
     te_dtype in, out; /* the op's input and output in forward */
     te_dtype edge;    /* the value of the op's fork */
     te_dtype weight;  /* the op's parameters */
-    int local_fork;       /* 1: this same kernel has stored the fork's value (in backward, the sum of the gradients from
-                             the fork's uses). The value must therefore not be prefetched, nor loaded through a
+    int local_fork;       /* 1: the fork's value (in backward, the sum of the gradients from the fork's uses) was stored
+                             by this same kernel. Therefore the value must not be prefetched, nor loaded through a
                              non-coherent cache */
     int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value */
 } te_formats;
@@ -51,13 +51,13 @@ TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
 /* The coordinates of eight neighbouring elements of a row. */
 typedef struct te_place {
     int64_t row;
-    int col, n;        /* column of the first element; number of elements: 8, or fewer at the end of a row */
+    int col, n;        /* col: column of the first element; n: number of elements, 8 or, at a row's end, fewer */
     int width, halves; /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation, else
                           1 */
     int aligned;       /* whether the width is a multiple of eight, so that vector loads are allowed */
     te_formats format;
-    const struct te_stage *ahead_of; /* the op whose operand (saved input or fork's value) is already in registers, in
-                                        `ahead`; null: there is none */
+    const struct te_stage *ahead_of; /* the op whose operand (saved input or fork's value) has been prefetched to
+                                        `ahead`; null: no operand has been prefetched */
     te_vec8 ahead, ahead_second;     /* eight prefetched 16-bit elements of that operand; ahead_second: if halves is 2,
                                         those of the second half of the row */
 } te_place;
@@ -82,8 +82,8 @@ typedef struct te_stage {
     uint32_t id;                  /* the op's index in the list; it selects the stream of random numbers */
 } te_stage;
 
-/* Loads eight elements of p, which is s->saved (its format is at.format.in) or s->edge (at.format.edge): from registers
- * if they have been prefetched, else from memory. */
+/* Loads eight elements of p, which is either s->saved (format: at.format.in) or s->edge (format: at.format.edge). If
+ * the eight elements have been prefetched, they are taken from registers, else from memory. */
 TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
     if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);
@@ -138,8 +138,8 @@ TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, 
 
 /* ---- (mul_param, name, width), (mul_param, name, 1) -------------------------------------------------------------- */
 
-/* dx = dy * weight; dweight is the sum of dy * x over all rows, for each column. With one learnt factor, dweight is the
- * total of all columns' sums, added in the order of the columns. */
+/* dx = dy * weight; dweight is the sum of dy * x over all rows, for each column. If the op has only one learnt factor,
+ * dweight is the total of the sums of all columns, added in the order of the columns. */
 #define TE_OP_mul_param (mul_param, map)
 #define TE_SHAPES_mul_param(op) (1)
 #define TE__MUL_PARAM_IS_ONE(op) ((TE_ARG1(op, 0)) == 1)

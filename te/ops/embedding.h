@@ -8,8 +8,8 @@
  *     (embedding, tokens, 50304, 768), (positions, at, 1024, 768), (fork, x1), (layernorm, ln1, 768), ...
  *
  * Nothing is saved: backward reads the tokens again. A token outside the vocabulary is an error on the host; on CUDA,
- * where the host does not see the tokens, the token's row of y becomes NaN. An embedding may have at most 2^24 - 1
- * rows.
+ * where the host does not see the tokens, the token's row of y becomes NaN. A call may have at most 2^24 - 1 rows of
+ * tokens.
  *
  * dweight[token] = sum of dy over the rows with that token. The rows are sorted by token, and the rows of each token
  * are added in order, without atomics, so the same inputs give bitwise identical results. dweight[position] = sum of dy
@@ -48,19 +48,19 @@
 #define TE_TAKES_DIMS_embedding ,
 
 typedef struct te_embedding_args {
-    void *y;         /* forward: y, [rows, width] of the model's dtype; backward: dweight, [size, width] of f32 */
+    void *y;         /* forward: y, [rows, width] in the model's dtype; backward: dweight, [size, width] in f32 */
     const void *x;   /* forward of positions: [rows, width]; backward: dy, [rows, width] */
     const void *w;   /* this rank's table, [size, width] */
     const int32_t *tokens; /* [rows] */
     int32_t *order;  /* [rows]: the rows sorted by token */
-    float *partials; /* [segments, 2, width]: sums over parts of runs (te_embedding_gradient) */
+    float *partials; /* [segments, 2, width]: partial sums of tokens' gradients (te_embedding_gradient) */
     int64_t rows;
     te_sequences of;
     int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */
     int position;    /* the position of the first row of each sequence */
     const int32_t *past; /* for each sequence, the number of its tokens that were in the cache before this batch; null:
                             there is no cache */
-    int accumulate;  /* 1: the sums are added to dweight; 0: they overwrite it */
+    int accumulate;  /* 1: the sums are added to dweight; 0: the sums overwrite dweight */
     int width;       /* used only if the width is not a constant of the list */
     int64_t first;   /* the index of this rank's first row within the whole batch: 0 unless the rows are split over the
                         ranks (rows, shard) */
@@ -71,7 +71,7 @@ enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
     TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows that a group of lanes sums in backward */
-    TE_EMBEDDING_UNROLL = 8    /* number of rows whose loads are in flight at once */
+    TE_EMBEDDING_UNROLL = 8    /* number of rows whose loads a group of lanes has in flight at once */
 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
@@ -127,8 +127,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
 }
 
 /* Sorts the rows by (token, row): order[place] = row, where `place` is the number of rows that precede the row in the
- * sorted order. A group of lanes counts these rows for one row, which takes rows^2 comparisons in all: 67 million for
- * 8192 rows. */
+ * sorted order. Each group of lanes counts the preceding rows of one row. All groups together make rows^2 comparisons:
+ * 67 million for 8192 rows. */
 TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -140,20 +140,20 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
         const int32_t other = a->tokens[j];
         place += other < token || (other == token && j < row);
     }
-    float sum = (float)place; /* exact as a float, because there are fewer than 2^24 rows */
+    float sum = (float)place; /* a place is exact as a float, because there are fewer than 2^24 rows */
     te_lanes_sum(&sum, 1, &g);
     if (g.id == 0) a->order[(int)sum] = (int32_t)row;
 }
 TE_KERNEL_IF_USED(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, 1, te_embedding_args,
                   te_sort_body(te_args, te_at))
 
-/* For place p among the sorted rows: the index of its token's row in this rank's table. -1 if p is outside of the
- * rows. */
+/* Returns, for the row at place p of the sorted order, the index of the row's token in this rank's table, or -1 if
+ * there is no place p. */
 TE_FN int32_t te_sorted_token(const te_embedding_args *a, int64_t p, int sharded) {
     return p < 0 || p >= a->rows ? -1 : te__local_token(a, a->tokens[a->order[p]], sharded);
 }
 
-/* Backward on the host, for the eight columns from c on: dweight[token] += dy[row], row by row. */
+/* Backward on the host, for the n columns (at most eight) from column c on: dweight[token] += dy[row], row by row. */
 TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n, int width, te_dtype dtype,
                                        int sharded) {
     float *grad = (float *)a->y, v[8];
@@ -165,13 +165,14 @@ TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n,
         for (int i = 0; i < n; i++) grad[at + i] += v[i];
     }
 }
-/* Backward: dweight[token] += dy[row]. Each lane sums eight columns.
+/* Backward: adds dy[row] to dweight[token of the row], for all rows. Each lane sums eight columns.
  *
  * On CUDA a group of lanes takes a segment of TE_EMBEDDING_SEGMENT sorted rows, so that the work is balanced, no matter
  * how often each token occurs. The sorted rows of one token form a run. If a run lies inside one segment, its sum is
- * added to the token's gradient at once. If it extends over several segments, the sum over each of them is stored in
- * partials[segment]: in slot 0 if the run began in an earlier segment, else in slot 1. te_embedding_merge then adds
- * these sums in order. Memory traffic: reads dy once, and reads and writes the gradients of the tokens that occur. */
+ * added to the token's gradient at once. If the run extends over several segments, one sum for each of these segments
+ * is stored in partials[segment]: in slot 0 if the run began in an earlier segment, else in slot 1. te_embedding_merge
+ * then adds these sums in order. Memory traffic: reads dy once, and reads and writes the gradients of the tokens that
+ * occur. */
 TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);

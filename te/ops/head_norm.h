@@ -14,10 +14,10 @@
  *     backward    dx = rstd (w dy - x rstd^2 / D sum(w dy x)),  dw = sum of dy x rstd over rows and heads
  * Forward saves x; backward recomputes rstd. Memory traffic: forward reads x and writes y; backward reads x and dy and
  * writes dx. A rope that follows is fused into the same kernel: head_norm_rope, in backward rope_head_norm. In a tensor
- * group each rank has some of the heads, but all of q_weight and k_weight. It sums the gradients of these weights over
- * its own heads only; te/comm then adds up the sums of all ranks.
+ * group each rank has some of the heads, but all of q_weight and k_weight. Each rank sums the gradients of these
+ * weights over its own heads only; te/comm then adds up the sums of all ranks.
  *
- * A head is split into chunks of 2 x 8 columns. The two columns of a pair that a rope rotates are in the same chunk. On
+ * A head is split into chunks of 2 x 8 columns. Two columns that a rope rotates as a pair are in the same chunk. On
  * CUDA a group of 1 to 32 lanes computes a head, and each lane takes one chunk. The groups of a block loop over the
  * heads of a few rows. A group has the loads of several heads in flight at once.
  */
@@ -58,9 +58,9 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 enum {
     TE_HEAD_NORM_MAX_DIM = 480, /* 30 chunks of 16 columns: one warp holds the largest head */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
-    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* rows that a block computes */
-    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* maximum number of rows that a block computes at a time */
-    TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight */
+    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows that a block computes in forward */
+    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* maximum number of rows that a block computes at once in backward */
+    TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight in forward */
     TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1, /* number of heads whose loads a lane has in flight in backward */
     TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* maximum number of chunks of a head that one lane holds */
 };
@@ -75,8 +75,8 @@ typedef struct te_head_shape {
                                         is interleaved and scaled. rotary 0: no rope */
     int zero_centred;                /* 1: the stored weight is w - 1 (head_norm1p) */
     float eps;
-    te_dtype x, y, w, saved; /* formats: x of this pass's input (in backward dy), y of its output (dx), w of the
-                                weights, saved of the x that forward saved */
+    te_dtype x, y, w, saved; /* number formats. x: of this pass's input (in backward dy); y: of its output (in backward
+                                dx); w: of the weights; saved: of the x that forward saved */
 } te_head_shape;
 
 typedef struct te_head_args {
@@ -180,8 +180,8 @@ TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, t
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Unit u of a block's work: one head of one row. row: the row's index, counted from the row `first`; head: the head's
- * index among those of q, k and v; at: the index in the tensor of the head's first element. */
+/* Unit u of a block's work: one head of one row. row: the row's index, counted from the block's first row, `first`;
+ * head: the head's index among those of q, k and v; at: the offset, in elements, of the head within the tensor. */
 typedef struct te_head_unit { int row, head; int64_t at; } te_head_unit;
 TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {
     const int all = k.heads + 2 * k.kv_heads;
@@ -209,12 +209,13 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
             if (u < units) te_head_load(&next[j], a->at.x, te_head_unit_at(u, first, k).at, g, k, k.x);
             else memset(&next[j], 0, sizeof next[j]);
         }
-        if (k.rotary && from == 0) { /* computed while the first loads are in flight */
+        if (k.rotary && from == 0) { /* the table of cosines and sines is computed while the first loads are in
+                                        flight */
             te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, 1));
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < depth; j++) {
-            if (from + j * groups >= units) continue; /* no group of the block has work, so all skip the sums */
+            if (from + j * groups >= units) continue; /* no group of this block has a unit: all skip the sums */
             const int u = from + j * groups + group;
             const te_head_unit h = te_head_unit_at(u, first, k);
             te_head_floats x, w;
@@ -240,7 +241,7 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
  * weight. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {
-    float s[2] = {0, 0}; /* sums of x^2 and of w dy x */
+    float s[2] = {0, 0}; /* s[0]: sum of x^2; s[1]: sum of w dy x */
     TE__HEAD_EACH(k, *g, c, i) TE_UNROLL for (int e = 0; e < 16; e++) {
         const float v = x->v[c][e / 8][e % 8];
         s[0] += v * v, s[1] += w->v[c][e / 8][e % 8] * d->v[c][e / 8][e % 8] * v;
@@ -253,8 +254,8 @@ TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head
         d->v[c][e / 8][e % 8] = rstd * (w->v[c][e / 8][e % 8] * dy - v * along);
     }
 }
-/* Stores a block's partial sum of the gradient of one weight. For this it adds up the sums of the block's groups of
- * lanes, in a fixed order. */
+/* Adds up, in a fixed order, what the block's groups of lanes have summed of one weight's gradient, and stores the
+ * total as the block's partial sum of that gradient. */
 TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_head_shape k) {
     int group;
     (void)te_lanes_here(g.count, &group);
@@ -274,7 +275,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
     const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
     const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
-    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* a vector of f32 takes twice the registers */
+    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* a vector in f32 takes twice the registers of one in 16
+                                                              bits */
     const int depth = is_f32 ? 1 : TE_HEAD_PREFETCH_BACKWARD;
     const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
     const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds); /* rows that a block computes in one round of the loop
@@ -299,7 +301,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 te_block_sync();
             }
             TE_UNROLL for (int j = 0; j < depth; j++) {
-                if (from + j * groups >= units) continue; /* no group of the block has work, so all skip the sums */
+                if (from + j * groups >= units) continue; /* no group of this block has a unit: all skip the sums */
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
                 const int is_k = h.head >= k.heads, is_v = h.head >= k.heads + k.kv_heads;

@@ -4,7 +4,7 @@
  * Do this:
  *     (rmsnorm, norm, H), (last_token, last), (linear, head, H, V)      // logits of the last token only
  *
- * Use it for inference that needs only the logits of a prompt's last token, and for a classifier on top of a causal
+ * The op is for inference that needs only the logits of a prompt's last token, and for a classifier on top of a causal
  * model. All values after the op have one row for each sequence, so te_batch.labels must have one label for each
  * sequence. The op saves nothing. Backward: dx[last row] = dy[sequence], and dx is 0 elsewhere. For an empty sequence
  * (te_batch.cu_seqlens) y is 0 and dy is ignored.
@@ -28,7 +28,7 @@
 typedef struct te_last_token_args {
     void *y;       /* forward: y [sequences, width]; backward: dx [rows, width] */
     const void *x; /* forward: x [rows, width]; backward: dy [sequences, width] */
-    int64_t rows;  /* rows of y */
+    int64_t rows;  /* number of rows of the tensor at `y` */
     te_sequences of;
     int width;     /* used only if the width is not a constant of the list */
 } te_last_token_args;

@@ -5,7 +5,8 @@
  *                                    embedding's weight
  *   (frozen_linear, name, in, out)   the weight is never trained (te/plan/freeze.h), so backward computes only dx, and
  *                                    forward need not save x
- * Options: (recipe, ..), which is none or an FP8 recipe other than the list's (docs/fp8.md), and those below.
+ * Options: (recipe, ..) with the value `none` or an FP8 recipe that differs from the list's (docs/fp8.md), and those
+ * below.
  *
  * Do this:
  *     (linear, fc1, 768, 3072), (bias, fc1_b, 3072), (gelu, act), (linear, fc2, 3072, 768), (bias, fc2_b, 768)
@@ -59,8 +60,8 @@
     ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_LAYOUT_partial_grad \
                         : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? TE_LAYOUT_columns \
                                                                           : TE_LAYOUT_replicated))
-#define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* a negative width is known, and checked, only at run
-                                                                  time */
+#define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* a width that is known, and can be checked, only at run
+                                                                  time is given as a negative number */
 #define TE_CHECK_linear(model, op)                                                                              \
     (static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none || (int)model##_names_recipe,             \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \

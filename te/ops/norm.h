@@ -10,8 +10,8 @@
  *     (fork, x1), (rmsnorm, norm1, 4096, (eps, 1e-6f)), (linear, qkv, 4096, 6144)
  *
  * Forward saves x and, in f32, the statistics of each row: for layernorm mean and rstd, otherwise only rstd (l2norm:
- * rnorm). Backward computes dx and, by sums over all rows for each column, dgamma and dbeta. This header contains the
- * formulas; the kernels, which run a norm alone or fused with elementwise ops, are in te/pointwise.
+ * rnorm). Backward computes dx, dgamma and dbeta. Each column of dgamma and dbeta is a sum over all rows. This header
+ * contains the formulas; the kernels, which run a norm alone or fused with elementwise ops, are in te/pointwise.
  */
 #ifndef TE_OPS_NORM_H
 #define TE_OPS_NORM_H
@@ -42,8 +42,8 @@ enum {
 #define TE_IN_norm(op) (TE_ARG1(op, 0))
 #define TE_LAYOUT_FITS_norm(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_FLAGS_norm(op) (TE_SAVES_INPUT)
-#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* numbers for each row: mean and
-                                                                                        rstd, or only rstd */
+#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* numbers saved for each row: mean
+                                                                                        and rstd, or only rstd */
 #define TE_PARAMS_norm(op, in, out) TE_JOIN1(TE_PARAMS_OF_, TE_KIND(op))(out)
 #define TE_PARAMS_OF_layernorm(out) ((weight, 1, out, one), (bias, 1, out, zero))
 #define TE_PARAMS_OF_layernorm1p(out) ((weight, 1, out, zero), (bias, 1, out, zero))
@@ -59,7 +59,7 @@ enum {
 typedef struct te_norm_options { int code; float eps; } te_norm_options;
 
 /* Returns rstd, computed from `squares`, the sum of squares of a row of `count` elements (in layernorm, the squares of
- * x - mean). l2norm uses the sum itself, the others divide it by `count`. */
+ * x - mean). l2norm uses this sum itself; the other norms divide the sum by `count`. */
 TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
     return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
 }

@@ -2,8 +2,8 @@
  *
  *   (fork, x)            y = the input, which is also the value of the edge x
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
- *                        Options: (dtype, f32), its format; (rows, memory): it has te_batch.memory_seq rows for each
- *                        sequence, and is for use by (load, x) or a (cross_attention, ..)
+ *                        Options: (dtype, f32), the input's format; (rows, memory): the input has te_batch.memory_seq
+ *                        rows for each sequence, and is for use by (load, x) or a (cross_attention, ..)
  *   (add, x), (mul, x)   y = the input + the value of x; y = the input * the value of x
  *   (load, x)            y = the value of x, with which the list continues. A (fork, ..) must stand directly in front
  *                        of the load, because the value in front of the load would otherwise be lost
@@ -40,8 +40,8 @@
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | (TE__OF_MEMORY(op) ? TE_OF_MEMORY : 0))
 #define TE_TAKES_fork_dtype TE_TOKEN /* an option of (input, ..) only, not of (fork, ..) */
 #define TE_TAKES_fork_rows TE_TOKEN  /* an option of (input, ..) only, not of (fork, ..) */
-/* The te_rows that the option (rows, ..) of an input names. It is -1 if the option is not given: the input then has as
- * many rows as the op that uses it. */
+/* The value of the enum te_rows that an input's option (rows, ..) names, or -1 if the option is not given. Without the
+ * option the input has as many rows as the op that uses the input. */
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
 #define TE__INPUT_ROWS_(value) TE_IF_TUPLE(value, TE_STRIP, TE__ROWS_NAMED)(value)
 #define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
@@ -62,8 +62,8 @@
     };                                                                \
      static_assert((int)TE__INPUT_ROWS(op) == -1 || TE__IF_INPUT(op, TE__OF_MEMORY(op), 0),                  \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": rows are memory, of an input, or not named");)
-/* Each use of fork x declares this type (a typedef may be repeated), and the list refers to the type. So for a fork
- * that is never used, the compiler reports the type as undeclared. */
+/* The name of a type that each use of fork x declares (a typedef may be repeated) and that the list refers to. If no op
+ * uses the fork, the type is not declared, and the compiler reports its name, which is worded as an error message. */
 #define TE_FORK_USED(model, x) TE_JOIN4(te_error_, x, of, model, is_never_used)
 
 /* ---- (add, x), (mul, x), (output, x) ---------------------------------------------------------------------------- */
@@ -98,7 +98,7 @@
 #define TE_PRODUCES_output(op) (TE_PRODUCES_same)
 #define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_GRAD_UNCHANGED)
 
-/* Adds to v the fork's value or, in backward, the sum of the gradients from the fork's uses. */
+/* Adds to v the value of the op's fork or, in backward, the sum of the gradients from the uses of the fork. */
 TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place at) {
     float e[8];
     if (!s->edge) return;
@@ -107,7 +107,8 @@ TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place 
 }
 /* Backward: v is the contribution of this use to the gradient of the fork's value. The use that backward reaches first
  * stores v and continues with v rounded as stored. Each other use stores the sum of v and the previous contributions.
- * The load of the previous sum is coherent, because this same kernel may have stored it. */
+ * The sum of the previous contributions is read by a coherent load, because this same kernel may have stored that
+ * sum. */
 TE_FN void te_store_fork_grad8(float v[8], const te_stage *s, te_place at) {
     float e[8];
     if (!s->out) return;
@@ -164,7 +165,7 @@ TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_pl
 #define TE_OP_load (load, custom)
 #define TE_SHAPES_load(op) (1)
 #define TE_FLAGS_load(op) (TE_IS_LOAD)
-#define TE_LOADS_load , /* its output has the fork's width, rows and format (te/fuse/impl/declare.h) */
+#define TE_LOADS_load , /* the op's output has the fork's width, rows and format (te/fuse/impl/declare.h) */
 #define TE_TAKES_DIMS_load ,
 #define TE_EDGE_load(model, op) (TE_FORK_INDEX(model, add, TE_FORK_OF(op)), TE_FORK_DTYPE(model, TE_FORK_OF(op)))
 #define TE_CHECK_load(model, op) (typedef int TE_FORK_USED(model, TE_FORK_OF(op));)

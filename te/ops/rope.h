@@ -2,9 +2,9 @@
  * k of all kv_heads, v of all kv_heads], or only q if kv_heads is 0. v passes through unchanged.
  *
  *   (rope, name, heads, kv_heads, head_dim)
- * Options, with their defaults: (rotary_dim, head_dim), where dimensions from rotary_dim on pass through; (interleaved,
- * 0); (base, 10000.0f); (value_dim, head_dim), the size of a head of v; and, for longer contexts, (scaling, none) and
- * its parameters, described below.
+ * Options, with their defaults: (rotary_dim, head_dim), where dimensions from rotary_dim on pass through unchanged;
+ * (interleaved, 0); (base, 10000.0f); (value_dim, head_dim), the size of a head of v; and, for longer contexts,
+ * (scaling, none) and its parameters, described below.
  *
  * Do this:
  *     (linear, qkv, 4096, 6144), (rope, rot, 32, 8, 128, (base, 500000.0f)), (attention, attn, 32, 8, 128)
@@ -13,10 +13,10 @@
  * scaling changes the frequency:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and 2p + 1 (GPT-J). The
- * position of a row is the row's entry in te_batch.positions, if that array is given. Otherwise it is te_batch.position
- * + the row's index within its sequence + the number of the sequence's tokens that are already in the te_cache, if
- * there is one. The op saves nothing: backward rotates dy by the negative angle. Memory traffic: reads x and writes y;
- * the kernel computes the angles.
+ * position of a row is the row's entry in te_batch.positions, if that array is given. Otherwise the position is the sum
+ * of te_batch.position, the row's index within its sequence and, with a te_cache, the number of the sequence's tokens
+ * that are already in the cache. The op saves nothing: backward rotates dy by the negative angle. Memory traffic: reads
+ * x and writes y; the angles are computed by the kernel, not read.
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If
  * head_dim divides 256, value_dim must be a multiple of head_dim: the fused GEMM then has tiles of 256 columns, each of
@@ -94,8 +94,8 @@
  *             3.1); (low_freq_factor, 1), (high_freq_factor, 4)
  *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023). d(beta) = rotary_dim
  *             log(L / (2 pi beta)) / (2 log(base)) is the index of the pair that makes `beta` full turns in L tokens;
- *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))), without floor and ceil
- *             with (truncate, 0); (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
+ *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))); (truncate, 0) omits
+ *             floor and ceil; (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
  *             (attention_factor, 0.1 log(factor) + 1). */
 typedef enum te_rope_scaling {
     TE_ROPE_SCALING_none,
@@ -127,7 +127,7 @@ typedef enum te_rope_scaling {
 #define TE__ROPE_SCALING_OF(token) TE_JOIN1(TE_ROPE_SCALING_, token)
 #define TE__ROPE_IS(op, which) ((int)TE__ROPE_SCALING(op) == (int)TE_ROPE_SCALING_##which)
 #define TE__ROPE_NUMBER(op, name, otherwise) ((float)(TE_OPTION(op, name, otherwise)))
-/* The values of the members of te_rope_options from `scaling` on, in their order. */
+/* Initialisers for the members of te_rope_options from the member `scaling` on, in the order of the members. */
 #define TE_ROPE_SCALING_OPTIONS(op) TE__ROPE_SCALING(op), TE_OPTION(op, original_length, 0),                         \
     TE_OPTION(op, truncate, 1), TE__ROPE_NUMBER(op, factor, 1), TE__ROPE_NUMBER(op, low_freq_factor, 1),             \
     TE__ROPE_NUMBER(op, high_freq_factor, 4), TE__ROPE_NUMBER(op, beta_fast, 32), TE__ROPE_NUMBER(op, beta_slow, 1), \
@@ -179,7 +179,7 @@ typedef struct te_rope_options {
  * offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
-    float magnitude; /* all cosines and sines are multiplied by it */
+    float magnitude; /* factor of all cosines and sines */
 } te_rope_scale;
 
 /* The scaled frequency f' of pair p. */
@@ -204,8 +204,8 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        const double width = high == low ? 0.001 : high - low; /* if high == low, the small width makes s nearly a step
-                                                                  function of p */
+        const double width = high == low ? 0.001 : high - low; /* the small width makes s nearly a step function of p if
+                                                                  high == low */
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
     }
@@ -232,7 +232,7 @@ enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 typedef struct te_rope_shape {
     int width, qk_width; /* width: columns of a row; qk_width: columns of q and k, with which a row begins */
     int head_dim, rotary_dim, interleaved;
-    int scaled;          /* whether te_rope_args.scale is used */
+    int scaled;          /* whether te_rope_args.scale changes the frequencies */
     int direction;       /* forward: 1; backward: -1, for the inverse rotation */
     te_dtype x, y;
 } te_rope_shape;
@@ -262,8 +262,8 @@ TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float
     }
 }
 
-/* Fills cos_sin[rows][2][pairs]: for each of the `rows` rows from `first` on, the cosines of all pairs and then their
- * sines, negated for the inverse rotation. */
+/* Fills cos_sin[rows][2][pairs]: for each of the `rows` rows from `first` on, the cosines of all pairs, then the sines
+ * of all pairs. For the inverse rotation the sines are negated. */
 TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first, int rows, te_lanes g,
                            const te_rope_table t) {
     const float magnitude = t.scaled ? a->scale.magnitude : 1.0f;
@@ -292,8 +292,8 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
     for (int r = 0; r < rows; r++)
         for (int c = g.id; c < k.width; c += g.count) {
             const int64_t at = (first + r) * k.width + c;
-            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs; /* low: column d is the first of
-                                                                                           its pair */
+            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs; /* low: whether column d is the
+                                                                                           first column of its pair */
             const int p = k.interleaved ? d / 2 : low ? d : d - pairs;
             float v = te_load(a->x, at, k.x);
             if (c < k.qk_width && d < k.rotary_dim) {
@@ -305,12 +305,14 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
         }
 }
 /* Rotates `rows` rows from `first` on, eight columns at a time. A lane works on units of eight columns. Unless pairs
- * are interleaved, a unit that is rotated also has the eight partners of its columns, `distance` columns further on; so
- * a head of q or k has (head_dim - distance) / 8 units. All rows are loaded before the first one is rotated. */
+ * are interleaved, a unit that is rotated also contains the eight columns with which its columns form pairs; these lie
+ * `distance` columns further on. So a head of q or k has (head_dim - distance) / 8 units. All rows are loaded before
+ * the first one is rotated. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
-    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* 0: a vector of eight columns holds both
-                                                                                 columns of each of its pairs */
+    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* distance from a column to the other
+                                                                                 column of its pair; 0 if one vector of
+                                                                                 eight columns holds both */
     const int head_units = (k.head_dim - distance) / 8, heads = k.qk_width / k.head_dim;
     for (int u = g.id; u < heads * head_units + (k.width - k.qk_width) / 8; u += g.count) {
         const int head = u / head_units, in_head = u % head_units * 8;

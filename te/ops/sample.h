@@ -12,11 +12,11 @@
  * temperature, top-k, top-p, min-p; then a token is drawn. Nothing is sorted or approximated. Each cut (the least
  * likely token that a filter keeps) is found by radix selection on the bits of the logits: by counts for top-k, by
  * probability mass for top-p. Masses are integers (2^44 for the most likely token), so sums do not depend on the order,
- * and the token is the same on both targets, with any number of blocks and in any batch. docs/inference.md has the
- * parameters and the exactness.
+ * and the token is the same on both targets, with any number of blocks and in any batch. docs/inference.md describes
+ * the parameters, and how exact the results are.
  *
- * Two passes read the logits. The first finds the largest logit and counts keys; the second computes the sum for y and
- * lists the tokens that top-k may keep. All other work reads this list. Without top-k, or if the list would have more
+ * Two passes read the logits. The first finds the largest logit and counts keys; the second sums exp for y and makes a
+ * list of the tokens that top-k may keep. All other work reads this list. Without top-k, or if the list would have more
  * than TE__SAMPLE_LIST tokens, each digit of a cut and the draw take a further pass over the logits, which are then in
  * the caches. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the logits once; 128 rows of
  * 131072 in bf16 are 33.6 MB, which takes 7.3 us at 4.6 TB/s.
@@ -147,7 +147,7 @@ enum { TE__SAMPLE_WARP = TE_CUDA ? 32 : 1 };
 
 /* Except in fmaf, no operand of a sum is a product, because a compiler that fused the two would change the result. */
 
-/* The key of a logit. Larger logits have larger keys; -0 has the same key as 0. */
+/* The key of a logit. Larger logits have larger keys, and -0 has the same key as 0. */
 TE_FN uint32_t te__sample_key(float x) {
     const uint32_t u = te_bits_of_float(x + 0.0f);
     return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
@@ -179,7 +179,7 @@ TE_FN uint64_t te__sample_mass_of(uint32_t key, uint32_t top, float scale) {
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
 /* te__sample_penalised: the logit x with the penalties of a token that was generated `count` times or is in the prompt.
- * It is not inlined, because few tokens need it, and a pass would contain its code eight times. */
+ * The function is not inlined: few tokens need it, and a pass would contain its code eight times. */
 typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
 #if TE_CUDA
 TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
@@ -194,9 +194,9 @@ TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count
  * token is at most cut_token. */
 typedef struct te__sample_row {
     const te__sample_args *a;
-    int64_t at;              /* the row's first element */
-    int width, first;        /* columns; column at which the first vector of eight begins, at most 0 */
-    int vectors, begin, end; /* the vectors of the row; this block has the vectors [begin, end) */
+    int64_t at;              /* offset of the row's first element in x */
+    int width, first;        /* width: columns; first: column, at most 0, at which the first vector of eight begins */
+    int vectors, begin, end; /* number of vectors of the row; this block has the vectors [begin, end) */
     te_dtype dtype;
     int row, penalised, listed;
     te__sample_penalties penalties;
@@ -206,8 +206,8 @@ typedef struct te__sample_row {
     uint32_t top;      /* the largest key */
     uint32_t cut_key;
     int cut_token;
-    uint64_t min_mass; /* min-p: tokens with a smaller mass are not drawn */
-    uint64_t least_mass; /* the cut of top-p is not at a token with a smaller mass */
+    uint64_t min_mass; /* min-p: tokens whose mass is below min_mass are not drawn */
+    uint64_t least_mass; /* top-p: no token whose mass is below least_mass can be its cut */
 } te__sample_row;
 
 TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
@@ -280,7 +280,7 @@ TE_FN uint64_t te__sample_amount(const te__sample_row *r, uint32_t key, int toke
 
 /* ---- the passes over a row --------------------------------------------------------------------------------------- */
 
-/* Prefetch this block's part of the row to the L2 at once, because the pass over it has few loads in flight. */
+/* Prefetch this block's part of the row to the L2 at once, because a pass has only few loads in flight. */
 TE_FN void te__sample_prefetch(const te__sample_row *r, const te__sample_team *t) {
     const int line = 16 / (int)te_dtype_bytes(r->dtype); /* vectors in 128 bytes */
     for (int v = r->begin + t->g.id * line; v < r->end; v += t->g.count * line)
@@ -297,9 +297,9 @@ TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_tea
     }
     return x;
 }
-/* The largest logit and its token, as a te__sample_best: *raw of the unmodified logits, *best of the allowed tokens
- * with penalties. counts 1: also computes the histogram of the first digit of the keys that can be drawn. Memory
- * traffic: reads the logits and, if used, history and masks. */
+/* Finds the largest logit and its token, as a te__sample_best: *raw among the unmodified logits, *best among the
+ * allowed tokens after penalties. counts 1: also computes the histogram of the first digit of the keys that can be
+ * drawn. Memory traffic: reads the logits and, if used, history and masks. */
 TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_row *r, int counts,
                               const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, 0);
@@ -373,7 +373,7 @@ TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, 
 }
 
 /* A digit of a key (32 bits) or of TE__SAMPLE_LAST_TOKEN - token (21 bits): bits 21 to 31, 10 to 20 or 0 to 9. prefix:
- * the digits before it. */
+ * the digits above it. */
 typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
 TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     te__sample_digit d;
@@ -391,9 +391,9 @@ TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d,
     if (amount) te__sample_add(t->s, (int)(digits & ((1u << d.bits) - 1)), amount);
     return 0;
 }
-/* Computes the histogram of a digit of the keys or of the tokens. For tokens of a whole row, a bin is a chunk of
- * vectors instead; a warp's vectors are in one chunk. For the first digit of the keys, masses below least_mass are
- * added to bin 0, so that the total is right: no number's key is in bin 0, and the cut is at a larger key. */
+/* Computes the histogram of a digit of the keys or of the tokens. For tokens of a whole row, a bin stands for a chunk
+ * of vectors; the lanes of a warp are in one chunk. For the first digit of the keys, masses below least_mass are added
+ * to bin 0, so that the total is right: no number's key is in bin 0, and the cut is at a larger key. */
 TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int of_tokens, te__sample_sum sum,
                                 const te__sample_team *t) {
     uint64_t left_out = 0;
@@ -468,7 +468,7 @@ TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const 
     te__sample_sync(t); /* wait: no block reads the histogram of another one any more */
     return t->s->found;
 }
-/* A selection finds the key (or token) at which the sum over it and all larger keys (or lower tokens) reaches the wish.
+/* A selection finds a key (or token) so that the sum over this and all larger keys (or lower tokens) reaches the wish.
  * It computes the digits [level, end) of this key or token; prefix has the digits before them. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
@@ -484,11 +484,11 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     return s;
 }
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
-    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* no level 0: tokens have 21 bits */
+    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* tokens have 21 bits, so level 0 is skipped */
     s.of_tokens = 1;
     return s;
 }
-/* The token in chunk f.bin at which the sum reaches f.rest. All blocks compute it, because a chunk is short. */
+/* The token in chunk f.bin at which the sum reaches f.rest. Every block finds it itself: a chunk is short. */
 TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
     const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
     uint64_t rest = f.rest;
@@ -594,7 +594,7 @@ typedef enum te__sample_task {
     TE__SAMPLE_TASK_p,
     TE__SAMPLE_TASK_draw
 } te__sample_task;
-/* The parameters of the cuts and of the draw of a row. */
+/* What determines a row's cuts (top-k, top-p) and which token is drawn. */
 typedef struct te__sample_cuts {
     te__sample_selection k, p; /* the selections that remain to be run for the cuts of top-k and top-p */
     int top_k;                 /* 0: no top-k */
@@ -696,17 +696,17 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
         if (!draws) break;
         if (task <= TE__SAMPLE_TASK_top) {
             v = r, v.scale = te__sample_divide(1.4426950408889634f, temperature);
-            /* All tokens with a smaller mass together have less than 1 - p of the mass of the likeliest token. */
+            /* All tokens below least_mass together have less than 1 - p times the mass of the likeliest token. */
             v.least_mass = te_mul_high(~c.p.wish.fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)width;
             if (min_p > 0) v.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
         }
-        if (v.listed) { /* from here on only the first block of the row works, on the list */
+        if (v.listed) { /* from now on only the first block of the row works; it reads the list */
             if (t.rank) return;
             t.blocks = 1;
         }
         task = te__sample_next(&s, task, &c, &v);
     }
-    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait: no block reads history any more; it may be written next */
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait: no block reads history any more: it may be written */
     if (!t.rank && !t.g.id) te__sample_store(&r, token, raw_top, mass);
 }
 

@@ -7,9 +7,9 @@
  *
  * (bias, heads), (bias_queries, Q), (bias_keys, K): the op has a parameter `bias`, [heads, Q, K], stored as a matrix of
  * heads * Q rows, for sequences of up to Q queries and K keys; a longer sequence is an error. If bias_keys is not
- * given, K is Q. With (bias, shared) the parameter is [Q, K], the same for all heads. For a bias that is not learnt,
- * such as a mask of -inf, freeze the parameter (te/plan/freeze.h) and fill it before the first call. All sequences of a
- * batch have the same bias.
+ * given, K is Q. With (bias, shared) the parameter is a single table, [Q, K], which all heads use. For a bias that is
+ * not learnt, such as a mask of -inf, freeze the parameter (te/plan/freeze.h) and fill it before the first call. All
+ * sequences of a batch have the same bias.
  *
  * (relative_bias, buckets), (max_distance, 128): the op has a parameter `relative_bias`, [buckets, heads]. In causal
  * attention all buckets are for keys before the query; otherwise half of the buckets are for keys after the query. With
@@ -20,7 +20,7 @@
  * that saves for backward writes the largest logit of each head to that tensor.
  *
  * On CUDA only the kernels for f32 and for sm_80 support these options, so these kernels run on sm_90 as well: with a
- * bias, neither forward nor backward uses wgmma; with max_logit, forward does not use it.
+ * bias, neither forward nor backward uses wgmma; with max_logit, forward does not use wgmma.
  */
 #ifndef TE_OPS_SCORE_BIAS_H
 #define TE_OPS_SCORE_BIAS_H
@@ -29,8 +29,8 @@
 #include "../plan/impl/call_checks.h"                  /* te__check_tensor */
 #include "../plan/impl/gradients.h"              /* te__accumulates */
 
-/* Each macro expands to `yes` if the op has the option, else to `no`. The preprocessor must decide this, because the
- * option adds a parameter or kernels. */
+/* Each macro TE__IF_.. expands to `yes` if the op has the option that the macro is named after, else to `no`. The
+ * preprocessor must decide this, because such an option adds a parameter or kernels. */
 #define TE__IF_BIAS_TABLE(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__BIAS_TABLE_OF_, TE_OPTION(op, bias, none)), yes, no)
 #define TE__BIAS_TABLE_OF_heads ,
 #define TE__BIAS_TABLE_OF_shared ,
@@ -94,8 +94,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": max_logit must be 0 or 1");
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
-/* The kernels that an op needs for its bias and for max_logit. A member is null if the op does not have the option, or
- * if this pass does not need the kernel. */
+/* The kernels that an op needs for its score bias and for the option max_logit. A member is null if the op does not
+ * have the option, or if this pass does not need the kernel. */
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;
@@ -104,8 +104,8 @@ typedef struct te_score_bias_kernels {
     te_max_logit_fn max_logit;
 } te_score_bias_kernels;
 
-/* Declares the kernels: name##_relative and name##_max_logit for a forward, name##_relative and name##_dbias for a
- * backward, and for both the table of these kernels, name##_bias. */
+/* The two macros declare the kernels that a forward or a backward needs for the bias (forward: name##_relative and
+ * name##_max_logit; backward: name##_relative and name##_dbias), and name##_bias, the struct with these kernels. */
 #define TE__SCORE_BIAS_FORWARD(name, dtype, op, heads)                                                      \
     TE__IF_RELATIVE(op, TE_ATTENTION_RELATIVE_BIAS, TE_NOTHING)(name##_relative, dtype)                     \
     TE__IF_MAX_LOGIT(op, TE_ATTENTION_MAX_LOGIT, TE_NOTHING)(name##_max_logit, heads)                       \
@@ -146,10 +146,10 @@ TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const t
     return te__attention_relative_bias(r->ctx, k->relative, a, o->heads, o->bias_dim0, o->bias_dim1,
                                        o->window_right != 0);
 }
-/* Called after a backward, which has written delta: computes the gradient of the bias. A table's gradient is added to
- * the parameter's gradient directly. The partial sums of a relative bias's gradient are added up right away, not
- * deferred as for other gradients, because attentions that are tied to one parameter must not add to its gradient
- * concurrently. */
+/* Computes the gradient of the bias. Called after the attention's backward, which has written a->delta. The gradient of
+ * a table goes to the parameter's gradient directly. The partial sums of a relative bias's gradient are added up right
+ * away, not deferred as for other gradients, because attentions that are tied to one parameter must not add to its
+ * gradient concurrently. */
 TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run *r, const te_op *op,
                                                const te_score_bias_kernels *k) {
     const te_attention_options *o = (const te_attention_options *)op->options;

@@ -19,12 +19,12 @@ typedef struct te__linear_trial {
     int count;
     te_gemm_strategy strategy[TE_STRATEGY_COUNT];
     te_param param[TE_MAX_PATTERN][TE_MAX_PARAMS];
-    te_param next; /* takes the place of the parameter of the next GEMM, if that GEMM reads FP8 */
+    te_param next; /* stands in for the parameter of the next GEMM, if that GEMM reads FP8 */
     te_scales scales;
 } te__linear_trial;
 
-/* The op index of the GEMM that reads the step's result, if the step stores the result in FP8 for this GEMM; else
- * -1. */
+/* Returns the op index of the next GEMM if that GEMM reads the step's result and the step stores the result in FP8 for
+ * that GEMM, else -1. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     const int next = te__last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
@@ -55,7 +55,7 @@ TE_API te_status te__linear_trial_run(void *arg, int candidate, int repetition, 
     const int next = te__linear_next_in_fp8(&r, t->step);
     return next < 0 ? TE_OK : te__linear_trial_rest(&r, next);
 }
-/* An upper limit, in bytes, on the size of any value that op i reads or writes. */
+/* Returns an upper bound, in bytes, on the size of each value that op i reads or writes. */
 TE_API size_t te__linear_widest(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return (size_t)te__padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
@@ -93,8 +93,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
     r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
-    const int next = te__linear_next_in_fp8(of, s); /* memory for the operand that is saved for the next GEMM, and for
-                                                       its inverse scale */
+    const int next = te__linear_next_in_fp8(of, s); /* below: memory for the operand that is saved for the next GEMM,
+                                                       and for that operand's inverse scale */
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     r->pool.base = base + at; /* memory of the pool, for blocks of `widest` bytes: up to four for a strategy, two for
                                  te__linear_trial_rest, and at most one for each op (a fork) */
@@ -113,12 +113,13 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
     return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
 }
-/* Chooses the fastest strategy; but with many rows chooses one kernel for the whole step even if it took up to
- * TE__ONE_KERNEL_MARGIN percent longer. The reason: autotuning times each strategy alone, on a cool chip. In training
- * the chip runs at its power limit and lowers its clock. A separate pass over memory then takes its full time, whereas
- * the epilogue of the one kernel hides this memory traffic. Example: linear_bias_gelu in FP8, 8192 x 16384 with k =
- * 4096, on H200s. Timed alone, one kernel takes 859 to 876 us, and a GEMM and a pointwise kernel take 854 to 875 us; in
- * a training step they take 873 and 986 us. */
+/* The fastest strategy is chosen, with one exception: with TE__MANY_ROWS rows or more, one kernel for the whole step is
+ * chosen even if it took up to TE__ONE_KERNEL_MARGIN percent longer. The reason: autotuning times each strategy alone,
+ * on a cool GPU. In training the GPU runs at its power limit and lowers its clock. A separate pass over memory then
+ * takes its full time, whereas the epilogue of the one kernel hides this memory traffic. Example: linear_bias_gelu in
+ * FP8, 8192 x 16384 with k = 4096, on H200s. Timed alone, one kernel takes 859 to 876 us, and a GEMM and a pointwise
+ * kernel together take 854 to 875 us. In a training step the one kernel takes 873 us, and the two kernels together 986
+ * us. */
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
@@ -128,7 +129,7 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
     return winner;
 }
 /* Times the strategies of this step and stores the fastest one as the choice. If memory for the trial cannot be
- * allocated, stores the first strategy, without times. */
+ * allocated, the function times nothing and stores the first strategy as the choice. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
@@ -140,11 +141,12 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
     t->run.memory = r->memory;
     t->run.dry = 0;
-    te__linear_trial_fp8(t, r); /* only the step's own parameters exist here, so the FP8 state of the GEMMs cannot be
+    te__linear_trial_fp8(t, r); /* the trial has only the step's own parameters, so the FP8 state of the GEMMs cannot be
                                    read from the model */
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
-    /* Fill the operands with normal random numbers as small as weights, so that sums over k stay small. */
+    /* Fill the operands with normally distributed random numbers that are as small as weights are, so that sums over k
+     * stay small. */
     const te_dtype dtype = r->plan->dtype;
     if (status == TE_OK)
         status = te_fill_normal(memory, dtype, (int64_t)(bytes / te_dtype_bytes(dtype)), 0.0f, 0.05f, 1, 0, ctx);
@@ -176,12 +178,12 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     if (n >= (int)sizeof c->pattern) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
     for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te__policy(r, s->op[j])->output_saved != 0) << j;
-    c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* Bit 0 says that the step stores its result in FP8;
-                                                             * it is free, because ops are counted from 1 here. */
+    c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* Bit 0 says that the step stores its result in FP8. No op
+                                                             * uses bit 0, because ops are counted from 1 here. */
     return 1;
 }
 /* Times all strategies that can run this step. otherwise: the default strategy, which is the first candidate; can_fuse:
- * one kernel for the whole step is a candidate. */
+ * 1 if one kernel for the whole step is a candidate. */
 TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_fuse,
                                                 const te_gemm *unfused, te_run *r, const te_step *s,
                                                 const te__linear_kernels *kernels) {
@@ -198,10 +200,10 @@ TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strat
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
 /* Chooses the strategy of the step and sets up the GEMM for it. *strategy: the chosen strategy; *taken: how many ops
- * the GEMM's epilogue does. The default is the first of these that is possible: one kernel for the whole step, if a
- * rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a GEMM whose epilogue does all ops; a GEMM whose
- * epilogue does only the bias, if backward needs the bias's output; a GEMM without an epilogue. With autotuning, the
- * measured choice replaces the default. */
+ * the GEMM's epilogue does. The default is the first of the following strategies that is possible: one kernel for the
+ * whole step, if a rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a GEMM whose epilogue does all ops; a
+ * GEMM whose epilogue does only the bias, if backward needs the bias's output; a GEMM without an epilogue. With
+ * autotuning, the measured choice replaces the default. */
 TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *strategy, int *taken, te_run *r,
                                               const te_step *s, const te__linear_kernels *kernels) {
     const te_gemm unfused = *g;
@@ -211,16 +213,16 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     te_gemm_choice c;
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
-    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* with scale arrays there is no epilogue that could be
-                                                            * timed against the default */
+    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* with scale arrays there is no strategy with an epilogue
+                                                            * that could be compared with the default */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        return TE_OK; /* keep the default, which is one kernel if a rule expects that to be faster, because a kernel
-                         that computes only the amax stores less */
+        return TE_OK; /* the default is kept (one kernel, if a rule expects that to be faster), because the kernel
+                         computes only the amax and so stores less */
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE
-    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* timed in the dry run, so that the dry run and the run after
-                                                            it use the same strategy */
+    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* the strategies are timed during the dry run, so that the dry
+                                                            run and the run that follows it use the same strategy */
         TE_TRY(te__linear_autotune(&c, *strategy, can_fuse, &unfused, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }

@@ -1,22 +1,22 @@
-/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps the deferred work with its own.
- * Steps that do this: an all_gather before a linear, a linear before a reduce_scatter, both in backward as well
- * (te/gemm/impl/gemm_comm_overlap.h), and a linear before a pattern that begins with an all_reduce, where the GEMM's
- * kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). The last part defers a weight
- * gradient until rows are sent between the ranks.
+/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps the deferred work with its own
+ * work. Steps that defer their work: an all_gather before a linear and a linear before a reduce_scatter, both in
+ * backward as well (te/gemm/impl/gemm_comm_overlap.h); and a linear before a pattern that begins with an all_reduce,
+ * where the GEMM's kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). The last part of
+ * this file defers a weight gradient until rows are sent between the ranks.
  *
- * The fusion list has no patterns for this: each pattern that begins with a linear would need another pattern, and a
- * list would be fused differently with one rank than with several. Instead a step finds in the plan, at run time, that
- * the next step can take over its work. The next step decides by the shapes whether to overlap that work or to finish
- * it first; the results are those of two separate steps, and the workspace does not depend on the decision.
+ * The fusion list has no patterns for such overlap: each pattern that begins with a linear would need another pattern,
+ * and a list would be fused differently with one rank than with several. Instead a step finds in the plan, at run time,
+ * that the next step can take over its work. The next step decides by the shapes whether to overlap that work or to
+ * finish it first; the results are those of two separate steps, and the workspace does not depend on the decision.
  *
  * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
  * te_group_reduce_scatter through mapped memory, with one exception: the tiles run in another order, so if the last
  * wave is split along k (te__sm90_gemm_plan_stream_k), other tiles than usual are sums of two or more parts.
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
- * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks); the preceding
- * pointwise kernel (te__gathered_consumer), or a cast, then stores a rank's rows in FP8. Otherwise rows are gathered in
- * the list's format, and the GEMM starts after the gather.
+ * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks). In this case the
+ * preceding pointwise kernel (te__gathered_consumer), or a cast, stores a rank's rows in FP8 before the gather.
+ * Otherwise rows are gathered in the list's format, and the GEMM starts after the gather.
  *
  * Nothing overlaps in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are not a multiple of
  * 256, or if the gathered tensor must be in memory that other ranks have not mapped (te_comm_allocate).
@@ -29,8 +29,8 @@
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Whether the linear that begins step s can overlap communication. fp8: 1: also accepts a linear whose recipe has one
- * scale per tensor. */
+/* Whether the linear that begins step s can overlap communication. fp8: 1 if a linear whose recipe has one scale per
+ * tensor is accepted, too, else 0. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -38,8 +38,8 @@ TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     return linear->op_class == TE_CLASS_gemm && fits && dtype != TE_f32 && linear->in_dtype == dtype &&
            linear->out_dtype == dtype;
 }
-/* The step that follows s in this pass. Null if there is none, if s is only a part of a step of the plan, or if `has`
- * is 0. has: whether the group of ranks has the memory that overlapping needs. */
+/* Returns the step that follows s in this pass, or null if no step follows, if s is only a part of a step of the plan,
+ * or if `has` is 0. has: whether the group of ranks has the memory that overlapping needs. */
 TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
     const te_plan *p = r->plan;
     const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
@@ -50,14 +50,14 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
         if (s == &all[i]) return te__last_step(r, s) ? 0 : s + 1;
     return 0;
 }
-/* The op index of the GEMM that reads the rows gathered by step s (an all_gather, or in backward a reduce_scatter), if
- * the rows can be gathered in FP8, that is, if all ranks use the same scale and know it before the gather; otherwise
- * -1. */
+/* Returns the op index of the GEMM that reads the rows that step s gathers (an all_gather, or in backward a
+ * reduce_scatter). Returns -1 if the rows cannot be gathered in FP8, that is, unless all ranks use the same scale and
+ * know this scale before the gather. */
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
-/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next step. This
- * is not possible if the next step has a custom op, except for the steps of linear_rope.h. */
+/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next step.
+ * Overlap is not possible if the next step has a custom op, unless it is a step of linear_rope.h. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -66,9 +66,10 @@ TE_API int te__defers_gather(const te_run *r, const te_step *s) {
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_custom) return 0;
     return 1;
 }
-/* Whether step s, a linear alone, defers its GEMM to the next step, which sums the GEMM's result over the ranks. The
- * next step is a reduce_scatter (in backward an all_gather), which runs at the same time as the GEMM, or a pattern with
- * an all_reduce, to whose ranks the GEMM's kernel sends its result (te/comm/impl/collective_step.h). */
+/* Whether step s, which must consist of a linear only, defers its GEMM to the next step, which sums the GEMM's result
+ * over the ranks. The next step is either a reduce_scatter (in backward an all_gather), which runs at the same time as
+ * the GEMM, or a pattern with an all_reduce. In the second case the GEMM's kernel sends its result to the ranks of the
+ * all_reduce (te/comm/impl/collective_step.h). */
 TE_API int te__defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
@@ -94,7 +95,7 @@ TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product
 
 /* ---- rows that are gathered while a GEMM runs -------------------------------------------------------------------- */
 
-/* If the gather of the current value was deferred, gathers all its rows now, without overlap. */
+/* If the gather of the current value was deferred, gathers all rows of this value now, without overlap. */
 TE_API te_status te__gather_rows_now(te_run *r) {
     const te_value from = r->deferred.from, to = r->current;
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
@@ -104,8 +105,8 @@ TE_API te_status te__gather_rows_now(te_run *r) {
 }
 /* Sets ranks->to: for each rank, the address in that rank's memory to which this rank's rows of A are sent. A, the
  * GEMM's first operand, has the gathered rows of all ranks. If the current value is in memory that all ranks have
- * mapped, A is the current value. Otherwise A becomes the group's buffer, if the current value is a workspace block and
- * the buffer is large enough; if not, the function returns 0. */
+ * mapped, A is the current value. If not, A becomes the group's buffer, provided that the current value is a workspace
+ * block and the buffer is large enough; otherwise the function returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
@@ -121,14 +122,14 @@ TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
 }
 /* If the gather of the current value was deferred, overlaps the gather with the GEMM g, whose operand A is the current
  * value: the GEMM begins with this rank's own rows while the other rows arrive. If the GEMM cannot overlap the gather,
- * all rows are gathered first. keep: 1: the gathered value is read again after the GEMM. */
+ * all rows are gathered first. keep: 1 if the gathered value is read again after the GEMM. */
 TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run *r, te_product_kernels *unfused,
                                     int keep) {
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
     memset(ranks, 0, sizeof *ranks);
     ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->deferred.from.data, ranks->keep = keep;
     const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->current.data % TE_ACCESS == 0;
-    te_gemm of = *g; /* a copy of g to test whether it can overlap; the operands of g are not set yet */
+    te_gemm of = *g; /* a copy of g, to test whether g can overlap the gather; the operands of g are not set yet */
     if (te_is_fp8(r->current.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSORWISE, of.trans_b = 1, of.fast = 1;
     if (!aligned || !r->current.data || !ranks->own || !te__gemm_persistent_overlaps(unfused, &of, r->tensor, r->ctx) ||
@@ -143,10 +144,11 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
  *
  * No other step of backward reads a weight's gradient, so the GEMM that computes it may run later. Under sequence
  * parallelism, backward gathers the gradient rows of all ranks for the attention's output linear. The GEMM for dx of
- * this linear takes less time than the gather, so it alone cannot hide the gather. Therefore the weight gradient of the
- * preceding linear in backward, the MLP's first one, is deferred: its GEMM runs after the gather has started and before
- * the GEMM for dx (te__gemm_overlap.overlapped). The operands of the deferred GEMM, dy and under a recipe dy's
- * transpose, stay in the workspace until then. Measurements: docs/notes/linear.md. */
+ * this linear takes less time than the gather, so that GEMM alone cannot hide the gather. Therefore the weight gradient
+ * of the linear that precedes it in backward, the MLP's first linear, is deferred: the GEMM for this weight gradient
+ * runs after the gather has started and before the GEMM for dx (te__gemm_overlap.overlapped). The operands of the
+ * deferred GEMM, dy and under a recipe dy's transpose, stay in the workspace until that GEMM has run. Measurements:
+ * docs/notes/linear.md. */
 
 /* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, which is not in FP8: dy and x are in the
  * list's format, dweight is in f32. */
@@ -163,7 +165,8 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_deferred_wgrad *wgrad = &r->deferred_wgrad;
     te_value a = te__no_value(), b = te__no_value();
     const int dry = r->dry;
-    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* forward saved no x for a linear that the list freezes */
+    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* a linear that the list freezes has no weight gradient, and
+                                                              forward has saved no x for it */
     wgrad->runs = te_is_trained(r->param[i]);
     r->dry |= !wgrad->runs;
     const te_status status = te__policy(r, i)->fp8 ? TE_OK : te__wgrad_operands(w, r, i, dy);
@@ -175,7 +178,7 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     wgrad->product = *w, wgrad->is_there = 1;
     return TE_OK;
 }
-/* Runs the deferred GEMM of a weight gradient, if there is one. run: a te_run. */
+/* Runs the deferred GEMM of a weight gradient, if there is one. run: points to a te_run. */
 TE_API te_status te__wgrad_now(void *run) {
     te_run *r = (te_run *)run;
     te_deferred_wgrad wgrad = r->deferred_wgrad;
@@ -193,8 +196,8 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     return te__wgrad_now(r);
 }
 
-/* Whether the weight gradient of step s is deferred. It is deferred if the next step sums dx of s over the ranks, and
- * if a later step, before any other linear, gathers rows for the next linear. It is not deferred if gradients are
+/* Whether the weight gradient of step s is deferred. It is deferred if the next step sums the dx of step s over the
+ * ranks, and if a step between s and the next linear gathers rows for that linear. It is not deferred if gradients are
  * watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;

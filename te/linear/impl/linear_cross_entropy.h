@@ -10,15 +10,17 @@
  * overwrites the piece with its gradient dlogits, and runs two GEMMs: dweight += dlogits^T x, dx += dlogits weight.
  *
  * Floor (lower bound of the time): four GEMMs, because the logits are computed twice; separate steps take three.
- * Forward cannot compute the gradients, because these are known only in backward: dy or loss_scale, whether gradients
- * accumulate, and the other uses of a tied weight. Also, only the caller has memory for the weight's gradient. With
- * te_batch.loss_in_backward, and if it is expected to be faster (te__loss_in_backward_pays), the logits are computed
- * only once, in backward, which then computes the losses, too, bitwise identical to those of forward.
+ * Forward cannot compute the gradients, because three things are known only in backward: dy or loss_scale, whether
+ * gradients accumulate, and the other uses of a tied weight. Nor could forward store the weight's gradient for later,
+ * because only the caller has memory for that gradient. With te_batch.loss_in_backward, the logits are computed only
+ * once, in backward, if that is expected to be faster (te__loss_in_backward_pays). Backward then also computes the
+ * losses, which are bitwise identical to those that forward would compute.
  *
- * For each piece, dweight (in f32) is read and written for the columns of the piece, and dx for its rows, if the piece
- * has only a part of the vocabulary. te__logits_of_backward chooses the pieces that move the fewest bytes. The sizes of
- * pieces depend only on the sizes of the call. So the same inputs produce bitwise identical results, which may differ
- * from those of two separate steps. Measurements: docs/notes/linear.md.
+ * Each piece reads and writes the rows of dweight (in f32) that belong to the piece's columns. A piece that has only a
+ * part of the vocabulary also reads and writes dx for the piece's rows. te__logits_of_backward chooses the shape of
+ * pieces that moves the fewest bytes. The sizes of pieces depend only on the sizes of the call. So the same inputs
+ * produce bitwise identical results, which may differ from those of two separate steps. Measurements:
+ * docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_CROSS_ENTROPY_H
 #define TE_LINEAR_CROSS_ENTROPY_H
@@ -60,19 +62,19 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-#define TE_LOSS_FRACTION 16 /* 1 / this number of all logits are in memory at a time. With 4, the step takes hardly
-                               longer than with all logits in memory */
+#define TE_LOSS_FRACTION 16 /* the part of all logits that is in memory at a time is 1 / TE_LOSS_FRACTION. With 4, the
+                               step takes hardly longer than with all logits in memory */
 #endif
 enum {
-    TE_LOSS_ROWS = 128,             /* the rows of a piece are a multiple of this, the height of a GEMM tile */
-    TE_LOSS_COLUMNS = 256,          /* the columns of a piece are a multiple of this, the width of a GEMM tile */
+    TE_LOSS_ROWS = 128,             /* a piece has a multiple of this number of rows, the height of a GEMM tile */
+    TE_LOSS_COLUMNS = 256,          /* a piece has a multiple of this number of columns, the width of a GEMM tile */
     /* loss_in_backward is used if a piece has at least this many rows: reading and writing dweight for each piece then
      * takes less time than computing the logits a second time. */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
     TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* loss_in_backward is also used if dweight has at most this many elements,
                                             because dweight then stays in the L2 */
 };
-/* The shape of a piece of the logits. columns: the size of the vocabulary, or of a part of it. */
+/* The shape of a piece of the logits. columns: how many columns of the vocabulary the piece has, all or a part. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 
 /* The shape of forward's pieces. capacity: the number of rows that the call's workspace is sized for. */
@@ -82,14 +84,14 @@ TE_API te__logits_piece te__logits_of_forward(int64_t capacity, int64_t vocabula
     p.columns = vocabulary;
     return p;
 }
-/* How many elements of dweight and dx backward reads and writes in total with pieces of shape p. */
+/* Returns how many elements of dweight and dx, taken together, backward reads and writes with pieces of shape p. */
 TE_API double te__logits_traffic(te__logits_piece p, int64_t capacity, int64_t vocabulary, int64_t hidden) {
     const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * capacity : 0;
     return (double)hidden * ((double)te_ceil_div(capacity, p.rows) * (double)vocabulary + (double)of_dx);
 }
-/* The shape of backward's pieces: of those that fit into the memory for logits, the one that moves the fewest elements.
- * size: bytes of a logit. dx_bytes: bytes of an element of the f32 buffer in which dx is summed and which takes a part
- * of that memory; 0: dx is summed in place, without a buffer. */
+/* The shape of backward's pieces: of all shapes that fit into the memory for logits, the one that moves the fewest
+ * elements. size: bytes of a logit. dx_bytes: if dx is summed in an f32 buffer, which takes a part of that memory, the
+ * bytes of one element of the buffer; 0: dx is summed in place, without a buffer. */
 TE_API te__logits_piece te__logits_of_backward(int64_t capacity, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
     te__logits_piece best = te__logits_of_forward(capacity, vocabulary), p;
@@ -120,8 +122,8 @@ typedef struct te__linear_loss {
     float *scratch; /* scratch memory for GEMMs on the host */
 } te__linear_loss;
 
-/* Acquire the memory of a pass. Its size, 1 / TE_LOSS_FRACTION of all logits, does not depend on the shape of the
- * pieces. The memory holds a piece of the logits and, if dx needs one, the f32 buffer in which dx is summed. */
+/* Acquire the memory of a pass: as much as 1 / TE_LOSS_FRACTION of all logits take, whatever the shape of the pieces
+ * is. This memory holds a piece of the logits and, if dx needs one, the f32 buffer in which dx is summed. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
     const int64_t capacity = te__capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
@@ -132,7 +134,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te__convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te__scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    if (te__gemm_scratch(&any)) /* enough for any GEMM of the pass, whose operands are x, the weight or logits */
+    if (te__gemm_scratch(&any)) /* enough for any GEMM of the pass, because its operands are x, the weight or logits */
         TE_TRY(te__scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te__gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
@@ -143,8 +145,8 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
     return te_gemm_is_custom(unfused, g, r->ctx) ? te__unfused_gemm_run(unfused, g, r->ctx)
                                                  : r->plan->product(g, r->ctx);
 }
-/* Returns the address of row `row` of the tensor at p; null if p is null. (Row c of the weight belongs to column c of
- * the logits.) */
+/* Returns the address of row `row` of the tensor at p, or null if p is null. Row c of the weight, for example, belongs
+ * to column c of the logits. */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
@@ -171,8 +173,8 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Run the two ops as separate steps, with all logits in memory. Used under a recipe, or if backward runs them as two
- * steps. */
+/* Runs linear and cross_entropy as separate steps, with all logits in memory. Called under a recipe, or if backward
+ * runs the two ops as separate steps. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *unfused) {
     te_step first = *s;
@@ -214,8 +216,8 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Runs the two GEMMs of a piece, whose gradient dlogits is stored at `logits`: dweight[columns, in] (+)= dlogits^T x,
- * if the weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. */
+/* Runs the two GEMMs of a piece. `logits` points to the gradient of the piece, dlogits. The GEMMs: dweight[columns, in]
+ * (+)= dlogits^T x, if the weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p,
                                            te_product_kernels *unfused) {
@@ -250,7 +252,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
     }
     return sums && to.data ? r->plan->convert(to.data, to.dtype, made.data, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
 }
-/* Run backward of the two ops as separate steps. Used under a recipe. */
+/* Runs the backward of cross_entropy and of the linear as separate steps. Called under a recipe. */
 TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s,
                                                            const te__loss_kernels *kernels) {
     te_step one = *s;
@@ -292,13 +294,14 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
 
 /* ---- a vocabulary that is sharded over ranks ---------------------------------------------------------------------
  *
- * (linear, .., (shard, columns)) and (cross_entropy, .., (ranks, N)) run as one step. A piece has only columns of this
- * rank's shard. Forward stores the statistics of this rank's columns for each row and, after the last piece, gathers
- * the statistics of all ranks once; backward then needs nothing from the other ranks. Forward computes the loss even if
- * te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every piece. */
+ * (linear, .., (shard, columns)) and (cross_entropy, .., (ranks, N)) run as one step. A piece contains only columns of
+ * this rank's shard. For each row, forward stores the statistics of this rank's columns. After the last piece it
+ * gathers the statistics of all ranks once, so backward needs nothing from the other ranks. Forward computes the loss
+ * even if te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every
+ * piece. */
 
-/* Run the two ops as separate steps, with all logits in memory. Used under a recipe, or if backward runs them as two
- * steps. */
+/* Runs linear and cross_entropy as separate steps, with all logits in memory. Called under a recipe, or if backward
+ * runs the two ops as separate steps. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *unfused) {
     te_step first = *s;

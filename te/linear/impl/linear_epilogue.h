@@ -1,18 +1,18 @@
 /* linear_epilogue.h -- runs a step that begins with a GEMM as one kernel: the ops after the GEMM run in the GEMM's
  * epilogue. Such kernels exist for elementwise and gated ops with constant widths, in 16 bits and, under a recipe, with
- * operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All others run as a GEMM and a
- * pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues (linear_strategy.h).
+ * operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps that begin with
+ * a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues (linear_strategy.h).
  *
  * Under a recipe the epilogue stores what the pointwise kernel would store: y, in 16 bits or in FP8 for the next GEMM,
  * and y's amax. The epilogue also stores the transpose of y in FP8, which the GEMM for a weight gradient reads and
  * which would otherwise take a separate kernel.
  *
  * The input of a gated op has rows of two halves. In backward the epilogue reads the saved halves and writes the
- * gradients of both; the GEMM's result, the gradient of the op's output, is never stored
+ * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored
  * (te__sm90_gemm_config.source_has_halves). In forward a tile contains the same columns of both halves
- * (te__sm90_gemm_pairing.halves), so inference never stores the halves. Under a recipe this forward kernel is for
- * inference only, because training would have to store both halves as well. With few rows, a gated step runs as a GEMM
- * and a pointwise kernel.
+ * (te__sm90_gemm_pairing.halves), so inference need not store the input of the gated op. Under a recipe this forward
+ * kernel is for inference only, because training would have to store both halves as well. With few rows, a gated step
+ * runs as a GEMM and a pointwise kernel.
  *
  * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
  * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
@@ -60,8 +60,8 @@ TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const 
 }
 template <te_dtype T, int FORWARD>
 TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
-/* The persistent FP8 kernel is only for GEMMs that overlap a collective. Any other FP8 GEMM without ops in its epilogue
- * that is too large for the skinny and small-m kernels runs in cuBLASLt. */
+/* The persistent FP8 kernel is only for GEMMs that overlap a collective. An FP8 GEMM that has no ops in its epilogue,
+ * overlaps no collective, and is too large for the skinny and small-m kernels runs in cuBLASLt. */
 template <te_dtype T, te_dtype A>
 TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
@@ -75,9 +75,10 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused
              te_unfused_gemm)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
              te_unfused_gemm)
-/* The library's kernels for a GEMM without other ops. Template arguments: SIXTEEN: 1: include the kernels with 16-bit
- * operands of type T. FORM: the operands that the skinny FP8 kernel reads; TE_OPERANDS_16BIT: no such kernel. A: the
- * FP8 format of x (forward) or dy (backward) in the persistent FP8 kernel; A = T: no such kernel. */
+/* The library's kernels for a GEMM without other ops. Template arguments: SIXTEEN: if 1, the kernels for 16-bit
+ * operands of type T are included. FORM: the kind of operands that the skinny FP8 kernel reads; TE_OPERANDS_16BIT means
+ * that there is no such kernel. A: the FP8 format of x (forward) or dy (backward) in the persistent FP8 kernel; if A is
+ * T, there is no such kernel. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
 TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
@@ -102,7 +103,8 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
                              (te_gemm_operands)name##_skinny_form,                         \
                              name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
-/* D = alpha A op(B), rounded to D's format. If beta is 1, C is then added and the sum is rounded again. */
+/* Computes D = alpha A op(B), rounded to D's format. If beta is 1, C is then added to D and the sum is rounded
+ * again. */
 TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     te_unfused_gemm p;
     memset(&p, 0, sizeof p);
@@ -123,11 +125,11 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
  *
  * The list determines at compile time which ops of a step save an output and in which form the step stores its result.
  * But a call may need fewer outputs (inference saves nothing) or other outputs (in the first optimizer step under
- * fp8_delayed no scale is known yet). Therefore an FP8 kernel tests its arguments once and contains up to three
- * variants of its epilogue: one stores all outputs of training and one the result alone, both without branches on the
- * arguments; the third tests each pointer and handles all other calls. Branches cost more in FP8, because an FP8 tile
- * takes half the time of a 16-bit tile: in training, linear_bias_gelu of 8192 x 16384 from k of 4096 took 945 us with
- * branches and 858 us without; the GEMM alone takes 830 us (one H200). */
+ * fp8_delayed no scale is known yet). Therefore an FP8 kernel contains up to three variants of its epilogue and tests
+ * once which of them fits its arguments. The first variant stores all outputs of training, the second stores the result
+ * alone; neither contains branches on the arguments. The third variant tests each pointer and handles all other calls.
+ * Branches cost more in FP8, because an FP8 tile takes half the time of a 16-bit tile: in training, linear_bias_gelu of
+ * 8192 x 16384 from k of 4096 took 945 us with branches and 858 us without; the GEMM alone takes 830 us (one H200). */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
@@ -137,8 +139,8 @@ typedef struct te_product {
 } te_product;
 
 /* Compile-time facts of a step in FP8. result: the form in which the step stores its result. saved, params: bit masks
- * of the ops after the GEMM, bit i for op i: `saved` marks the ops whose input is saved in training (so bit 0 stands
- * for the GEMM's result), `params` the ops with a parameter. */
+ * of the ops after the GEMM, bit i for op i: `saved` marks the ops whose input is saved in training (the input of op 0
+ * is the GEMM's result), `params` marks the ops with a parameter. */
 typedef struct te_product_facts { te_pointwise_result result; int saved, params; } te_product_facts;
 
 /* Returns which variant of the epilogue fits the arguments: ALL if all outputs of training are to be stored, RESULT if
@@ -157,8 +159,8 @@ TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwi
     if (usual && stores == facts.saved) return TE_OUTPUTS_ALL;
     return facts.saved && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
 }
-/* Copies the pointwise arguments to *c for the variants ALL and RESULT, so that the compiler knows which pointers are
- * null. */
+/* Used by the variants ALL and RESULT: copies the pointwise arguments to *c in such a way that the compiler knows which
+ * pointers are null. */
 TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts facts) {
     c->fp8 = p->pointwise.fp8, c->rows = p->pointwise.rows;
     c->x = facts.saved & 1 ? p->pointwise.x : 0;
@@ -187,10 +189,10 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
-/* Stores the result in each form that the arguments ask for. fp8: 1: one of these forms is FP8. */
+/* Stores the result in each form that the arguments ask for. fp8: 1 if one of these forms is FP8, else 0. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
-    if (k.fp8 && !fp8 && c->fp8.amax) { /* compute the amax of the result, even if the result is not stored
+    if (k.fp8 && !fp8 && c->fp8.amax) { /* the amax of the result is computed even if the result is not stored
                                            (te__pointwise_amax_only) */
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
@@ -215,8 +217,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     const int fp8 = k.fp8 && (usual ? facts.result == TE_RESULT_fp8 : p->pointwise.fp8.y != 0);
     if (state->outputs == TE_OUTPUTS_RESULT) facts.saved = 0;
     if (usual) te__product_specialise(&known, p, facts);
-    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f; /* loaded early, so that it has arrived when it is
-                                                                 * needed */
+    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f; /* loaded early, so that the scale has arrived when
+                                                                 * the result is stored */
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_place_of(k, row, col / 8, 1);
     if (ahead && k.reads >= 0) {
@@ -233,8 +235,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     if (!fp8) return;
     if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_save(c->fp8.inverse, scale);
 }
-/* The epilogue of a step whose op is gated, in forward: takes sixteen elements of a row, eight of each half of the
- * gated op's input, and stores eight results. */
+/* The epilogue of a step whose op is gated, in forward: takes sixteen elements of one row of the gated op's input,
+ * eight from each half of the row, and stores eight results. */
 TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
                              te_epilogue_state *state, te_stages_fn stages, const te_pointwise_shape k) {
     const te_pointwise *c = &p->pointwise;
@@ -259,9 +261,9 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
 /* Defines the fused kernels of a step in a list that names a recipe. If the linear's recipe has one scale per tensor
  * (name##_by_tensor), the persistent kernel takes FP8 operands: x and the weight in forward, dy and the weight's
  * transpose in backward (linear_fp8.h). The skinny kernel takes FP8 operands in forward under any recipe
- * (name##_skinny_form). If the GEMM is in FP8 (name##_in_fp8), the step has no 16-bit kernels, because they would run
- * only while the recipe is switched off and would double the compile time. While the recipe is off, the step runs as a
- * cuBLASLt GEMM and a pointwise kernel. A step with a gated op has only the persistent kernel. */
+ * (name##_skinny_form). If the GEMM is in FP8 (name##_in_fp8), the step has no 16-bit kernels, because such kernels
+ * would run only while the recipe is switched off and would double the compile time. While the recipe is switched off,
+ * the step runs as a cuBLASLt GEMM and a pointwise kernel. A step with a gated op has only the persistent kernel. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                    \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                  \
     enum {                                                                                                             \
@@ -315,7 +317,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         te_product_pair_epilogue((const te_product *)p, w, other, row, col, state, name##_stages, name##_shape(0));   \
     }
 /* Defines the 16-bit kernels of a step, and name##_kernels(), which returns all kernels of the step. persistent,
- * skinny: 1: the step has a 16-bit kernel of that kind. fp8, skinny_fp8, small_m_fp8: the FP8 kernels, or null. */
+ * skinny: 1 if the step has a 16-bit kernel of that kind, else 0. fp8, skinny_fp8, small_m_fp8: the FP8 kernels of the
+ * three kinds (fp8: persistent), or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, persistent, skinny, fp8, skinny_fp8, small_m_fp8)                             \
     enum {                                                                                                             \
         name##_is_persistent = (persistent) != 0,                                                                      \
@@ -344,8 +347,9 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return &kernels;                                                                                               \
     }
 
-/* Whether the value at `p` must be in memory, because an op of the step or another use of a fork reads it, or because
- * it is the result of the step. Call this function when the kernel's arguments have been set up. */
+/* Whether the kernel must store the value whose memory is at `p`: because an op of the step or another use of a fork
+ * reads this value, or because the value is the result of the step. Call this function after the kernel's arguments
+ * have been set up. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
@@ -378,8 +382,8 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     return TE_OK;
 }
 /* Launches the step's kernel; the pointwise arguments of p have already been set up. product: memory for the GEMM's
- * result. This result is stored only if another op reads it (te__product_is_read) or if `keep` is 1, which means that
- * backward reads it. */
+ * result. The GEMM's result is stored only if another op reads it (te__product_is_read) or if `keep` is 1; `keep` is 1
+ * if backward reads that result. */
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_pointwise_shape k, te_product *p, te_value product, int keep) {
     const int skinny = te__gemm_is_skinny(kernels, g, r->ctx),
@@ -399,8 +403,9 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK
                   : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
-/* Returns the shape without the scales of the FP8 result and without the tile kernel's transpose, because an epilogue
- * sees only a part of a row or tile and so cannot compute the scale of a whole row or tile. */
+/* Returns shape k for use in an epilogue: the epilogue computes no scales for the FP8 result, because it sees only a
+ * part of a row or tile and so cannot compute the scale of a whole row or tile. Nor does it have a tile kernel for the
+ * transpose. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
@@ -441,8 +446,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* Constants that follow from the recipe of the step's linear and from the pass. They determine which kernels the step
- * has. */
+/* Constants that follow from the recipe of the step's linear and from the pass. These constants determine which kernels
+ * the step has. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)), \
     name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \
@@ -453,9 +458,9 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* The macro that defines the kernels of a step, selected by the widths of the list: `fixed` if they are constants,
- * `dims` if not; with the suffix _fp8 if the list names a recipe, and `fixed_training` if its pointwise kernels also
- * have tile kernels (pointwise_quantize_transpose.h). */
+/* For each kind of list, the macro that defines the kernels of a step. fixed: the list's widths are constants; dims:
+ * the widths are known only at run time; _fp8: the list names a recipe; fixed_training: the list names a recipe, and
+ * its pointwise kernels include tile kernels (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT

@@ -1,6 +1,6 @@
-/* linear_fp8.h -- the operands of a linear whose GEMMs run in FP8, by recipe. x and the weight are e4m3. dy is e5m2; it
- * is e4m3 under fp8_block, and if the list has the option (gradients, e4m3). FP8 GEMMs read both operands along k, so
- * three transposes are needed as well, weight_t, dy_t and x_t:
+/* linear_fp8.h -- the operands of a linear whose GEMMs run in FP8, by recipe. x and the weight are e4m3. dy is e4m3
+ * under fp8_block, and if the list has the option (gradients, e4m3); otherwise dy is e5m2. FP8 GEMMs read both operands
+ * along k, so three transposes are needed as well, weight_t, dy_t and x_t:
  *
  *     y[rows, out] = x[rows, in]  weight[out, in]^T
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
@@ -13,10 +13,10 @@
  *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
  *   fp8_row      one for each row of x and of the weight    the kernel that produces x, else a cast; no FP8 in backward
  *
- * te_operand_policy.input says how backward obtains x_t: from the FP8 x that forward saved, which backward transposes,
- * unless a cast or a GEMM has already stored the transpose; or by casting x again; or by running the kernel that
- * produces x again, which then stores only x_t. Under fp8_block each transpose is rounded from the original values, not
- * from the FP8 values of the other layout.
+ * te_operand_policy.input says in which of three ways backward obtains x_t. Forward has saved x in FP8, and backward
+ * transposes it, unless a cast or a GEMM has already stored the transpose. Or backward casts x again. Or backward runs
+ * the kernel that produces x again, and this time the kernel stores only x_t. Under fp8_block each transpose is rounded
+ * from the original values, not from the FP8 values of the other layout.
  */
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H
@@ -28,11 +28,11 @@
 #include "../../gemm/gemm_blockwise.h" /* TE_GEMM_BLOCKWISE */
 #include "../../plan/impl/storage.h" /* te_run, te__policy */
 
-/* The number of columns of a transpose: the number of rows, padded to a multiple of 16, because FP8 GEMMs need a k that
- * is a multiple of 16. */
+/* The number of columns of a transpose: the number of rows of the original, rounded up to a multiple of 16, because FP8
+ * GEMMs need a k that is a multiple of 16. */
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
-/* Checks that this device supports GEMMs with a scale for each row or each tile. */
+/* Checks that the device of the run's context supports GEMMs with a scale for each row or each tile. */
 TE_API te_status te__check_local_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
@@ -46,8 +46,8 @@ TE_API te_gemm_fp8 te__fp8_operand(te_scaling scaling, te_dtype dtype, const flo
     o.scaling = scaling, o.dtype = dtype, o.inverse = inverse;
     return o;
 }
-/* An operand with one scale for the tensor. index: the index of the operand's scale in `scales`. scales: null in a dry
- * run that only measures sizes. */
+/* Describes a GEMM operand in FP8 with one scale for the tensor. index: the index of the operand's scale in `scales`.
+ * scales: null in a dry run that only measures sizes. */
 TE_API te_gemm_fp8 te__tensorwise_operand(te_dtype dtype, const te_scales *scales, int index) {
     return te__fp8_operand(TE_SCALING_TENSORWISE, dtype, scales ? te_scales_inverse(scales, index) : 0);
 }
@@ -155,13 +155,13 @@ TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i
 
 /* ---- fp8_delayed and fp8_current --------------------------------------------------------------------------------- */
 
-/* The first Philox stream for the stochastic rounding of gradients; each scale has one stream. The number is far above
- * those of the ops' streams, which count from 0. */
+/* The number of the first Philox stream for the stochastic rounding of gradients; each scale has its own stream. The
+ * number is far above the numbers of the ops' streams, which count from 0. */
 enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 
-/* Cast v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Each of
- * these three may be null and is then not stored. Under fp8_current the scale is updated first, from the amax that v's
- * producer has computed or, if the producer computes no amax, from one that is computed here. */
+/* Cast v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Each of y,
+ * yt and `inverse` may be null, in which case that output is not stored. Under fp8_current the scale is updated first,
+ * from the amax of v. If the kernel that produced v has not computed the amax, this function computes it. */
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
     const int has_amax = v.amax != 0;
@@ -204,8 +204,8 @@ TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, in
     const te_recompute_target to = {0, *transposed, 0, saved.inverse + 1, !r->policy[0][i].stored_by_producer};
     return r->dry || !wanted ? TE_OK : te__recompute_input(r, i, &to);
 }
-/* Called if the kernel that produces linear i's input has computed only the input's amax (TE_VALUE_amax_only): updates
- * the scale, then runs that kernel again, which now stores the input in FP8 to y. */
+/* Called if the kernel that produces linear i's input has computed only the input's amax (TE_VALUE_amax_only). Updates
+ * the scale, then runs that kernel a second time; this time the kernel stores the input, in FP8, to y. */
 TE_IF_USED TE_API te_status te__fp8_run_producer(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_recompute_target to = {y, 0, te__saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
@@ -229,13 +229,13 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
     return TE_OK;
 }
 /* Sets *xt to the transpose of linear i's input, for the weight's gradient: the saved transpose, or one that is
- * computed here. If the weight is not trained in this call (trains 0), the function takes the same memory but launches
- * nothing. */
+ * computed here. If the weight is not trained in this call (trains 0), the function acquires the same memory but
+ * launches nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
-    /* acquire memory for a transpose even if forward has saved it, because the workspace is sized before it is known in
-     * which layout forward saves x */
+    /* acquire memory for the transpose of x even if forward has saved the transpose: when the workspace is sized, it is
+     * not yet known in which layout forward will save x */
     const int transposed = te__saved_is_transposed(r->saved_transposed, i);
     const te_value x = te__value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
@@ -274,8 +274,8 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
     }
 }
 /* Sets the operands of both GEMMs of backward, according to the linear's recipe. w: the GEMM for dweight, which is
- * skipped if the weight is frozen. x: the GEMM for dx. If dy is still being gathered (x->ranks), w->a is only memory
- * for the transpose of dy, which is computed after the GEMM for dx. */
+ * skipped if the weight is frozen. x: the GEMM for dx. If dy is still being gathered (x->ranks is not null), w->a only
+ * points to memory for the transpose of dy; the transpose is computed after the GEMM for dx. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     return TE_IS_BLOCKWISE(r->plan->op[i].recipe) ? te__blockwise_backward(w, x, r, i, dy)
                                                   : te__tensorwise_backward(w, x, r, i, dy);

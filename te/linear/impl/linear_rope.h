@@ -2,8 +2,8 @@
  * rotates q and k by their positions (te/ops/rope.h) before it stores them.
  *
  * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, two kernels run. The first, a small one,
- * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. Computing the cosines and sines in
- * the GEMM's epilogue instead would need double precision, and would repeat the work for each head. With 8192 rows and
+ * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. If the GEMM's epilogue computed the
+ * cosines and sines itself, it would need double precision and would repeat the work for each head. With 8192 rows and
  * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. Its epilogue receives two
  * vectors of eight elements at once, which together contain both elements of each pair to be rotated
  * (te__sm90_gemm_pairing).
@@ -18,7 +18,7 @@
  *
  * The GEMM sums in f32 and rounds to 16 bits, as in a separate step. The epilogue then adds the bias and rotates in
  * f32, and rounds once more. So the result of linear_rope is bitwise identical to that of the two steps. The result of
- * linear_bias_rope is not, because the two steps round after the bias as well.
+ * linear_bias_rope is not identical, because the two steps round after the bias as well.
  */
 #ifndef TE_LINEAR_ROPE_H
 #define TE_LINEAR_ROPE_H
@@ -43,7 +43,7 @@ TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int
 }
 
 /* The kernels of a step. rope: the separate rope kernel; table: the kernel that writes the table of cosines and sines;
- * fused: the GEMM with rope in its epilogue. A member is null if there is no such kernel. */
+ * fused: the GEMM with rope in its epilogue. A null member means that there is no such kernel. */
 typedef struct te__rope_kernels {
     te__linear_kernels linear; /* the kernels of the linear and its bias, without rope */
     te_rope_launch_fn rope, table;
@@ -94,7 +94,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     const int dim = col % h.head_dim, pairs = h.rotary / 2,
               far = !h.interleaved && col < p->rotated_columns && dim < pairs;
     float v[8], mate[8], cosine[8], sine[8];
-    if (far) { /* loaded early, so that they have arrived when they are needed */
+    if (far) { /* cosines and sines are loaded early, so that they have arrived when te_rotate8 needs them */
         te_load8(cosine, table, dim, 8, 1, TE_f32);
         te_load8(sine, table, pairs + dim, 8, 1, TE_f32);
     }
@@ -109,16 +109,16 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     te_store8(p->y, (int64_t)row * p->persistent.n + other, mate, 8, 1, h.dtype);
 }
 
-/* The epilogue as a template. Its only arguments are the constants of the heads, so all lists and passes with the same
- * heads share one kernel. */
+/* The epilogue as a template. The only template arguments are the constants of the heads, so all lists and passes with
+ * the same heads share one kernel. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
                           te_epilogue_state *) {
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
 }
-/* Whether the two columns of a pair lie 128 apart, in different halves of a tile. The kernel then swaps the second and
- * the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
+/* Whether the two columns of a pair lie 128 apart, in different halves of a tile. If so, the kernel swaps the second
+ * and the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
  * te__sm90_gemm_pairing). */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
@@ -135,14 +135,15 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
     return &kernels;
 }
 
-/* Whether a tile can process such heads: the head size divides the tile's 256 columns, and both columns of each pair
- * lie in the same 128 columns, or are brought there by the swap (TE__ROPE_CROSSED). */
+/* Whether the epilogue can rotate heads with these constants within a tile: the head size divides the tile's 256
+ * columns, and both columns of each pair lie in the same 128 columns, or are brought there by the swap
+ * (TE__ROPE_CROSSED). */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
 /* name##_fits: whether the kernel with rope in the epilogue exists. A row of the GEMM's result, in 16 bits, must have
- * at least as many bytes as a row of the table, in f32, because the table is stored in the memory that the two steps
- * use for the GEMM's result. */
+ * at least as many bytes as a row of the table, in f32, because the table is stored in the memory that the two separate
+ * steps would use for the GEMM's result. */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, rope)                                                               \
     enum {                                                                                                           \
         name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
@@ -164,8 +165,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
                                TE__INTERLEAVED(rope)>();                                              \
     }
 
-/* Runs the GEMM with rope in its epilogue. The table of cosines and sines is stored in the memory that the two steps
- * would use for the GEMM's result. */
+/* Runs the GEMM with rope in its epilogue. The table of cosines and sines is stored in memory that, if linear and rope
+ * ran as two steps, would hold the GEMM's result. */
 TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te__rope_kernels *kernels, int rope,
                                        te_gemm *g, te_value y) {
     const te_op *linear = &r->plan->op[first->op[0]];
@@ -250,8 +251,8 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE__ROPE_BIAS_##widths(name, dtype)                                                                      \
     TE__ROPE_ROW(name, widths, model, dtype, rope, name##_launch, name##_shape(te__pointwise_half(r, s, 1)), \
                  name##_kernels())
-/* Defines name##_run(), which runs the step, and the kernels of rope. launch, shape, product: the members launch, shape
- * and fused of te__linear_kernels. */
+/* Defines the kernels of rope, and name##_run(), which runs the step. launch, shape, product: the values of the members
+ * launch, shape and fused of te__linear_kernels. */
 #define TE__ROPE_ROW(name, widths, model, dtype, rope, launch, shape, product)                                     \
     TE_CUSTOM_rope_forward(name##_rope, model, dtype, rope)                                                        \
     TE__ROPE_PRODUCT_##widths(name, dtype, rope)                                                                   \

@@ -1,7 +1,7 @@
-/* linear_step.h -- runs a step that contains a linear. In forward the linear is the first op of the step, and the ops
- * that follow it in the list are fused with it. In backward the step computes the gradients of the linear's weight and
- * of its input; the backward of the ops that come before the linear in the list is fused with the GEMM for the input's
- * gradient.
+/* linear_step.h -- runs a step that contains a linear. In forward the linear is the first op of the step, and the
+ * step's other ops, which follow the linear in the list, are fused with it. In backward the step computes the gradient
+ * of the linear's weight and the gradient of the linear's input. The step's other ops then come before the linear in
+ * the list, and their backward is fused with the GEMM for the input's gradient.
  */
 #ifndef TE_LINEAR_STEP_H
 #define TE_LINEAR_STEP_H
@@ -49,8 +49,8 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Computes dx = dy weight, and from dx the backward of the step's other ops, which come before the linear in the list.
- * x: the GEMM for dx. */
+/* Computes dx = dy weight, then, starting from dx, the backward of the step's other ops, which come before the linear
+ * in the list. x: the GEMM for dx. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
     te_gemm fused = *x;
@@ -107,15 +107,15 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
         x.a = dy.data, x.b = p->data;
     }
     TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
-    /* While dy is still being gathered (x.ranks), dx is computed before dweight, because the GEMM for dx can begin with
-     * the rows of dy that have arrived. */
+    /* If dy is still being gathered (x.ranks is not null), dx is computed before dweight, because the GEMM for dx can
+     * begin with the rows of dy that have arrived. */
     if (!x.ranks && te__wgrad_is_deferred(r, s)) TE_TRY(te__defer_wgrad(&w, r, i, dy));
     else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
     if (!te__needs_input_grad(r, i)) return te__set_current(r, te__no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    TE_TRY(te__wgrad_now(r)); /* runs the deferred GEMM of a weight gradient, unless it has run during the gather (with
-                                 te__overlap_memory.serial it has not) */
+    TE_TRY(te__wgrad_now(r)); /* runs the deferred GEMM of a weight gradient, unless that GEMM has run during the gather
+                                 (it has not with te__overlap_memory.serial) */
     if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }

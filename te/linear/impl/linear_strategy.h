@@ -1,7 +1,7 @@
 /* linear_strategy.h -- the strategies for a forward step that begins with a linear. One strategy runs the whole step as
- * one kernel (linear_epilogue.h). The others run a GEMM in a back end (such as cuBLASLt), whose epilogue does none,
- * some or all of the ops that follow the linear (a bias, a gelu, a scale, a residual), and one pointwise kernel for the
- * remaining ops.
+ * one kernel (linear_epilogue.h). The other strategies run a GEMM in a back end (such as cuBLASLt) and one pointwise
+ * kernel. The epilogue of the GEMM does none, some or all of the ops that follow the linear (a bias, a gelu, a scale, a
+ * residual); the pointwise kernel does the remaining ops.
  */
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
@@ -17,9 +17,9 @@ typedef struct te__linear_kernels {
     te_product_kernels *fused, *unfused;
 } te__linear_kernels;
 
-/* Whether one kernel for the whole step can store its result in the format that the consumer reads. It can store FP8
- * only if the list names a recipe. A step with a gated op under a recipe runs as one kernel only in inference
- * (linear_epilogue.h). */
+/* Whether one kernel for the whole step can store the step's result in the format that the consumer reads. Such a
+ * kernel can store FP8 only if the list names a recipe. Under a recipe, a step with a gated op runs as one kernel only
+ * in inference (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
     if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te__policy(r, s->op[0])->fp8) return 0;
@@ -29,9 +29,9 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
 /* Which size of a GEMM, m or k, is the call's number of rows. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
-/* Runs the GEMM g by one of the library's kernels `unfused` (may be null), if one of them is chosen for it, else by the
- * back end. On the host the GEMM gets scratch memory from the workspace. rows: the size of the GEMM that is the call's
- * number of rows. */
+/* Runs the GEMM g: by one of the library's kernels `unfused` (may be null), if one of these is chosen for g, else by
+ * the back end. On the host the GEMM gets scratch memory from the workspace. rows: the size of the GEMM that is the
+ * call's number of rows. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
     te_gemm capacity = *g; /* the GEMM with the number of rows that the workspace is sized for */
     *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
@@ -78,8 +78,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (strategy == TE_STRATEGY_BARE || strategy == TE_STRATEGY_CUSTOM) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (strategy == TE_STRATEGY_BIAS) {
-        /* this pays only if backward needs the output of the bias: the GEMM then stores that output, and the pointwise
-         * kernel, which reads it, does the other ops */
+        /* a bias alone in the epilogue pays only if backward needs the output of the bias: the GEMM then stores that
+         * output, and the pointwise kernel reads it and does the other ops */
         const int saved = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!saved || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
@@ -89,8 +89,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
         g->alpha = ((const te_scale_options *)r->plan->op[s->op[j++]].options)->factor;
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
-        /* Backward recomputes gelu's result with the library's gelu, which is not bitwise identical to cuBLASLt's gelu.
-         * So if backward recomputes the result, forward must use the library's gelu, too. */
+        /* If backward recomputes the result of gelu, it uses the library's gelu, which is not bitwise identical to
+         * cuBLASLt's gelu. In that case forward must use the library's gelu, too. */
         const int recomputed = r->pass == TE_FORWARD && j < rest &&
                           te__policy(r, te__consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !recomputed) {

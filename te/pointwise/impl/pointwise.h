@@ -32,7 +32,7 @@ typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem
 typedef struct te_pointwise_fp8 {
     void *y;            /* [rows, out], e4m3; in backward the list's format of gradients */
     const float *scale; /* the scale: y = the result * scale */
-    float *amax;        /* is raised to the largest |result|; null: no amax is computed */
+    float *amax;        /* receives the maximum of its old value and all |result|; null: no amax is computed */
     float *inverse;     /* [2]: receives 1 / scale and the scale (te_scale_save); null: they are not stored */
 } te_pointwise_fp8;
 
@@ -45,12 +45,12 @@ typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } 
  * pointers are to target memory. */
 typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
-    float *inverse; /* 1 / each of y's scales; te_scaling_count: how many there are */
+    float *inverse; /* the inverses, 1 / scale, of y's scales; te_scaling_count: their number */
     te_scale_rule rule;
     int tiles; /* 1: the tile kernel of pointwise_quantize_transpose.h runs */
     int64_t yt_cols;    /* columns of the transpose: rows, rounded up to a multiple of 16 */
     void *yt;           /* the transpose, [out, yt_cols]; null: it is not stored */
-    float *yt_inverse;  /* 1 / each of the transpose's scales */
+    float *yt_inverse;  /* the inverses, 1 / scale, of the transpose's scales */
     const void *norm_x; /* the input of the kernel's norm */
     int from;           /* the index of the kernel's first op that runs; x is the input of that op */
     const float *scale; /* the transpose's only scale; null: the transpose has a scale for each 1 x 128 */
@@ -66,7 +66,7 @@ typedef struct te_pointwise {
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
     int half; /* te_pointwise_shape.half, for kernels whose width is known only at run time */
-    te_rng_args take; /* arguments for advancing the random state in forward; taken null: another kernel advances it */
+    te_rng_args take; /* for advancing the random state in forward; take.taken null: another kernel advances it */
     te_pointwise_quantize scaled;
 } te_pointwise;
 
@@ -82,8 +82,8 @@ typedef struct te_lane {
 /* Runs the ops [from, to) of the kernel on one te_lane. A macro generates the function, with one call for each op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
-/* The properties that a kernel is compiled for. All members are compile-time constants; but if the list's widths are
- * known only at run time, `half` and the members that te_shape_at changes are not. */
+/* The properties that a kernel is compiled for. All members are compile-time constants, with one exception: if the
+ * list's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     int half, in_halves, out_halves; /* a row of x has half * in_halves columns, a row of y half * out_halves */
@@ -96,8 +96,8 @@ typedef struct te_kernel_shape {
     int sums_three;            /* 1: the op that `sums` refers to has three parameters (dyt) */
     int backward, draws;
     int reads; /* the index of the first op that reads a further tensor of the row's shape (te_read8); -1: none */
-    int lanes, chunks, groups; /* lanes of a group; vectors of eight elements of a row that a lane has; groups of a
-                                  block, each of which works on one row at a time */
+    int lanes, chunks, groups; /* lanes: lanes of a group; chunks: vectors of eight elements of a row that a lane has;
+                                  groups: groups of a block, each of which works on one row at a time */
     int resident;              /* blocks per multiprocessor that the kernel is compiled for */
     int smem_gamma;            /* bytes of shared memory that hold gamma; 0: registers hold it */
     int fp8;                   /* the FP8 format, a te_dtype, in which the result may be stored; 0: never in FP8,
@@ -115,61 +115,63 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
 }
 
 /* The kind of scales, a te_scaling, that the pointwise kernel `name` computes when it stores its result for the GEMM
- * that follows; TE_SCALING_NONE: it computes no scales. In backward the tile kernel computes them instead
+ * that follows; TE_SCALING_NONE: the kernel computes no scales. In backward the tile kernel computes the scales instead
  * (pointwise_quantize_transpose.h). A kernel without a norm whose width is known only at run time gives each group of
  * lanes only a part of a row, so it cannot compute a scale for the whole row. */
 #define TE__POINTWISE_SCALING(model, name)                                                                        \
     (name##_is_backward || TE_IS_TENSORWISE(model##_recipe)                          ? (int)TE_SCALING_NONE       \
      : TE_IS_ROWWISE(model##_recipe) && name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE              \
                                                                                     : TE_SCALING_OF(model##_recipe))
-/* The index of the norm that is passed to the launch macros. For a kernel without a norm it is 0 instead of -1 if a
- * group of lanes must hold a whole row, to compute the row's scale: such a kernel is launched like a norm. */
+/* The index of the norm, as the launch macros receive it. A kernel without a norm has the index -1, but 0 if a group of
+ * lanes must hold a whole row to compute the row's scale: such a kernel is launched like a norm. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
     ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROWWISE ? 0 : (int)name##_norm)
-/* The number of lanes of a group, `lanes`, raised to a whole warp in a kernel that computes scales, because it computes
- * the maximum by shuffles. */
+/* The number of lanes of a group: `lanes`, but at least a whole warp in a kernel that computes scales, because such a
+ * kernel finds the amax by warp shuffles. */
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
 #define TE__SCALED_LANES(name, lanes) TE__WARPS_OF(name##_scaled, lanes)
 #define TE__POINTWISE_SCALING_FACTS(model, name) \
     name##_scaled = TE__POINTWISE_SCALING(model, name), name##_row_at = TE__POINTWISE_WHOLE_ROW(name)
 
-/* TE_MAP_ROWS: the maximum number of rows that a lane loads at once in a kernel without a norm. te_map_batch: that
- * number for the kernel k. te_pointwise_tiles: the number of blocks that share a row. */
+/* The maximum number of rows that a lane loads at once in a kernel without a norm (te_map_batch). */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
+/* The number of rows that a lane of kernel k, which has no norm, loads at once. */
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
-    /* each row's tile has its scale computed by a different lane */
+    /* the scale of each row's tile is computed by a different lane */
     if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
+/* The number of blocks that share a row. */
 TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
     return k.norm >= 0 ? 1 : ((k.half + 7) / 8 + k.lanes * k.chunks - 1) / (k.lanes * k.chunks);
 }
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-/* Macros that compute constants; pointwise_macros.h defines enumerators by them. w: columns of a row. norm and sums:
- * te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
+/* Macros that compute constants; pointwise_macros.h defines enumerators with these values. w: columns of a row. norm
+ * and sums: te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
 /* Forward: a row of up to 1024 columns is processed by one warp, a longer one by 64 to 1024 threads. Backward: if a row
- * has up to 4096 columns, a lane has one vector of it, because the sums over rows take most of the registers; but a
- * lane has two vectors if the gradient of a bias is summed as well. */
+ * has up to 4096 columns, a lane has one vector of the row, because the sums over rows take most of the registers; but
+ * a lane has two vectors of the row if the gradient of a bias is summed as well. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
-/* The lanes of a group in the norm kernel for forward calls with at most as many rows as multiprocessors: one lane for
- * each vector of a row. In these calls latency dominates. With one vector per thread the kernel has half the
- * instructions, and instruction cache misses dominate its time, because the GEMM before this kernel evicted its code
- * from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, and 130.2 us with the kernel for many rows. With
- * many rows this kernel is the slower one: a LayerNorm of 8192 rows takes 58 us instead of 35. */
+/* The number of lanes of a group in the norm kernel for forward calls with at most as many rows as multiprocessors: one
+ * lane for each vector of a row. In these calls latency dominates: most of the kernel's time is spent on instruction
+ * cache misses, because the GEMM before the kernel has evicted the kernel's code from the L2. With one vector per
+ * thread the kernel has half the instructions. With 64 rows, a GPT block (a Transformer layer) of 4096 columns takes
+ * 127.5 us, and 130.2 us with the norm kernel for many rows. With many rows the kernel described here is the slower
+ * one: a LayerNorm of 8192 rows takes 58 us instead of 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* In a kernel without a norm and without sums over rows, a block takes a few neighbouring rows, and as many columns of
- * each as it can. A block with rows that lie far apart, or with few columns of many rows, takes up to a tenth longer
- * (8192 x 16384: bias_gelu 210 us instead of 200, bias_dropout_add 210 instead of 195). */
+ * each as it can. If a block takes rows that lie far apart, or few columns of many rows, the kernel takes up to a tenth
+ * longer (8192 x 16384: bias_gelu 210 us instead of 200, bias_dropout_add 210 instead of 195). */
 #define TE_MAP_LANES(w, sums)                                                                                 \
     ((sums) < 0 && TE_VECTORS(w) % 256 == 0 ? 256 : (sums) < 0 && TE_VECTORS(w) % 128 == 0 ? 128 : (sums) < 0 \
         && TE_VECTORS(w) % 64 == 0 ? 64                                                                       \
@@ -177,9 +179,10 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
 #define TE_POINTWISE_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_POINTWISE_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
-/* The number of blocks per multiprocessor that a kernel is compiled for; this bounds its registers. There are enough
- * threads to keep the memory busy, but fewer if a lane holds more vectors of a row. Where gradients are summed,
- * te__max_blocks launches no more blocks than fit on the device at once. */
+/* The number of blocks per multiprocessor that a kernel is compiled for; the number bounds the registers of a thread.
+ * The number is chosen so that a multiprocessor has enough threads to keep the memory busy, but fewer threads if a lane
+ * holds more vectors of a row. A kernel that sums gradients is launched with no more blocks than fit on the device at
+ * once (te__max_blocks). */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
     ? TE_NORM_THREADS(chunks) / (threads) : 1)
@@ -294,20 +297,20 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
  * [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], which the pointers of te_norm_registers point into; smem_gamma:
  * k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
-    int tile; /* index of the first vector of a row that the block works on */
-    int64_t first, step; /* the group's first row; the distance to its next row */
+    int tile; /* index, within a row, of the first vector of eight elements that the block works on */
+    int64_t first, step; /* first: the group's first row; step: the distance to its next row */
     float *sums;
     te_vec8 *rows;
     te_smem16 *smem_gamma;
     uint32_t *amax_bits;
 } te_pointwise_part;
-/* The bits of the largest |y| in the format `to` that y is stored in. Rounding is monotonic, so it suffices to round
- * the maximum instead of each element. */
+/* Returns the largest |y| after rounding to the format `to`, in which y is stored. Rounding is monotonic, so it
+ * suffices to round the maximum instead of each element. The argument and the result are the bits of floats. */
 TE_FN uint32_t te_amax_rounded(uint32_t amax_bits, te_dtype to) {
     return amax_bits > 0x7f800000u ? amax_bits : te_amax_bits(te_round_to(te_float_of_bits(amax_bits), to));
 }
-/* At the end of a kernel: combine the block's largest |y| into the amax of the tensor, and save the scale. block_lanes:
- * all lanes of the block. */
+/* Called at the end of a kernel: raises the amax of the tensor to the block's largest |y| if that is larger, and saves
+ * the scale. block_lanes: all lanes of the block. */
 TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes block_lanes,
                                    uint32_t amax_bits) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;

@@ -11,8 +11,8 @@ typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, 
 typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_place at, const void *options);
 typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_place at, const void *options);
 
-/* Stores the op's output if s->out is not null, and rounds the value in registers to the stored format: the ops that
- * follow then compute from the same numbers that backward reads. */
+/* If s->out is not null, stores the op's output there and rounds the value in registers to the stored format. So the
+ * ops that follow compute from the same numbers that backward reads. */
 TE_FN void te_store_saved(te_lane *l, const te_stage *s, te_dtype dtype) {
     if (!s->out) return;
     te_store8_rounded(s->out, te_index(l->at), l->v, l->at.n, l->at.aligned, dtype);
@@ -49,9 +49,10 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* The slots of a lane's sums over its rows: the gradient of a parameter such as a bias, the same for the second half of
- * a row, dgamma and dbeta. An op with three parameters uses the first three slots for the gradients of its parameters.
- * The sums are [slot][chunk][8] floats in registers (TE__POINTWISE_KERNEL). */
+/* A lane has four sums over its rows for each of its columns, in these slots: the gradient of a parameter such as a
+ * bias; that gradient for the second half of a row; dgamma; dbeta. An op with three parameters uses the first three
+ * slots for the gradients of its parameters. The sums are [slot][chunk][8] floats in registers
+ * (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
 /* Eight columns of the rows row, row + step, row + 2 step, and so on. vector: the columns are 8 * vector to 8 * vector
@@ -62,8 +63,8 @@ typedef struct te_map_slice {
     float *sums;
     uint32_t *amax_bits;
 } te_map_slice;
-/* Runs the kernel's ops on `count` rows of a slice. All rows are loaded before the first one is computed, so that their
- * loads overlap. */
+/* Runs the kernel's ops on `count` rows of a slice. All these rows are loaded before the first of them is computed, so
+ * that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
     const int second = 8 * k.chunks; /* index at which the sums for the second half of the row begin */
@@ -79,8 +80,8 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
     }
 }
 
-/* Whether each block works on one batch of neighbouring rows. If not, a block works on rows that are a whole grid
- * apart, until the last row is reached. */
+/* Whether each block works on one batch of neighbouring rows only. Otherwise a block loops over the tensor: from one of
+ * its rows to the next it skips the rows that the other blocks of the grid work on. */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
 /* The i-th slice of part p that this lane of the group works on. */
@@ -90,8 +91,8 @@ TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *
     s.sums = p->sums + 8 * i, s.amax_bits = p->amax_bits;
     return s;
 }
-/* The body of a kernel without a norm whose blocks each work on some columns (a tile) of one batch of neighbouring
- * rows. */
+/* The body of a kernel without a norm, in which each block works on a range of columns (a tile) of one batch of
+ * neighbouring rows. */
 TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                       const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     const int batch = te_map_batch(k);
@@ -104,8 +105,8 @@ TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages
                 te_map_rows(c, stages, store, k, s, 1);
     }
 }
-/* The body of a kernel without a norm whose blocks each work on some columns (a tile) of rows that are a whole grid
- * apart. */
+/* The body of a kernel without a norm, in which each block works on a range of columns (a tile) of the rows p->first,
+ * p->first + p->step, and so on up to the last row. */
 TE_FN void te_pointwise_rows_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     const int batch = te_map_batch(k);

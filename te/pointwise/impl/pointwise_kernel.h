@@ -6,7 +6,8 @@
 
 #include "pointwise_norm.h" /* te_norm_forward */
 
-/* Adds up the sums over rows that the block's groups of lanes hold, and stores the total as the block's partial sum. */
+/* Adds up the sums over rows that the block's groups of lanes hold, and stores each total as this block's partial sum
+ * of a gradient. */
 TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile,
                                    int block, float *sums) {
     const int size = 8 * k.chunks, formula = k.norm_options.code % 4;

@@ -27,9 +27,11 @@
 #define TE__POINTWISE_OUT_forward(prefix, model, op) prefix##OUT(model, op)
 #define TE__POINTWISE_IN_backward(prefix, model, op) prefix##OUT(model, op)
 #define TE__POINTWISE_OUT_backward(prefix, model, op) prefix##IN(model, op)
+/* Defines the constants and the kernels of a step. name##_half: of the widths of input and output, the one that is
+ * smaller in absolute value; a width that is known only at run time is given as a negative number. */
 #define TE__POINTWISE(name, widths, model, dtype, pass, in, out, x_dtype, y_dtype, ...)                                \
     enum {                                                                                                             \
-        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; dims are below 0 */  \
+        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out,                                      \
         name##_in_halves = (int)in / name##_half,                                                                      \
         name##_out_halves = (int)out / name##_half,                                                                    \
         name##_in_dtype = (int)x_dtype,                                                                                \
@@ -91,10 +93,10 @@
 #define TE__SUMS_THREE(x, i, op) + ((TE_FLAGS(op) & TE_SUMS_THREE) != 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
-/* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: the bit is set if the op's input is in
- * memory, and the bit at 16 + position if backward reads that input. PARAM_AT: set if the op's backward sums the
- * gradient of a parameter, so that its forward reads that parameter. OUTPUT_AT: set if the op stores to a tensor of the
- * caller. */
+/* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: an op's bit is set if the op's input
+ * must be in memory; the bit at 16 + the op's position is set if backward reads that input. PARAM_AT: the bit is set if
+ * the op's backward sums the gradient of a parameter, which means that the op's forward reads that parameter.
+ * OUTPUT_AT: the bit is set if the op stores to a tensor of the caller. */
 #define TE__SAVED_AT(x, i, op) | (TE_FLAGS(op) & TE_SAVES_INPUT ? 0x10001 << i : TE_FLAGS(op) & TE_IS_FORK ? 1 << i : 0)
 #define TE__PARAM_AT(x, i, op) | (TE__SUMS(op) ? 1 << i : 0)
 #define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)
@@ -122,8 +124,8 @@
 #define TE__IS_LOCAL_backward(name, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(op)), TE__IS_LOCAL_FORK, TE__IS_NOT_LOCAL)(name, model, op)
 #define TE__IS_LOCAL_FORK(name, model, op) ((int)name##_local_forks >> ((int)name##_first - (int)TE_ID(model, op)) & 1)
-/* A bit mask with one bit per position in a backward pattern: set if the op there is a fork and a use of this fork is
- * in the same pattern. */
+/* A bit mask with one bit per position in a backward pattern. The bit is set if the op at that position is a fork and
+ * if a use of this fork is in the same pattern. */
 #define TE__LOCAL_FORKS(x, i, op) TE__LOCAL_FORKS2(TE_UNWRAP(x), op)
 #define TE__LOCAL_FORKS2(...) TE__LOCAL_FORKS3(__VA_ARGS__)
 #define TE__LOCAL_FORKS3(name, model, op)                                      \
@@ -140,7 +142,7 @@
 #define TE__JOINS_FORK_USE(model, op) \
     ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_uses((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_LOCAL(name, model, op) 0
-/* The calls that run the pattern's ops. Each call is passed the options of its op. */
+/* The calls that run the pattern's ops, and the constants that hold the ops' options, which are passed to the calls. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
@@ -157,8 +159,8 @@
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
-/* The constants of the launch, for rows of at most `columns` columns. lanes_of: the macro that chooses the number of
- * lanes for a row, TE_POINTWISE_LANES or TE_LOW_LATENCY_LANES. */
+/* Constants that determine a kernel's launch, for rows of at most `columns` columns. lanes_of: the macro that chooses
+ * the number of lanes that work on a row, TE_POINTWISE_LANES or TE_LOW_LATENCY_LANES. */
 #define TE__POINTWISE_LAUNCH(kernel, name, dtype, pass, columns, lanes_of)                                            \
     enum {                                                                                                            \
         kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass)),                 \
@@ -224,7 +226,7 @@
     TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
         kernel##_body)
 
-/* The list's width is a constant: the kernel is compiled for exactly this width. */
+/* Defines the kernel of a step in a list with constant widths: it is compiled for exactly the width of the step. */
 #define TE__POINTWISE_FIXED(name, dtype, pass, eps, ...)                                                              \
     TE__POINTWISE_BY_NORM(pass, __VA_ARGS__)(name, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)
 #define TE__POINTWISE_BY_NORM(pass, ...)                                                                              \
@@ -251,7 +253,8 @@
 #define TE__POINTWISE_NORM_forward TE__POINTWISE_MAP
 #endif
 
-/* The width is known only at run time: there are several kernels, and a call uses the first one that fits its width. */
+/* Defines the kernels of a step whose width is known only at run time: there are several, and a call uses the first one
+ * that fits the call's width. */
 #define TE__POINTWISE_DIMS(name, dtype, pass, eps, ...)                                                               \
     TE__POINTWISE_KERNELS(                                                                                            \
         TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS),                     \
@@ -294,13 +297,14 @@
     TE_BOTH int name##_local_scales(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
 /* The recipe of the op that consumes the result of op i (in backward, the gradient of op i's input). te__consumer_of
- * finds the same op at run time. step: the direction of the pass through the list, 1 in forward and -1 in backward;
- * passes_through: the flag of an op that passes the result on unchanged, so that the next op is the consumer. */
+ * finds the same op at run time. step: the direction in which the pass runs through the list, 1 in forward and -1 in
+ * backward; passes_through: the flag of ops that pass the result on unchanged; the op behind such an op is the
+ * consumer. */
 #define TE__CONSUMER_RECIPE(model, i, step, passes_through)                                                           \
     (~(int)TE_PASSES_THROUGH &                                                                                       \
      model##_facts_at((i) + (step) * te__consumer_distance(model##_facts_at((i) + (step)), passes_through)))
-/* How the kernel stores its result for a consumer with this recipe: TE_RESULT_y unless the recipe uses one scale per
- * tensor. */
+/* How a kernel stores its result for a consumer with the recipe `recipe`. If this recipe does not use one scale per
+ * tensor, the answer is TE_RESULT_y. */
 TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     if (!TE_IS_TENSORWISE(recipe)) return TE_RESULT_y;
     return recipe == (int)TE_RECIPE_fp8_current ? TE_RESULT_amax : TE_RESULT_fp8;
@@ -355,11 +359,12 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
      te__is_recomputable(TE_FLAGS(op), (te_dtype)TE_DTYPE_OUT(model, op), TE_##dtype))
 /* Whether an op may change the gradient that passes through it. In backward under a recipe with one scale per tensor, a
  * tile kernel stores the gradient's transpose (name##_transposes) if at least one op changes the gradient and no op
- * reads a saved input (name##_saved_inputs); the loads of saved inputs would wait for one another. */
+ * reads a saved input (name##_saved_inputs), because in a tile kernel the loads of saved inputs would wait for one
+ * another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
-/* Whether the pattern and its width allow a tile kernel that runs the whole pattern; among other conditions, no tile
- * may contain columns of both halves of a result. A tile kernel is used only if, in addition, a GEMM reads the
- * result. */
+/* Whether the pattern and its width allow a tile kernel that runs the whole pattern. Among other conditions, no tile
+ * may contain columns of both halves of a result. The step uses such a tile kernel only if, in addition, a GEMM reads
+ * the result. */
 #define TE__POINTWISE_HAS_TILES(name)                                                            \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) && \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))

@@ -14,14 +14,15 @@ TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
-/* Loads a row to registers and runs the ops before the norm on it. source: an extra argument for a particular load
- * function; null if it needs none. A load function with a source also loads gamma, to row_x[k.chunks ..]. */
+/* A function that loads a row to registers and runs the ops before the norm on this row. source: an extra argument,
+ * which only some load functions need; else null. A load function with a source also loads gamma, to row_x[k.chunks
+ * ..]. */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
-/* row_x: the input of the norm, rounded to the format in which it would be stored. With 16 bits per element it takes
- * half the registers that f32 would take, so twice as many rows are in flight. The rounding also makes the result
- * independent of whether the norm's input is stored. */
+/* row_x receives the input of the norm, rounded to the format in which this input would be stored. With 16 bits per
+ * element a row takes half the registers that f32 would take, so the loads of twice as many rows are in flight. The
+ * rounding also makes the result independent of whether the norm's input is stored. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;
@@ -144,17 +145,17 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The registers of a lane in backward, which the kernel declares (TE__POINTWISE_KERNEL). They hold the lane's columns
- * of the rows that its group works on, in the format of the tensors in memory. A backward kernel begins with its norm;
- * a group of lanes works on one row after another, and each lane sums its columns over these rows. */
+/* The registers of a lane in backward. The kernel declares them (TE__POINTWISE_KERNEL). They hold the lane's columns of
+ * the rows that the lane's group works on, in the format of the tensors in memory. A backward kernel begins with its
+ * norm; a group of lanes works on one row after another, and each lane sums its columns over these rows. */
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* dy and x of the current row, [chunks] each */
     te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded */
     te_vec8 *gamma;            /* gamma in registers, if it is not in shared memory */
     uint32_t *amax_bits;            /* the bits of the largest |y| so far (te_store_fn) */
     float *sums;               /* the lane's sums over rows, in the slots of TE_SUM_SLOTS */
-    te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma is not 0: the registers are needed for
-                                       the sums */
+    te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma is not 0, because the registers are
+                                       needed for the sums */
 } te_norm_registers;
 
 TE_FN void te_norm_cache_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g,
@@ -196,15 +197,15 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* the op after the norm in backward, a
-                                                                                   fork, reads it */
+        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* the op after the norm in backward is
+                                                                                   a fork, which reads this tensor */
     }
     return n;
 }
 
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
- * l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum over rows of dy. The sums over rows
- * are in m->sums, in the slots of TE_SUM_SLOTS. */
+ * l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum over rows of dy. The lane's parts
+ * of the sums over rows are in m->sums, in the slots of TE_SUM_SLOTS. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;

@@ -14,8 +14,8 @@
 #include "../../fp8/scales.h" /* te_blockwise_1d_scale_at */
 #include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 
-enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* number of lanes that share a tile of 1 x 128, with eight elements each; on a
-                                           CPU one lane has all these vectors */ };
+enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* number of lanes that share a tile of 1 x 128; each has eight elements of the
+                                           tile. On a CPU one lane has the whole tile */ };
 
 /* Whether the kernel stores its result in FP8 with computed scales in this call. */
 TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_shape k) {
@@ -24,14 +24,14 @@ TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_sh
 
 /* Rows in registers, in the list's format. A lane has k.chunks vectors of eight elements of each row. */
 typedef struct te_quantized_rows {
-    int64_t row, step; /* the number of the first row, and the distance to the next row */
+    int64_t row, step; /* row: index of the first row; step: distance to the next row */
     int first;         /* index, within a row, of the first vector that the first lane has */
     const te_vec8 *v;  /* the lane's vectors, [rows][stride] */
     int stride;
 } te_quantized_rows;
 
 /* te__pointwise_quantize_col: the first column of vector i of lane `id`. te__pointwise_quantize_exists: whether this
- * column lies inside the row; it is a constant if the lanes cover the row exactly. */
+ * column lies inside the row; the answer is a constant if the lanes cover the row exactly. */
 TE_FN int te__pointwise_quantize_col(te_quantized_rows rows, const te_pointwise_shape k, int id, int i) {
     return 8 * (rows.first + id + i * k.lanes);
 }
@@ -57,9 +57,9 @@ TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwis
     return scale;
 }
 #if TE_CUDA
-/* Quantizes `count` rows, with a scale for each tile of 1 x 128. The TE_TILE_LANES lanes that share a tile have
- * k.chunks tiles of each row in common: a lane has one vector of each of them. Each lane computes the scales of some of
- * the tiles and passes them to the other lanes by shuffles. */
+/* Quantizes `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES lanes share k.chunks tiles of each row:
+ * each of these lanes has one vector of each of the tiles. A lane computes the scales of some of the tiles and passes
+ * these scales to the other lanes by shuffles. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
@@ -136,7 +136,7 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 /* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
 /* Runs the ops of a kernel without a norm on `count` rows from p->first on, p->step apart. The lanes' vectors in each
- * row begin at vector p->tile. All rows are loaded before the first one is computed. p->rows: registers,
+ * row begin at vector p->tile. All `count` rows are loaded before the first of them is computed. p->rows: registers,
  * [count][in_halves][chunks]. scaled, a constant: the result is stored in FP8 with computed scales. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p, const int count,
@@ -165,8 +165,8 @@ TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_
     const te_quantized_rows result = {p->first, p->step, p->tile, p->rows, stride};
     if (scaled) te_pointwise_store_quantized(c, k, result, count, g);
 }
-/* The body of the kernel: a group of lanes works on the rows from p->first on, p->step apart. If `adjacent`, it works
- * on one batch of these rows, else on all of them up to the last row. */
+/* The body of the kernel: a group of lanes works on the rows from p->first on, p->step apart. If `adjacent` is 1, the
+ * group works on only one batch of these rows, else on all of them up to the last row. */
 TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                              te_lanes *g, const te_pointwise_part *p, const int adjacent, const int scaled) {
     const int batch = te_map_batch(k);

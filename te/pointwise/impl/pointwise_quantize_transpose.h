@@ -9,8 +9,8 @@
  *
  * A block works on a tile of 128 x 128. Each lane runs the kernel's ops on pieces of 8 x 8 elements of the tile, and
  * holds the pieces in registers. If the pattern has a norm, the row kernel runs first and stores y and the statistics;
- * the tile kernel then normalises the norm's input again and stores the transpose of the result. Where a gradient is
- * summed over rows, each tile stores one partial sum for each of its columns.
+ * the tile kernel then normalises the norm's input again and stores the transpose of the result. If the kernel sums a
+ * gradient over rows, each tile stores one partial sum for each of its columns.
  *
  * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit list
  * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With
@@ -25,7 +25,8 @@
 #include "pointwise_elementwise.h" /* te_stages_fn, te_lane */
 #include "pointwise_norm.h" /* te_norm_of8 */
 
-/* The elements that a lane holds in registers. half[1]: the second half of the row, in the backward of a gated op. */
+/* The elements of a tile that a lane holds in registers. half[0]: in a row's first or only half; half[1]: in the second
+ * half of the row, in the backward of a gated op. */
 typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_pointwise_tiles_held;
 
 /* A piece of 8 x 8 elements. row: its first row; vector: its columns are 8 * vector to 8 * vector + 7; rows: how many
@@ -39,7 +40,8 @@ TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const t
     p.rows = te__blockwise_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
-/* One half of each row of a tensor: rows have `halves` halves (1 or 2), and `half` is the number of the half. */
+/* One half of each row of a tensor. halves: how many halves a row has (1 or 2); half: which of them is meant (0 or
+ * 1). */
 typedef struct te__tile_source {
     const void *data;
     te_dtype dtype;
@@ -71,8 +73,8 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
 /* The operands that the norm of a piece needs in addition to x: gamma and beta of the piece's columns, and the
- * statistics of its rows. They are loaded together with x, because a load that is issued after the stores of a row
- * would wait for these stores. */
+ * statistics of its rows. These operands are loaded together with x, because a load that is issued after the stores of
+ * a row would wait for these stores. */
 typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
@@ -108,9 +110,10 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
 /* A piece in registers. */
 typedef struct te__piece {
     te__tile_piece at;
-    te_vec8 *x[2]; /* x[0]: the piece's eight rows; x[1]: those of the second half of the row */
+    te_vec8 *x[2]; /* x[0]: the eight rows of the piece; x[1]: for a gated op, the same rows in the second half of the
+                      columns */
     te__piece_norm norm;
-    float sums[16]; /* sums over the piece's rows: [0, 8) of its eight columns, [8, 16) of those of the second half */
+    float sums[16]; /* sums over the piece's rows: [0, 8) for the eight columns of x[0], [8, 16) for those of x[1] */
 } te__piece;
 /* Runs the kernel's ops on row r of a piece. l->at: the coordinates of that row. */
 TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
@@ -139,10 +142,10 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
                             ? &c->op[k.reads] : 0;
     a->of = s && s->saved ? s : 0;
     if (!a->of) return;
-    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* the format may also be f16, which has as many bytes */
+    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* TE_bf16 also stands for f16, which has as many bytes */
     te__pointwise_tiles_rows(a->row, from, at, k, first, TE_TILES_BATCH);
 }
-/* Loads the lane's h-th piece, at `at`, to the lane's registers. */
+/* Loads piece h of the lane to the lane's registers. at: the place of this piece in the tensor. */
 TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, const te_pointwise_shape k,
                                           te__tile_piece at, te_pointwise_tiles_held *held, int h) {
     p->at = at, p->x[0] = held->half[0].x[h], p->x[1] = held->half[1].x[h];
@@ -166,9 +169,9 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
         if (k.out_halves == 2) te_vec8_of_pairs(&p->x[1][r], l.g, k.out);
     }
 }
-/* The address in shared memory of one lane's sum over its eight rows, for one column. down: the lane's position among
- * the lanes that have this column, from the top of the tile; their sums are then added up. The memory is that of the
- * tile's amaxes, which are computed later. */
+/* The address in shared memory of one lane's sum over its eight rows, for one column. down: the lane's position, from
+ * the top of the tile, among the lanes that have this column; the sums of these lanes are then added up. The sums use
+ * the memory of the tile's amaxes, which are computed later. */
 TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
     return (float *)(void *)s->u.amax + (half * TE_BLOCKWISE_LANES_A_SIDE + down) * TE_FP8_TILE + col;
 }
@@ -180,8 +183,8 @@ TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwi
         *te__pointwise_tiles_sum(s, j / 8, i / TE_BLOCKWISE_LANES_A_SIDE, i % TE_BLOCKWISE_LANES_A_SIDE * 8 + j % 8) =
             sums[j];
 }
-/* Stores the sum of each of the tile's columns over the tile's rows. The column sum that te_defer_column_sum enqueues
- * adds up these sums of all tiles that are above one another. */
+/* Stores, for each of the tile's columns, the sum over the tile's rows. A kernel that te_defer_column_sum enqueues
+ * later adds up these sums over all tiles that have the same columns. */
 TE_FN void te__pointwise_tiles_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
                                           te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
@@ -231,8 +234,8 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 
 /* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
-/* Rounds the eight elements v to FP8 and returns them in x. If they belong to a gradient, also stores them
- * untransposed. rounded (a constant): whether they are first rounded to the list's format. */
+/* Rounds the eight elements v to FP8 and returns them in x. If the elements belong to a gradient, the function also
+ * stores them untransposed. rounded (a constant): whether the elements are first rounded to the list's format. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
@@ -242,8 +245,8 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
 /* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows beyond
- * the last row of the tensor are computed like the others: their results are not stored, and the only tensor that an op
- * reads at these rows is the input, which counts as zero there. */
+ * the last row of the tensor are computed like the other rows. This is safe: the results for these rows are not stored,
+ * and the only tensor that an op reads there is the input, whose elements beyond the last row count as zero. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
@@ -252,9 +255,11 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        if (k.backward && r >= at.rows) continue; /* rows beyond the tensor stay zero, which is zero in FP8 as well */
+        if (k.backward && r >= at.rows) continue; /* rows beyond the tensor were loaded as zeros; zero has the same bits
+                                                     in FP8 */
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
-        l.at = te_place_of(k, at.row + r, at.vector, 1); /* after a gated op a row has half as many columns */
+        l.at = te_place_of(k, at.row + r, at.vector, 1); /* the place in the result: after a gated op, a row of the
+                                                            result has half as many columns as a row of x */
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
 }

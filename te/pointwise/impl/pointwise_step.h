@@ -1,10 +1,10 @@
 /* pointwise_step.h -- runs one step of a plan that is a pointwise kernel: decides where its values are stored, fills in
  * the kernel's arguments and launches it.
  *
- * The kernel runs the ops of the step on values in registers. An intermediate value that must be in memory as well,
- * because backward reads it or a fork keeps it, is stored to te_stage.out by the op that produces it. The policy of the
- * consumer decides how the step's result is stored: in the list's format, in FP8 with one scale for the tensor, or in
- * FP8 with scales that the kernel computes.
+ * The kernel runs the ops of the step on values in registers. Some intermediate values must be in memory as well,
+ * because backward reads them or because they are the values of forks; the op that produces such a value stores it to
+ * te_stage.out. The policy of the op that consumes the step's result decides how that result is stored: in the list's
+ * format, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
  */
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
@@ -19,8 +19,8 @@ typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const
 /* The kernel of one step while its arguments are filled in. */
 typedef struct te_pointwise_work {
     const te_step *step;
-    int skip;    /* the number of leading ops of the step that are not part of this kernel: 1 if the step begins with a
-                  * GEMM or a collective, else 0 */
+    int skip;    /* the number of ops at the beginning of the step that are not part of this kernel: 1 if the step
+                  * begins with a GEMM or a collective, else 0 */
     int applied; /* the number of ops from `skip` on that the GEMM's epilogue has already done (a bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
@@ -54,12 +54,12 @@ typedef struct te_pointwise_exit {
     te_result_form form;
     int consumer; /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with
                      forks */
-    int gathered; /* the GEMM that reads the result after a gather of FP8 data; -1: there is none */
+    int gathered; /* the index of the GEMM that reads the result after a gather of FP8 data; -1: there is none */
 } te_pointwise_exit;
 
-/* Whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
- * forward also saves the result in the list's format. In training under fp8_block, the transpose of the operand is
- * needed as well, and only a tile kernel stores it. */
+/* Whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether forward
+ * also saves the result in the list's format. In training under fp8_block, backward needs the transpose of the operand
+ * as well, and only a tile kernel stores the transpose. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -81,8 +81,8 @@ TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwi
 }
 
 /* For TE_RESULT_in_fp8: makes the kernel store v in FP8. v is the operand of GEMM i, or this rank's rows of that
- * operand. at: where the kernel stores it; null: in a new block of the workspace. On return *v describes the FP8
- * tensor. */
+ * operand. at: the address at which the kernel stores v; null: in a new block of the workspace. On return *v describes
+ * the FP8 tensor. */
 TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows,
                                                  void *at) {
     const te_fp8_product *f = &r->param[i]->fp8;
@@ -128,17 +128,17 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
 }
-/* Makes the tile kernel run on the gradient that GEMM i reads. With one scale for the tensor, it stores the gradient
- * untransposed if c->fp8.y is not null, and transposed if yt is not null. */
+/* Makes the tile kernel run on the gradient that GEMM i reads. With one scale for the tensor, the tile kernel stores
+ * the gradient untransposed if c->fp8.y is not null, and transposed if yt is not null. */
 TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, void *yt) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
     c->scaled.yt = yt, c->scaled.yt_cols = te_round_up(c->rows, 16);
 }
-/* Makes the tile kernel store v, the gradient that GEMM i reads, transposed as well. The tile kernel runs even if
- * the weight is frozen and the transpose is therefore not stored: the order in which it sums gradients over rows, and
- * so the exact values of the other gradients, must not depend on what is frozen. The workspace does not depend on a
- * temporary freeze either: the transpose has memory there unless the op can never train (TE_IS_FROZEN). */
+/* Makes the tile kernel store v, the gradient that GEMM i reads, transposed as well. The tile kernel runs even if GEMM
+ * i's weight is frozen and the transpose is therefore not stored. Otherwise gradients would be summed over the rows in
+ * another order, and the exact values of other gradients would depend on what is frozen. The workspace does not depend
+ * on a temporary freeze either: it has memory for the transpose unless the op can never train (TE_IS_FROZEN). */
 TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed = te__no_value();
     if (!(r->plan->op[i].flags & TE_IS_FROZEN))
@@ -147,7 +147,7 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
-/* Makes the kernel compute the amax of v, which the kernel stores in the list's format for GEMM i. */
+/* Makes the kernel compute the amax of v, the operand of GEMM i, which the kernel stores in the list's format. */
 TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -156,8 +156,8 @@ TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Prepares memory for the result of op i, the last op of the step that is not a fork, in the form that its consumer
- * reads (e.form). */
+/* Prepares memory for the result of op i, the last op of the step that is not a fork, in the form that the result's
+ * consumer reads (e.form). */
 TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i,
                                               te_pointwise_exit e) {
     const te_op *op = &r->plan->op[i];
@@ -203,7 +203,7 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
 TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
     const te_step *s = w->step;
     const te_op *op = r->plan->op;
-    te_value stored = x; /* the tensor in which the value was last stored */
+    te_value stored = x; /* the tensor in which the value that runs through the ops was last stored */
     int last = -1;       /* the position in the step of its last op that is not a fork */
     for (int j = w->skip; j < s->count; j++)
         if (!(op[s->op[j]].flags & TE_IS_FORK)) last = j;
@@ -241,14 +241,14 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The gradient on its way through the ops of a step. */
+/* The state of the gradient while it passes through the ops of a step in backward. */
 typedef struct te_pointwise_grad {
     te_value stored; /* the tensor in which the gradient was last stored */
     int changed;     /* 1: an op has changed the gradient since the gradient was last stored */
 } te_pointwise_grad;
 
 /* Makes op i, an add or a mul, store the gradient of its fork's value. If the fork has uses later in the list, the op
- * adds the gradient from these uses (st->edge) to its own and stores the sum (te/ops/residual.h). */
+ * adds the gradient from these uses (st->edge) to its own contribution and stores the sum (te/ops/residual.h). */
 TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const int first = te__is_last_use(r->plan, i);
@@ -294,8 +294,8 @@ TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, i
     } else if (te__changes_gradient(op->flags)) g->changed = 1;
     return TE_OK;
 }
-/* The number of partial sums of a step, one for each block of its kernel. count: in this call; max: with the largest
- * batch, for which the workspace has memory. */
+/* The number of partial sums that a step's kernel stores, one for each of its blocks. count: the number in this call;
+ * max: the number with the largest batch, for which the workspace has memory. */
 typedef struct te_sum_blocks { int count, max; } te_sum_blocks;
 /* Reserves memory for the partial column sums that add up to the gradients of op i's parameters. */
 TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_stage *st, te_sum_blocks blocks) {
@@ -311,7 +311,8 @@ TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_s
     }
     return TE_OK;
 }
-/* Prepares memory for the gradient of the input of `end`, the step's last op, in the form that its consumer reads. */
+/* Prepares memory for the gradient of the input of op `end`, the step's last op, in the form that this gradient's
+ * consumer reads. */
 TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, int end, te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[end];
     const te_pointwise_exit e = te__pointwise_exit_of(r, w, end, op->in_dtype, 0);
@@ -331,8 +332,9 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* Here no kernel reads the gradient itself; only its sums over rows are needed. The tile kernel computes these
-         * sums in this case, too, so that the order of the additions is the same as when the gradient is stored. */
+        /* If the condition below holds, no kernel reads the gradient itself; only its sums over rows are needed. In
+         * this case, too, the tile kernel computes these sums, so that the order of the additions is the same as when
+         * the gradient is stored. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
@@ -366,8 +368,8 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
 TE_API int te__sums_rows(const te_pointwise_shape k) { return k.sums >= 0 || (k.backward && k.norm >= 0); }
-/* The maximum number of blocks along the rows. Where gradients are summed over rows, each block stores a partial sum,
- * so the number is kept small. tiles: the number of blocks that share a row. */
+/* The maximum number of blocks along the rows. In a kernel that sums gradients over rows each block stores a partial
+ * sum, so the number of blocks is kept small. tiles: the number of blocks that share a row. */
 TE_API int te__max_blocks(const te_run *r, const te_pointwise_shape k, int tiles) {
     if (!TE_CUDA) return te__sums_rows(k) ? 16 : 64;
     return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
@@ -383,8 +385,8 @@ TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwis
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* Recomputes the output of the step's last op; no other op of the step runs. r->recompute says in which form the output
- * is to be stored. */
+/* Recomputes the output of the step's last op, and runs no other op of the step. r->recompute says in which form the
+ * output is to be stored. */
 TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
     const te_recompute_target *to = r->recompute;
     const te_pointwise_shape k = w->shape;
@@ -404,9 +406,10 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     c->scaled.scale = to->scale;
     return launch(r->ctx, te__grid_of(1, 1), c);
 }
-/* Whether the kernel computes only the amax of the result and does not store the result: once the scale is known, the
- * kernel runs a second time and stores FP8 (TE_VALUE_amax_only). That pays if the last op reads no more than it writes,
- * and if the ops before it do nothing in the second run (a bias, whose parameter is null in that run). */
+/* Whether the kernel computes only the amax of the result and does not store the result. Once the scale is known, the
+ * kernel runs a second time and stores the result in FP8 (TE_VALUE_amax_only). Two runs pay if the last op reads no
+ * more than it writes, and if the ops before the last one do nothing in the second run (a bias, whose parameter is null
+ * in that run). */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
