@@ -71,9 +71,9 @@ typedef struct te_batch {
     const int32_t *slots; /* [sequences], target memory: sequence i of the batch extends the sequence with index
                            * slots[i] of the cache, or index i if `slots` is null; slots[i] -1: the rows of sequence i
                            * are padding */
-    int memory_seq; /* how many rows each sequence has in the memory to which cross-attention attends. The memory is an
-                     * extra input, (input, .., (rows, memory)); its row b * memory_seq + t is row t of the memory of
-                     * sequence b */
+    int memory_seq; /* how many rows each sequence has in the memory to which cross-attention attends (the encoder's
+                     * output). A list declares the memory as an extra input by the op (input, .., (rows, memory)). Row
+                     * b * memory_seq + t of the memory is row t of sequence b */
     const struct te_sampling *sampling; /* the parameters and results of the op (sample, ..) at the end of a list */
 } te_batch;
 

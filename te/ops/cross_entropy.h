@@ -58,7 +58,7 @@
  * 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
-/* The label whose rows are ignored: te_batch.ignore_index, where 0 means -100. */
+/* The label whose rows are ignored: te_batch.ignore_index or, if that is 0, -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {

@@ -60,7 +60,7 @@ TE_API te_status te__check_reduced(const te_model *m, const char *who, te_contex
     return TE_OK;
 }
 /* Does what te__check_bound does. Also returns an error if a parameter has no memory, if it has a format that GEMMs
- * cannot read, or if it is tied to another parameter (te_tie) that has been bound again since then. */
+ * cannot read, or if te_tie tied it to another parameter and that parameter was bound again after the te_tie call. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {

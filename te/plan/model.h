@@ -310,7 +310,7 @@ typedef struct te_param {
                               * gradient to that memory */
     int trains;              /* 1: the parameter's instance was bound with gradients */
     int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
-    int fixed;               /* 1: the parameter is always frozen, because its list says so (frozen_linear) */
+    int fixed;               /* 1: always frozen, because the list declares its op as a frozen one (frozen_linear) */
     int last;                /* 1: the gradient is a column sum, which is written at the end of a backward */
     int index;               /* the parameter's index among the parameters of its instance */
     te_shard shard;          /* which part of the parameter this rank of the tensor group holds */

@@ -32,7 +32,8 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
     (void)lane;
 }
 
-/* The arguments of te_reduce_scatter_add, the second kernel, which adds up the slots of this rank's rows. */
+/* The arguments of te_reduce_scatter_add, the second of the two kernels of a reduce_scatter. It adds up the slots, one
+ * from each rank, that hold the ranks' contributions to this rank's rows. */
 typedef struct te_reduce_scatter_add_args {
     void *y;                   /* [count]: the sum over the ranks; count is a multiple of eight */
     const char *slots;         /* [ranks, count]: for each rank, its partial sum of this rank's rows */
