@@ -31,6 +31,9 @@ static te_status example(void) {
     uint64_t bytes = 0, data_bytes = 0, seed = 1;
     int64_t step = 0, at = 0, count = 1;
     te_param *param = &block.fc1.weight;
+    static te_cache cache;
+    int32_t *tokens = 0, length = 0;
+    int slot = 0;
     void *part = 0;
     te_model *models[] = {&embed.model, &block.model};
     te_safetensors_pair metadata[] = {{"position", "81920"}};
@@ -49,7 +52,7 @@ static te_status example(void) {
     }
     (void)path, (void)text, (void)key, (void)was, (void)plan, (void)memory, (void)weight, (void)bias, (void)fd, (void)layers;
     (void)n, (void)header_bytes, (void)bytes, (void)data_bytes, (void)seed, (void)step, (void)models, (void)metadata, (void)config;
-    (void)at, (void)count, (void)param, (void)part;
+    (void)at, (void)count, (void)param, (void)part, (void)cache, (void)tokens, (void)length, (void)slot;
     return TE_OK;
 }
 int main(void) { return example() != TE_OK || (0 && (use(0, 0), 0)); }

@@ -12,8 +12,7 @@
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
-#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: attention over a cache, if each
-                                        sequence has only a few new rows */
+#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: a few new rows over a cache */
 #include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
 #include "attention_sm90_forward.h"  /* bf16 and f16 on compute capability 9.0: forward */
 #include "attention_simt_f32.h"           /* f32 */
