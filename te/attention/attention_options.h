@@ -261,16 +261,10 @@ TE_BOTH int te__cache_split_shift(int keys) {
     while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;
     return shift;
 }
-/* Returns the number of splits of a sequence of `keys` keys. */
-TE_BOTH int te__cache_splits(int keys) {
-    const int shift = te__cache_split_shift(keys);
-    return (keys + (1 << shift) - 1) >> shift;
-}
 /* The largest number of splits that a sequence of at most `capacity` keys can have. */
 TE_BOTH int te__cache_max_splits(int capacity) {
-    const int small = (capacity + TE_CACHE_SPLIT - 1) / TE_CACHE_SPLIT, splits = te__cache_splits(capacity);
-    const int most = small < TE_CACHE_SMALL_SPLITS ? small : TE_CACHE_SMALL_SPLITS;
-    return splits > most ? splits : most;
+    const int shift = te__cache_split_shift(capacity), splits = (capacity + (1 << shift) - 1) >> shift;
+    return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
 /* The number of rows of a query tile. Each row is one query of one of the `group` query heads that share a KV head. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)

@@ -26,7 +26,7 @@
 #ifndef TE_CACHE_H
 #define TE_CACHE_H
 
-#include "../attention/attention_options.h" /* te_attention_cache, te_attention_options, te__cache_splits */
+#include "../attention/attention_options.h" /* te_attention_cache, te_attention_options, te__cache_max_splits */
 #include "../core/lanes.h"                  /* te_lanes, te_block_sync */
 #include "../plan/impl/call_checks.h"       /* te__check_sequences */
 #include "../plan/model.h"                  /* te_model, te_plan, te_op */
@@ -454,27 +454,32 @@ TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int l
     TE_TRY(te__cache_truncate_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
+/* Drop the tokens of sequence `slot`, and set *a to the arguments of a kernel that then copies or moves the tokens of
+ * sequence `from` to it. If the two are the same sequence, nothing is dropped. who: the caller's name, for error
+ * texts. */
+TE_IF_USED TE_API te_status te__cache_replace(te_cache_args *a, const te_cache *c, int slot, int from, const char *who,
+                                              te_context *ctx) {
+    TE_TRY(te__cache_check_slot(c, slot, who, ctx));
+    TE_TRY(te__cache_check_slot(c, from, who, ctx));
+    *a = te__cache_args(c);
+    a->slot = slot, a->from = from;
+    return slot == from ? TE_OK : te_cache_truncate(c, slot, 0, ctx);
+}
 /* Make sequence `slot` a copy of sequence `from`, with which it then shares all full pages. Use this for prompts that
  * have a common prefix, or for beam search. */
 TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from, te_context *ctx) {
-    TE_TRY(te__cache_check_slot(c, slot, "te_cache_fork", ctx));
-    TE_TRY(te__cache_check_slot(c, from, "te_cache_fork", ctx));
+    te_cache_args a;
+    TE_TRY(te__cache_replace(&a, c, slot, from, "te_cache_fork", ctx));
     if (slot == from) return TE_OK;
-    TE_TRY(te_cache_truncate(c, slot, 0, ctx));
-    te_cache_args a = te__cache_args(c);
-    a.slot = slot, a.from = from;
     TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
 /* Move all tokens of sequence `from` to sequence `slot`; the previous tokens of sequence `slot` are dropped, and
  * sequence `from` is empty afterwards. No page is copied. */
 TE_IF_USED TE_API te_status te_cache_move(const te_cache *c, int slot, int from, te_context *ctx) {
-    TE_TRY(te__cache_check_slot(c, slot, "te_cache_move", ctx));
-    TE_TRY(te__cache_check_slot(c, from, "te_cache_move", ctx));
+    te_cache_args a;
+    TE_TRY(te__cache_replace(&a, c, slot, from, "te_cache_move", ctx));
     if (slot == from) return TE_OK;
-    TE_TRY(te_cache_truncate(c, slot, 0, ctx));
-    te_cache_args a = te__cache_args(c);
-    a.slot = slot, a.from = from;
     return te__cache_move_launch(ctx, te__grid_of(1, 1), &a);
 }
 /* Copy the number of tokens of each sequence to lengths[sequences] on the host. Waits for the stream. */
