@@ -240,6 +240,7 @@ typedef struct te_attention_cache {
     float *partials; /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
                         queries with the keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
     int decode_rows; /* `partials` is large enough for at most this many new rows of a sequence */
+    int decode_stages; /* how many stages the ring of the decoding kernel has; set by its launch */
     int capacity;    /* the largest number of tokens that a sequence may have */
 } te_attention_cache;
 

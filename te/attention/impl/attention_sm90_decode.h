@@ -1,7 +1,8 @@
 /* attention_sm90_decode.h -- decoding: attention of a few new queries of each sequence to the keys in a cache, in bf16
  * and f16 on compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
  *
- * attention_sm90_decode_work.h divides the keys of all sequences into splits, and the list of splits among the blocks.
+ * attention_sm90_decode_work.h divides the keys of all sequences into splits, and the list of splits among the blocks;
+ * attention_sm90_decode_result.h merges and stores results.
  * A block that processes all splits of a tile merges their results itself. The splits of other tiles lie in several
  * blocks: their partial results are stored, and a second kernel merges them. Both kernels merge in the same order with
  * the same arithmetic, so that the result of a row is bitwise identical in every batch.
@@ -22,11 +23,12 @@
 
 #include "../../core/impl/ptx_cuda.h" /* barriers, te__mma_sync */
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, options of scores */
-#include "attention_sm90_decode_work.h" /* te__decode_group, te__decode_batch */
+#include "attention_sm90_decode_result.h" /* te__decode_result, te__decode_store */
+#include "attention_sm90_decode_work.h"   /* te__decode_group, te__decode_batch */
 
 enum {
-    TE__DECODE_WARPS = 4, /* consumer warps */
-    TE__DECODE_PLACES = 4 /* at most this many groups that the consumers have not finished may be passed to them */
+    TE__DECODE_PLACES = 4,     /* at most this many groups that the consumers have not finished may be passed to them */
+    TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of a ring */
 };
 
 template <int D, int V, int ROWS>
@@ -38,15 +40,24 @@ struct te__decode_traits {
     static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* each warp's O of eight rows */
     static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* each warp's row maxima and row sums */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
+    /* a multiple of 128, because the stages, which lie behind, are swizzled */
     static constexpr int OTHER_BYTES =
-        TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES;
-    static constexpr int BUDGET = 226 * 1024 / BLOCKS - 1024 - OTHER_BYTES;
+        (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
+    /* How many stages fit if `blocks` blocks run on a multiprocessor, but at most `most`. */
+    static constexpr int stages_of(int blocks, int most) {
+        const int fit = (226 * 1024 / blocks - 1024 - OTHER_BYTES) / STAGE_BYTES;
+        return fit < most ? fit : most;
+    }
+    static constexpr int shared_of(int stages) { return stages * STAGE_BYTES + OTHER_BYTES; }
     /* If more stages are in flight than the full memory bandwidth needs, other loads only wait longer behind the copies
      * of these stages. */
-    static constexpr int MAX_STAGES = WIDEST <= 64 ? 4 : 3;
-    static constexpr int STAGES = BUDGET / STAGE_BYTES < MAX_STAGES ? BUDGET / STAGE_BYTES : MAX_STAGES;
-    static constexpr int SHARED = STAGES * STAGE_BYTES + OTHER_BYTES;
-    static_assert(STAGES >= 2, "te: attention: the stages of this head_dim exceed shared memory");
+    static constexpr int STAGES = stages_of(BLOCKS, WIDEST <= 64 ? 4 : 3);
+    /* A batch of few keys does not need the full bandwidth, but all its copies should be in flight before the queries
+     * arrive. Then one block runs on a multiprocessor, with this many stages. */
+    static constexpr int FEW_KEYS_STAGES = stages_of(1, TE__DECODE_MAX_STAGES);
+    static constexpr int SHARED = shared_of(FEW_KEYS_STAGES); /* the largest shared memory of a launch */
+    static_assert(STAGES >= 2 && FEW_KEYS_STAGES >= STAGES,
+                  "te: attention: the stages of this head_dim exceed shared memory");
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -75,16 +86,14 @@ TE_FN void te__decode_release(uint32_t empty) {
     if (threadIdx.x % 32 == 0) te__barrier_arrive(empty);
 }
 #endif
-TE_FN void te__decode_consumers_sync(void) { asm volatile("bar.sync 1, %0;" ::"n"(TE__DECODE_WARPS * 32) : "memory"); }
 
 /* ---- the producer ------------------------------------------------------------------------------------------------ */
 
 struct te__decode_ring {
     int stage, phase;
 };
-template <int STAGES>
-TE_FN void te__decode_advance(te__decode_ring &r) {
-    if (++r.stage == STAGES) r.stage = 0, r.phase ^= 1;
+TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
+    if (++r.stage == stages) r.stage = 0, r.phase ^= 1;
 }
 /* A run: at most TE__DECODE_RUN consecutive keys of one split. Each lane holds the page number of 16 of them. */
 struct te__decode_run {
@@ -122,6 +131,7 @@ struct te__decode_memory {
     uint32_t stages, full, empty; /* addresses of the ring's stages, and of two mbarriers for each stage */
     uint32_t q, q_full, q_empty;  /* addresses of the queries in the places, and of two mbarriers for each place */
     te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group in each place */
+    int count;                    /* how many stages the ring has */
 };
 /* Copies the queries of a tile to shared memory. One copy has several heads of a query, because these are contiguous.
  * Called by one thread. */
@@ -195,7 +205,7 @@ struct te__decode_producer {
                 te__barrier_wait(m.empty + ring.stage * 8, ring.phase ^ 1);
                 te__decode_copy(a->cache, run, head_rows, value ? (int)V : D, k0, rows,
                                 m.stages + ring.stage * traits::STAGE_BYTES, m.full + ring.stage * 8);
-                te__decode_advance<traits::STAGES>(ring);
+                te__decode_advance(ring, m.count);
             }
         }
     }
@@ -219,16 +229,6 @@ struct te__decode_producer {
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* Row r of a tile. query: the index of its query among the new rows of the sequence; head: the row's query head. */
-template <int HEADS, int KV_HEADS>
-struct te__decode_row {
-    int query, head;
-    __device__ __forceinline__ te__decode_row(const te__decode_group &w, int r) {
-        constexpr int GROUP = HEADS / KV_HEADS;
-        const int row = w.tile * TE__DECODE_TILE_ROWS(GROUP) + r;
-        query = row / GROUP, head = w.kv_head * GROUP + row % GROUP;
-    }
-};
 /* Returns the address of chunk `chunk` (16 bytes; 0 to 7) of row `row` of a matrix [., D] in shared memory, whose rows
  * are swizzled as in the cache (te_attention_cache). */
 template <int D>
@@ -266,20 +266,6 @@ struct te__decode_q {
         else read(b, k, n);
     }
 };
-/* A lane's part of a result, for rows n * 8 + 2 t and n * 8 + 2 t + 1, where t = lane % 4. max: the maximum of the
- * scores, in base 2, of all keys of the warp; sum: the sum of the exponentials over the keys of this lane; o[m][n][e]:
- * O^T, as accumulators, in row n * 8 + 2 t + e % 2 and column m * 16 + g + e / 2 * 8, where g = lane / 4. */
-template <int M, int NT>
-struct te__decode_result {
-    float max[NT][2], sum[NT][2], o[M][NT][4];
-    __device__ __forceinline__ void clear(void) {
-        TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) {
-            max[n][e % 2] = -INFINITY, sum[n][e % 2] = 0;
-            TE_UNROLL for (int m = 0; m < M; m++) o[m][n][e] = 0;
-        }
-    }
-};
-
 /* Computes S^T of this warp's 16 keys in a stage of K, in base 2, with the mask applied: s[n][e] is the score of key
  * `key` + g + e / 2 * 8 and row n * 8 + 2 t + e % 2. key: the first of these keys; stop: the end of the split. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int NT>
@@ -325,11 +311,6 @@ TE_FN uint32_t te__transposed(uint32_t pair) {
 /* Returns the maximum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
 TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
-    return v;
-}
-/* Returns the sum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
-TE_FN float te__decode_sum_of_keys(float v) {
-    TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
     return v;
 }
 /* One step of the online softmax, over 16 keys: p becomes P^T, as B fragments; r.max, r.sum and r.o are updated. */
@@ -437,7 +418,7 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
     const int warp = (int)threadIdx.x / 32;
     const auto release = [&] {
         te__decode_release(empty + ring.stage * 8);
-        te__decode_advance<traits::STAGES>(ring);
+        te__decode_advance(ring, memory.count);
     };
     const int past = w.keys - w.mask.queries;
     for (int k0 = begin; k0 < stop; k0 += TE__DECODE_KEYS) {
@@ -455,159 +436,6 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
         if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 1, stage, k0);
         if (has_keys) te__decode_add_pv<T, V, NT>(r.o, p, stage, stop - key);
         release();
-    }
-}
-
-/* ---- the consumers: the sum of four warps, and of splits --------------------------------------------------------- */
-
-/* How to merge two results of a row. max: the larger of their two maxima; first, second: the factor of each result. */
-struct te__decode_factors {
-    float max, first, second;
-    __device__ __forceinline__ te__decode_factors(float a, float b) : max(fmaxf(a, b)) {
-        const float offset = max == -INFINITY ? 0.0f : max;
-        first = te_exp2(a - offset), second = te_exp2(b - offset);
-    }
-    /* Merges two numbers, with explicit rounding, so that the results of both kernels are bitwise identical. */
-    __device__ __forceinline__ float merge(float a, float b) const { return __fmaf_rn(a, first, __fmul_rn(b, second)); }
-};
-/* The shared memory in which the consumers exchange their results. */
-struct te__decode_exchange {
-    float *max, *sum; /* [warps, rows] */
-    float4 *o;        /* [warps, V / 16, lanes]: O^T of eight rows, from each warp */
-};
-/* Adds up the results of the four warps for a split. Returns the maximum and the sum of each row, and O^T in this
- * warp's columns: M fragments, beginning with fragment number warp * M. */
-template <int M, int NT>
-TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x,
-                                                    te__decode_result<M * TE__DECODE_WARPS, NT> &r) {
-    constexpr int WARPS = TE__DECODE_WARPS, ROWS = NT * 8, FRAGMENTS = M * WARPS;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
-    te__decode_result<M, NT> all;
-    all.clear();
-    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
-        const float sum = te__decode_sum_of_keys(r.sum[n][row]);
-        const int at = warp * ROWS + n * 8 + 2 * t + row;
-        if (lane < 4) x.max[at] = r.max[n][row], x.sum[at] = sum;
-    }
-    te__decode_consumers_sync();
-    TE_UNROLL for (int n = 0; n < NT; n++) {
-        float factor[2];
-        TE_UNROLL for (int row = 0; row < 2; row++) {
-            const int at = n * 8 + 2 * t + row;
-            float max = -INFINITY;
-            TE_UNROLL for (int k = 0; k < WARPS; k++) max = fmaxf(max, x.max[k * ROWS + at]);
-            const float offset = max == -INFINITY ? 0.0f : max;
-            TE_UNROLL for (int k = 0; k < WARPS; k++)
-                all.sum[n][row] =
-                    __fmaf_rn(x.sum[k * ROWS + at], te_exp2(x.max[k * ROWS + at] - offset), all.sum[n][row]);
-            all.max[n][row] = max, factor[row] = te_exp2(r.max[n][row] - offset);
-        }
-        TE_UNROLL for (int m = 0; m < FRAGMENTS; m++)
-            x.o[(warp * FRAGMENTS + m) * 32 + lane] = make_float4(r.o[m][n][0] * factor[0], r.o[m][n][1] * factor[1],
-                                                                  r.o[m][n][2] * factor[0], r.o[m][n][3] * factor[1]);
-        te__decode_consumers_sync();
-        TE_UNROLL for (int m = 0; m < M; m++) TE_UNROLL for (int k = 0; k < WARPS; k++) {
-            const float4 o = x.o[(k * FRAGMENTS + warp * M + m) * 32 + lane];
-            all.o[m][n][0] += o.x, all.o[m][n][1] += o.y, all.o[m][n][2] += o.z, all.o[m][n][3] += o.w;
-        }
-        te__decode_consumers_sync();
-    }
-    return all;
-}
-/* Merges the result of the next split into the result of its group so far. A result with a maximum of -inf (no key was
- * seen) leaves the other one as it is. */
-template <int M, int NT>
-TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
-    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
-        const te__decode_factors f(group.max[n][row], split.max[n][row]);
-        group.max[n][row] = f.max, group.sum[n][row] = f.merge(group.sum[n][row], split.sum[n][row]);
-        TE_UNROLL for (int m = 0; m < M; m++)
-            TE_UNROLL for (int e = row; e < 4; e += 2) group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
-    }
-}
-/* A thread's part of the merged result of a group so far. It is held in shared memory, [numbers, threads], because
- * registers are scarce. */
-template <int M, int NT>
-struct te__decode_held {
-    enum { THREADS = TE__DECODE_WARPS * 32 };
-    float *at;
-    template <class G>
-    __device__ __forceinline__ void each(G f, te__decode_result<M, NT> &r) const {
-        float *p = at + threadIdx.x;
-        TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) {
-            if (e < 2) f(r.max[n][e], p[0]), f(r.sum[n][e], p[THREADS]), p += 2 * THREADS;
-            TE_UNROLL for (int m = 0; m < M; m++, p += THREADS) f(r.o[m][n][e], *p);
-        }
-    }
-    __device__ __forceinline__ void put(te__decode_result<M, NT> &r) const {
-        each([](float &x, float &place) { place = x; }, r);
-    }
-    __device__ __forceinline__ void get(te__decode_result<M, NT> &r) const {
-        each([](float &x, float &place) { x = place; }, r);
-    }
-};
-
-/* ---- results ----------------------------------------------------------------------------------------------------- */
-
-/* Returns the factor by which a row of O must be multiplied. max, sum: the row's maximum and sum over all keys; sink:
- * the logit of the row's sink, in base 2, or -inf. */
-TE_FN float te__decode_scale(float max, float sum, float sink) {
-    if (max == -INFINITY) return 0.0f; /* the row sees no key */
-    const float all = sum + te_exp2(sink - max);
-    return all > 0 ? 1.0f / all : 0.0f;
-}
-/* Stores the output of a group. The first fragment of `result` is fragment number `fragment` of O^T. Lanes with
- * neighbouring columns exchange elements, so that each lane stores two columns of one row. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
-TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w,
-                            const te__decode_result<M, NT> &result, int fragment) {
-    constexpr int V = te__attn_value_dim<D, F>();
-    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-    TE_UNROLL for (int n = 0; n < NT; n++) {
-        float scale[2];
-        TE_UNROLL for (int row = 0; row < 2; row++) {
-            const te__decode_row<HEADS, KV_HEADS> of(w, n * 8 + 2 * t + row);
-            const int exists = n * 8 + 2 * t + row < w.rows;
-            const float sink = F::SINKS && exists ? te__attn_sink<T, F>(a, of.head) * unit : -INFINITY;
-            scale[row] = te__decode_scale(result.max[n][row], result.sum[n][row], sink);
-        }
-        /* lanes with an even g store the first of their two rows, the others the second */
-        const int odd = g % 2, r = n * 8 + 2 * t + odd;
-        const te__decode_row<HEADS, KV_HEADS> of(w, r);
-        uint16_t *const to = (uint16_t *)a->out + (int64_t)(w.first_row + of.query) * (HEADS * V) + of.head * V;
-        TE_UNROLL for (int m = 0; m < M; m++) TE_UNROLL for (int half = 0; half < 2; half++) {
-            const float first = result.o[m][n][2 * half] * scale[0], second = result.o[m][n][2 * half + 1] * scale[1];
-            const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
-            const uint32_t pair = odd ? te_pair_of_floats(other, second, T) : te_pair_of_floats(first, other, T);
-            if (r < w.rows) *(uint32_t *)(to + (fragment + m) * 16 + half * 8 + g - odd) = pair;
-        }
-    }
-}
-/* Stores a split's partial result: [NT, V / 16, lanes] fragments of O^T, then the maximum and the sum of each row. */
-template <int M, int NT>
-TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &result, int rows) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
-    constexpr int FRAGMENTS = M * TE__DECODE_WARPS;
-    TE_UNROLL for (int n = 0; n < NT; n++) {
-        if (n * 8 + 2 * t >= rows) continue;
-        TE_UNROLL for (int m = 0; m < M; m++)
-            *(float4 *)(to + ((n * FRAGMENTS + warp * M + m) * 32 + lane) * 4) =
-                make_float4(result.o[m][n][0], result.o[m][n][1], result.o[m][n][2], result.o[m][n][3]);
-        if (warp == 0 && lane < 4)
-            *(float4 *)(to + NT * FRAGMENTS * 128 + (n * 4 + t) * 4) =
-                make_float4(result.max[n][0], result.max[n][1], result.sum[n][0], result.sum[n][1]);
-    }
-}
-/* Loads fragment number `fragment` of a partial result, and the maximum and the sum of each row. */
-template <int FRAGMENTS, int NT>
-TE_FN void te__decode_load_partial(te__decode_result<1, NT> &result, const float *from, int fragment) {
-    const int lane = (int)threadIdx.x % 32, t = lane % 4;
-    TE_UNROLL for (int n = 0; n < NT; n++) {
-        const float4 o = *(const float4 *)(from + ((n * FRAGMENTS + fragment) * 32 + lane) * 4);
-        result.o[0][n][0] = o.x, result.o[0][n][1] = o.y, result.o[0][n][2] = o.z, result.o[0][n][3] = o.w;
-        const float4 s = *(const float4 *)(from + NT * FRAGMENTS * 128 + (n * 4 + t) * 4);
-        result.max[n][0] = s.x, result.max[n][1] = s.y, result.sum[n][0] = s.z, result.sum[n][1] = s.w;
     }
 }
 
@@ -655,26 +483,28 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     }
 }
 
-/* Grid: as many blocks as can be resident, at most TE__DECODE_MAX_BLOCKS. Shared memory: the stages, Q, O of four
- * warps, merged results, maxima and sums, the batch. The producer does not wait for the preceding kernel:
+/* Grid: as many blocks as can be resident, at most TE__DECODE_MAX_BLOCKS. Shared memory: Q, O of four warps, merged
+ * results, maxima and sums, the batch, the stages. The producer does not wait for the preceding kernel:
  * te_cache_begin has made the tables and the keys and values of earlier batches visible. The producer also copies the
  * places of new rows, before the new rows are stored there; the consumers overwrite these copies in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
     typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
-    constexpr int GROUP = HEADS / KV_HEADS, STAGES = traits::STAGES, PLACES = TE__DECODE_PLACES;
-    __shared__ __align__(8) uint64_t bars[2 * STAGES + 2 * PLACES];
+    constexpr int GROUP = HEADS / KV_HEADS, PLACES = TE__DECODE_PLACES;
+    __shared__ __align__(8) uint64_t bars[2 * TE__DECODE_MAX_STAGES + 2 * PLACES];
     __shared__ te__decode_group groups[PLACES];
-    unsigned char *const stages = te__attention_shared, *const q = stages + STAGES * traits::STAGE_BYTES,
-                         *const o = q + PLACES * traits::Q_BYTES, *const merged = o + traits::O_BYTES,
-                         *const stats = merged + traits::MERGED_BYTES;
-    const uint32_t full = te__shared_address(bars), empty = full + 8 * STAGES, q_full = empty + 8 * STAGES;
-    const te__decode_memory memory = {te__shared_address(stages), full,  empty, te__shared_address(q), q_full,
-                                      q_full + 8 * PLACES,        groups};
+    unsigned char *const q = te__attention_shared, *const o = q + PLACES * traits::Q_BYTES,
+                         *const merged = o + traits::O_BYTES, *const stats = merged + traits::MERGED_BYTES,
+                         *const batch = stats + traits::STATS_BYTES,
+                         *const stages = te__attention_shared + traits::OTHER_BYTES;
+    const int count = a->cache.decode_stages;
+    const uint32_t full = te__shared_address(bars), empty = full + 8 * count, q_full = empty + 8 * count;
+    const te__decode_memory memory = {te__shared_address(stages), full,   empty, te__shared_address(q), q_full,
+                                      q_full + 8 * PLACES,        groups, count};
     const te__decode_exchange x = {(float *)stats, (float *)stats + traits::STATS_BYTES / 8, (float4 *)o};
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
+        for (int s = 0; s < count; s++) {
             te__barrier_init(full + s * 8, 1), te__barrier_init(empty + s * 8, TE__DECODE_ARRIVALS);
         }
         for (int p = 0; p < PLACES; p++) {
@@ -682,7 +512,7 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, (int *)(stats + traits::STATS_BYTES));
+    const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, (int *)batch);
     const int begin = n.begin((int)blockIdx.x, (int)gridDim.x), end = n.begin((int)blockIdx.x + 1, (int)gridDim.x);
     if (begin >= end) return te_kernel_begin();
     const te__decode_group first = te__decode_group_of<GROUP, F>(n, begin);
@@ -743,7 +573,7 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 template <te_dtype T, int D, class F>
 TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
-    return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && !F::FP8_OUTPUT && D % 64 == 0 && V % 64 == 0;
+    return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && D % 64 == 0 && V % 64 == 0;
 }
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode_exists<T, D, F>()>
 struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> {
@@ -774,11 +604,15 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
     }
     static te_status launch(te_context *ctx, const void *kernel, const void *merge_kernel, const te_attention_args *a,
                             const char *name) {
-        const int all = ctx->processors * traits::BLOCKS,
+        const int64_t groups = (int64_t)a->batch * KV_HEADS * te__decode_tiles(a->seq, HEADS / KV_HEADS);
+        const int has_few_keys = groups * te__cache_max_splits(a->cache.capacity) <= ctx->processors;
+        const int all = ctx->processors * (has_few_keys ? 1 : traits::BLOCKS),
                   blocks = all < TE__DECODE_MAX_BLOCKS ? all : (int)TE__DECODE_MAX_BLOCKS;
-        const te_launch launch =
-            te__launch_of(kernel, name, te__grid_of(blocks, 1), traits::THREADS, traits::SHARED, 1);
-        TE_TRY(te__cuda_launch(ctx, launch, a, sizeof *a));
+        te_attention_args args = *a;
+        args.cache.decode_stages = has_few_keys ? traits::FEW_KEYS_STAGES : traits::STAGES;
+        const te_launch launch = te__launch_of(kernel, name, te__grid_of(blocks, 1), traits::THREADS,
+                                               traits::shared_of(args.cache.decode_stages), 1);
+        TE_TRY(te__cuda_launch(ctx, launch, &args, sizeof args));
         if (a->cache.capacity <= TE_CACHE_SPLIT) return TE_OK;
         return te__cuda_launch_plain(ctx, merge_kernel, name,
                                      te__grid_of(blocks - 1, te__attn_value_dim<D, F>() / 16 / TE__DECODE_WARPS),

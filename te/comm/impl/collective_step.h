@@ -230,7 +230,7 @@ template <te_dtype T>
 TE_SM90_GEMM_KERNEL(te_gemm_all_reduce_persistent, te_gemm_all_reduce_args, T, 1, te_gemm_all_reduce_epilogue<T>, 1)
 template <te_dtype T>
 TE_SKINNY_KERNEL(te_gemm_all_reduce_skinny, te_gemm_all_reduce_args, TE_OPERANDS_16BIT, T,
-              te_gemm_all_reduce_epilogue<T>, 1)
+                 te_gemm_all_reduce_epilogue<T>, nullptr, 0, 1)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_gemm_all_reduce_persistent, (T), te_gemm_all_reduce_args)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_gemm_all_reduce_skinny, (T), te_gemm_all_reduce_args)
 template <te_dtype T> TE_API te_product_kernels *te_gemm_all_reduce_kernels(void) {

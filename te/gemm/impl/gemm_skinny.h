@@ -6,8 +6,8 @@
  * to mma.sync in any order, as long as it is the same for W and x.) The sums of the warps are added in a fixed order,
  * rounded to 16 bits, and passed to the pattern's epilogue, eight elements at a time; during that time the copies into
  * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings with W while that
- * kernel still runs (PDL), which is safe because no kernel of a pass writes weights. Otherwise, until the previous
- * kernel has ended, each warp only prefetches its first stage into the L2.
+ * kernel still runs (PDL), which is safe because no kernel of a pass writes weights. Otherwise the rings are filled when
+ * the previous kernel has ended.
  *
  * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes both in 16 bits and
  * in FP8. With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise
@@ -69,20 +69,24 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
 TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
     return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
 }
-/* Start the copy of a step's part of W into a stage, with zeros beyond n and k; each lane copies vectors of 16 bytes.
- * prefetch: 1: only prefetch the stage's part of W into the L2. */
-TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at, int prefetch) {
+/* The row of W that row `row` of a stage holds, where `col` is the first of the stage's 16 columns of y. If y is the
+ * input of a gated op (gated is 1), a stage holds eight rows for the first half of y and the same eight rows of the
+ * second half, so that the epilogue has both inputs of each result. */
+TE_FN int te__skinny_weight_row(const te_skinny *p, int col, int row, const int gated) {
+    return gated ? col / 2 + row % 8 + row / 8 * (p->n / 2) : col + row;
+}
+/* Start the copy of a step's part of W into a stage, with zeros beyond n and k; each lane copies vectors of 16 bytes. */
+TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at, const int gated) {
     enum { VECTORS = TE_SKINNY_WARP_K / 8, ROWS = 32 / VECTORS };
     const int lane = (int)threadIdx.x % 32, vector = lane % VECTORS, k = at->k + vector * 8;
     TE_UNROLL for (int i = 0; i < (int)TE_SKINNY_COLUMNS / ROWS; i++) {
         const int row = ROWS * i + lane / VECTORS, ok = at->col + row < p->n && k < p->k;
-        const uint16_t *from = p->w + (int64_t)(ok ? at->col + row : 0) * p->k + (ok ? k : 0);
-        if (prefetch) te_prefetch(from, 0, TE_bf16);
-        else
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(
-                             te__skinny_address(ring + (uint32_t)(at->stage * TE_SKINNY_STAGE), row, vector)),
-                         "l"(from), "r"(ok ? 16 : 0)
-                         : "memory");
+        const int weight_row = te__skinny_weight_row(p, at->col, row, gated);
+        const uint16_t *from = p->w + (int64_t)(ok ? weight_row : 0) * p->k + (ok ? k : 0);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(
+                         te__skinny_address(ring + (uint32_t)(at->stage * TE_SKINNY_STAGE), row, vector)),
+                     "l"(from), "r"(ok ? 16 : 0)
+                     : "memory");
     }
 }
 
@@ -145,17 +149,27 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_
 /* The tensorwise or rowwise scales for the one element of y, among the 16 columns from `col` on, whose partial sums
  * this thread will add up in the epilogue. They are loaded before the mainloop computes those columns. */
 typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
-TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands) {
-    const int row = (int)threadIdx.x / TE_SKINNY_COLUMNS, at = col + (int)threadIdx.x % TE_SKINNY_COLUMNS;
+TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands,
+                                              const int gated) {
+    const int row = (int)threadIdx.x / TE_SKINNY_COLUMNS, column = (int)threadIdx.x % TE_SKINNY_COLUMNS;
     te_skinny_scales s = {1.0f, 1.0f};
-    if (operands != TE_OPERANDS_FP8 || row >= p->m || at >= p->n) return s;
+    if (operands != TE_OPERANDS_FP8 || row >= p->m || col + column >= p->n) return s;
+    const int at = te__skinny_weight_row(p, col, column, gated);
     if (p->x_inverse) s.x = p->x_inverse[p->rowwise ? row : 0];
     if (p->w_inverse) s.w = p->w_inverse[p->rowwise ? at : 0];
     return s;
 }
+/* The functions that store the results of a pattern: `each` takes eight columns of y; `pair`, which is called if `gated`
+ * is 1, takes eight columns of the first half of y and the same columns of the second half. arg: their argument. */
+typedef struct te_skinny_epilogue {
+    te_epilogue_fn each;
+    te_epilogue_pair_fn pair;
+    const void *arg;
+    int gated;
+} te_skinny_epilogue;
 /* Add up the partial sums of the eight warps for 16 columns of y, and call the pattern's epilogue with the results. */
 TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te_skinny_scales scales,
-                               te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
+                               const te_skinny_epilogue epilogue, const te_dtype dtype) {
     __shared__ float sums[TE_SKINNY_WARPS][TE_SKINNY_ROWS]
                          [TE_SKINNY_COLUMNS + 1]; /* + 1 so that a warp's stores hit different banks */
     __shared__ uint4 y[TE_SKINNY_ROWS][TE_SKINNY_COLUMNS / 8];
@@ -171,10 +185,15 @@ TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te
     }
     __syncthreads();
     te_epilogue_state state = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}, TE_OUTPUTS_ANY};
-    if (row < p->m && at < p->n) {
-        uint32_t w[4];
+    uint32_t w[4], other[4];
+    if (epilogue.gated) {
+        if (thread < p->m) {
+            memcpy(w, &y[thread][0], sizeof w), memcpy(other, &y[thread][1], sizeof other);
+            epilogue.pair(epilogue.arg, w, other, thread, col / 2, 0, &state);
+        }
+    } else if (row < p->m && at < p->n) {
         memcpy(w, &y[row][thread % 2], sizeof w);
-        epilogue(arg, w, 0, row, at, &state);
+        epilogue.each(epilogue.arg, w, 0, row, at, &state);
     }
     if (p->amax && thread < 32) { /* at most the first 16 threads have called the epilogue */
         int group;
@@ -184,34 +203,31 @@ TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const void *arg, const te_gemm_operands operands,
+TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue, const te_gemm_operands operands,
                           const te_dtype dtype) {
     extern __shared__ uint4 te_skinny_rings[];
-    const int warp = (int)threadIdx.x / 32, blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
+    const int warp = (int)threadIdx.x / 32, blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE, gated = epilogue.gated;
     const uint32_t ring =
         te__shared_address(te_skinny_rings) + (uint32_t)(warp * TE_SKINNY_STAGES * TE_SKINNY_STAGE);
     te_skinny_position at = {(int)blockIdx.x * TE_SKINNY_COLUMNS, warp * TE_SKINNY_WARP_K, 0}, loads = at;
     float c[4] = {0, 0, 0, 0};
     uint32_t x[TE_SKINNY_WARP_K / 32][4], next_x[TE_SKINNY_WARP_K / 32][4];
     te_skinny_step_scales step_scales, next_step_scales;
-    if (!p->early_weights) {
-        te__skinny_load_stage(p, ring, &at, 1);
-        te_kernel_wait();
-    }
+    if (!p->early_weights) te_kernel_wait();
     TE_UNROLL for (int i = 0; i < TE_SKINNY_STAGES - 1; i++) {
-        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, 0);
+        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, gated);
         te__skinny_advance(&loads, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     te_kernel_begin();
     te__skinny_load_x(next_x, p, at.k);
     if (blockwise) te__skinny_load_step_scales(&next_step_scales, p, &at);
-    te_skinny_scales scales = te__skinny_load_scales(p, at.col, operands);
+    te_skinny_scales scales = te__skinny_load_scales(p, at.col, operands, gated);
     while (at.col < p->n) {
         const te_skinny_position now = at;
         asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 2) : "memory");
         __syncwarp(); /* this stage has arrived, and all lanes have read the previous one, which is filled next */
-        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, 0);
+        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, gated);
         te__skinny_advance(&loads, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
         memcpy(x, next_x, sizeof x);
@@ -221,19 +237,20 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
         if (blockwise && at.col < p->n) te__skinny_load_step_scales(&next_step_scales, p, &at);
         te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
         if (at.col == now.col) continue; /* there are more steps of k for the same columns */
-        te__skinny_epilogue(p, now.col, c, scales, epilogue, arg, dtype);
-        if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands);
+        te__skinny_epilogue(p, now.col, c, scales, epilogue, dtype);
+        if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands, gated);
         c[0] = c[1] = c[2] = c[3] = 0;
     }
 }
 
 /* Defines a kernel. type: the struct of its arguments, which begins with a te_skinny; operands: a te_gemm_operands;
- * dtype: the dtype of y and of 16-bit operands; epilogue: a te_epilogue_fn, which gets the address of the arguments.
- * exists: if 0, the kernel is empty. */
-#define TE_SKINNY_KERNEL(name, type, operands, dtype, epilogue, exists)                       \
+ * dtype: the dtype of y and of 16-bit operands; epilogue: a te_epilogue_fn, which gets the address of the arguments;
+ * pair: a te_epilogue_pair_fn, which is called instead if gated is 1. exists: if 0, the kernel is empty. */
+#define TE_SKINNY_KERNEL(name, type, operands, dtype, epilogue, pair, gated, exists)               \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER_SM) \
-        name(const __grid_constant__ type p) {                                                \
-        if (exists) te_skinny_body((const te_skinny *)&p, epilogue, &p, operands, dtype);     \
+        name(const __grid_constant__ type p) {                                                     \
+        const te_skinny_epilogue te_epilogue_ = {epilogue, pair, &p, gated};                       \
+        if (exists) te_skinny_body((const te_skinny *)&p, te_epilogue_, operands, dtype);          \
     }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */

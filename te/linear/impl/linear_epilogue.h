@@ -11,8 +11,8 @@
  * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored
  * (te__sm90_gemm_config.source_has_halves). In forward a tile contains the same columns of both halves
  * (te__sm90_gemm_pairing.halves), so inference need not store the input of the gated op. Under a recipe this forward
- * kernel is for inference only, because training would have to store both halves as well. With few rows, a gated step
- * runs as a GEMM and a pointwise kernel.
+ * kernel is for inference only, because training would have to store both halves as well. With up to eight rows a gated
+ * step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM and a pointwise kernel under a recipe.
  *
  * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
  * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
@@ -65,7 +65,7 @@ TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_
 template <te_dtype T, te_dtype A>
 TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
-TE_SKINNY_KERNEL(te_unfused_gemm_skinny, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, EXISTS)
+TE_SKINNY_KERNEL(te_unfused_gemm_skinny, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, nullptr, 0, EXISTS)
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
 TE_SMALL_M_KERNEL(te_unfused_gemm_small_m, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, EXISTS)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_unfused_gemm_persistent, (T, FORWARD), te_unfused_gemm)
@@ -279,8 +279,7 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
                              name##_sums >= 0, EXISTS)                                                                 \
     template <int EXISTS>                                                                                              \
     TE_SKINNY_KERNEL(name##_skinny_product_fp8, te_product, (te_gemm_operands)name##_skinny_form, TE_##dtype,          \
-                     name##_epilogue,                                                                                  \
-                  EXISTS)                                                                                              \
+                     name##_epilogue, name##_pair, 0, EXISTS)                                                          \
     template <int EXISTS>                                                                                              \
     TE_SMALL_M_KERNEL(name##_small_m_product_fp8, te_product, TE_OPERANDS_FP8, TE_##dtype, name##_epilogue, EXISTS)    \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product_fp8, (EXISTS), te_product)                                       \
@@ -322,14 +321,15 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
 #define TE__PRODUCT_KERNELS(name, dtype, persistent, skinny, fp8, skinny_fp8, small_m_fp8)                             \
     enum {                                                                                                             \
         name##_is_persistent = (persistent) != 0,                                                                      \
-        name##_is_skinny = (skinny) && !name##_is_backward && !name##_is_gated,                                        \
-        name##_is_small_m = name##_is_skinny && TE_SMALL_M_16BIT                                                       \
+        name##_is_skinny = (skinny) && !name##_is_backward,                                                            \
+        name##_is_small_m = name##_is_skinny && !name##_is_gated && TE_SMALL_M_16BIT                                   \
     };                                                                                                                 \
     template <int EXISTS>                                                                                              \
     TE_SM90_GEMM_KERNEL_FUSED(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue,            \
                               name##_pair, name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                 \
     template <int EXISTS>                                                                                              \
-    TE_SKINNY_KERNEL(name##_skinny, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, EXISTS)                \
+    TE_SKINNY_KERNEL(name##_skinny, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, name##_pair,           \
+                     name##_is_gated, EXISTS)                                                                          \
     template <int EXISTS>                                                                                              \
     TE_SMALL_M_KERNEL(name##_small_m, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, EXISTS)              \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                           \

@@ -1,0 +1,221 @@
+/* attention_sm90_decode_result.h -- what the decoding kernels (attention_sm90_decode.h) do with the result of a split:
+ * add up the results of a block's four warps, merge the results of the splits of a group, and store the output or a
+ * partial result. Both kernels use these functions, in the same order and with explicit rounding, so that a row has
+ * bitwise identical results whichever kernel merges its splits.
+ *
+ * A result consists of O^T, not yet divided by the sums of the softmax, and of each row's maximum and sum. It is
+ * distributed over the lanes of a warp, or of four warps, as the accumulators of mma.sync are (te__decode_result).
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM90_DECODE_RESULT_H
+#define TE_ATTENTION_SM90_DECODE_RESULT_H
+
+#include "attention_sm80_tiles.h"       /* te__attn_out_scale, te__attn_track_amax, options of scores */
+#include "attention_sm90_decode_work.h" /* te__decode_group */
+
+enum { TE__DECODE_WARPS = 4 /* consumer warps of a block */ };
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* Row r of a tile. query: the index of its query among the new rows of the sequence; head: the row's query head. */
+template <int HEADS, int KV_HEADS>
+struct te__decode_row {
+    int query, head;
+    __device__ __forceinline__ te__decode_row(const te__decode_group &w, int r) {
+        constexpr int GROUP = HEADS / KV_HEADS;
+        const int row = w.tile * TE__DECODE_TILE_ROWS(GROUP) + r;
+        query = row / GROUP, head = w.kv_head * GROUP + row % GROUP;
+    }
+};
+/* A lane's part of a result, for rows n * 8 + 2 t and n * 8 + 2 t + 1, where t = lane % 4. max: the maximum of the
+ * scores, in base 2, of all keys of the warp; sum: the sum of the exponentials over the keys of this lane; o[m][n][e]:
+ * O^T, as accumulators, in row n * 8 + 2 t + e % 2 and column m * 16 + g + e / 2 * 8, where g = lane / 4. */
+template <int M, int NT>
+struct te__decode_result {
+    float max[NT][2], sum[NT][2], o[M][NT][4];
+    __device__ __forceinline__ void clear(void) {
+        TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) {
+            max[n][e % 2] = -INFINITY, sum[n][e % 2] = 0;
+            TE_UNROLL for (int m = 0; m < M; m++) o[m][n][e] = 0;
+        }
+    }
+};
+
+TE_FN void te__decode_consumers_sync(void) { asm volatile("bar.sync 1, %0;" ::"n"(TE__DECODE_WARPS * 32) : "memory"); }
+/* Returns the sum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
+TE_FN float te__decode_sum_of_keys(float v) {
+    TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
+    return v;
+}
+
+/* ---- the sum of four warps, and of splits ------------------------------------------------------------------------ */
+
+/* How to merge two results of a row. max: the larger of their two maxima; first, second: the factor of each result. */
+struct te__decode_factors {
+    float max, first, second;
+    __device__ __forceinline__ te__decode_factors(float a, float b) : max(fmaxf(a, b)) {
+        const float offset = max == -INFINITY ? 0.0f : max;
+        first = te_exp2(a - offset), second = te_exp2(b - offset);
+    }
+    /* Merges two numbers, with explicit rounding, so that the results of both kernels are bitwise identical. */
+    __device__ __forceinline__ float merge(float a, float b) const { return __fmaf_rn(a, first, __fmul_rn(b, second)); }
+};
+/* The shared memory in which the consumers exchange their results. */
+struct te__decode_exchange {
+    float *max, *sum; /* [warps, rows] */
+    float4 *o;        /* [warps, V / 16, lanes]: O^T of eight rows, from each warp */
+};
+/* Adds up the results of the four warps for a split. Returns the maximum and the sum of each row, and O^T in this
+ * warp's columns: M fragments, beginning with fragment number warp * M. */
+template <int M, int NT>
+TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x,
+                                                    te__decode_result<M * TE__DECODE_WARPS, NT> &r) {
+    constexpr int WARPS = TE__DECODE_WARPS, ROWS = NT * 8, FRAGMENTS = M * WARPS;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
+    te__decode_result<M, NT> all;
+    all.clear();
+    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
+        const float sum = te__decode_sum_of_keys(r.sum[n][row]);
+        const int at = warp * ROWS + n * 8 + 2 * t + row;
+        if (lane < 4) x.max[at] = r.max[n][row], x.sum[at] = sum;
+    }
+    te__decode_consumers_sync();
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        float factor[2];
+        TE_UNROLL for (int row = 0; row < 2; row++) {
+            const int at = n * 8 + 2 * t + row;
+            float max = -INFINITY;
+            TE_UNROLL for (int k = 0; k < WARPS; k++) max = fmaxf(max, x.max[k * ROWS + at]);
+            const float offset = max == -INFINITY ? 0.0f : max;
+            TE_UNROLL for (int k = 0; k < WARPS; k++)
+                all.sum[n][row] =
+                    __fmaf_rn(x.sum[k * ROWS + at], te_exp2(x.max[k * ROWS + at] - offset), all.sum[n][row]);
+            all.max[n][row] = max, factor[row] = te_exp2(r.max[n][row] - offset);
+        }
+        TE_UNROLL for (int m = 0; m < FRAGMENTS; m++)
+            x.o[(warp * FRAGMENTS + m) * 32 + lane] = make_float4(r.o[m][n][0] * factor[0], r.o[m][n][1] * factor[1],
+                                                                  r.o[m][n][2] * factor[0], r.o[m][n][3] * factor[1]);
+        te__decode_consumers_sync();
+        TE_UNROLL for (int m = 0; m < M; m++) TE_UNROLL for (int k = 0; k < WARPS; k++) {
+            const float4 o = x.o[(k * FRAGMENTS + warp * M + m) * 32 + lane];
+            all.o[m][n][0] += o.x, all.o[m][n][1] += o.y, all.o[m][n][2] += o.z, all.o[m][n][3] += o.w;
+        }
+        te__decode_consumers_sync();
+    }
+    return all;
+}
+/* Merges the result of the next split into the result of its group so far. A result with a maximum of -inf (no key was
+ * seen) leaves the other one as it is. */
+template <int M, int NT>
+TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
+    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
+        const te__decode_factors f(group.max[n][row], split.max[n][row]);
+        group.max[n][row] = f.max, group.sum[n][row] = f.merge(group.sum[n][row], split.sum[n][row]);
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int e = row; e < 4; e += 2) group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
+    }
+}
+/* A thread's part of the merged result of a group so far. It is held in shared memory, [numbers, threads], because
+ * registers are scarce. */
+template <int M, int NT>
+struct te__decode_held {
+    enum { THREADS = TE__DECODE_WARPS * 32 };
+    float *at;
+    template <class G>
+    __device__ __forceinline__ void each(G f, te__decode_result<M, NT> &r) const {
+        float *p = at + threadIdx.x;
+        TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) {
+            if (e < 2) f(r.max[n][e], p[0]), f(r.sum[n][e], p[THREADS]), p += 2 * THREADS;
+            TE_UNROLL for (int m = 0; m < M; m++, p += THREADS) f(r.o[m][n][e], *p);
+        }
+    }
+    __device__ __forceinline__ void put(te__decode_result<M, NT> &r) const {
+        each([](float &x, float &place) { place = x; }, r);
+    }
+    __device__ __forceinline__ void get(te__decode_result<M, NT> &r) const {
+        each([](float &x, float &place) { x = place; }, r);
+    }
+};
+
+/* ---- the output, and partial results ----------------------------------------------------------------------------- */
+
+/* Returns the factor by which a row of O must be multiplied. max, sum: the row's maximum and sum over all keys; sink:
+ * the logit of the row's sink, in base 2, or -inf. */
+TE_FN float te__decode_scale(float max, float sum, float sink) {
+    if (max == -INFINITY) return 0.0f; /* the row sees no key */
+    const float all = sum + te_exp2(sink - max);
+    return all > 0 ? 1.0f / all : 0.0f;
+}
+/* Multiplies two numbers of dtype T by the scale, and converts them to e4m3. */
+template <te_dtype T> TE_FN uint16_t te__decode_to_e4m3(uint32_t pair, float scale) {
+    const te_vec8 e = {{pair, 0, 0, 0}};
+    float v[8];
+    te_vec8_floats(v, &e, T);
+    TE_UNROLL for (int k = 0; k < 2; k++) v[k] *= scale;
+    return (uint16_t)te__fp8_word(v, 1);
+}
+/* Stores the output of a group. The first fragment of `result` is fragment number `fragment` of O^T. Lanes with
+ * neighbouring columns exchange elements, so that each lane stores two columns of one row. The option fp8_output is
+ * that of te_attention_args: each number is rounded to T before it is scaled and converted to e4m3. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
+TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w,
+                            const te__decode_result<M, NT> &result, int fragment) {
+    constexpr int V = te__attn_value_dim<D, F>();
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    const float *const out_scale = te__attn_out_scale<F>(a);
+    uint32_t largest = 0; /* the largest magnitudes that this lane has stored (te__attn_raise_amax) */
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        float scale[2];
+        TE_UNROLL for (int row = 0; row < 2; row++) {
+            const te__decode_row<HEADS, KV_HEADS> of(w, n * 8 + 2 * t + row);
+            const int exists = n * 8 + 2 * t + row < w.rows;
+            const float sink = F::SINKS && exists ? te__attn_sink<T, F>(a, of.head) * unit : -INFINITY;
+            scale[row] = te__decode_scale(result.max[n][row], result.sum[n][row], sink);
+        }
+        /* lanes with an even g store the first of their two rows, the others the second */
+        const int odd = g % 2, r = n * 8 + 2 * t + odd;
+        const te__decode_row<HEADS, KV_HEADS> of(w, r);
+        const int64_t to = (int64_t)(w.first_row + of.query) * (HEADS * V) + of.head * V;
+        TE_UNROLL for (int m = 0; m < M; m++) TE_UNROLL for (int half = 0; half < 2; half++) {
+            const float first = result.o[m][n][2 * half] * scale[0], second = result.o[m][n][2 * half + 1] * scale[1];
+            const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+            const uint32_t pair = odd ? te_pair_of_floats(other, second, T) : te_pair_of_floats(first, other, T);
+            const int64_t at = to + (fragment + m) * 16 + half * 8 + g - odd;
+            if (r >= w.rows) continue;
+            if (F::FP8_OUTPUT) largest = te__max_u16x2(largest, pair & 0x7fff7fffu);
+            if (!out_scale) *(uint32_t *)((uint16_t *)a->out + at) = pair;
+            else *(uint16_t *)((uint8_t *)a->out + at) = te__decode_to_e4m3<T>(pair, *out_scale);
+        }
+    }
+    te__attn_raise_amax<T>(te__attn_amax_output<F>(a), largest);
+}
+/* Stores a split's partial result: [NT, V / 16, lanes] fragments of O^T, then the maximum and the sum of each row. */
+template <int M, int NT>
+TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &result, int rows) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
+    constexpr int FRAGMENTS = M * TE__DECODE_WARPS;
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        if (n * 8 + 2 * t >= rows) continue;
+        TE_UNROLL for (int m = 0; m < M; m++)
+            *(float4 *)(to + ((n * FRAGMENTS + warp * M + m) * 32 + lane) * 4) =
+                make_float4(result.o[m][n][0], result.o[m][n][1], result.o[m][n][2], result.o[m][n][3]);
+        if (warp == 0 && lane < 4)
+            *(float4 *)(to + NT * FRAGMENTS * 128 + (n * 4 + t) * 4) =
+                make_float4(result.max[n][0], result.max[n][1], result.sum[n][0], result.sum[n][1]);
+    }
+}
+/* Loads fragment number `fragment` of a partial result, and the maximum and the sum of each row. */
+template <int FRAGMENTS, int NT>
+TE_FN void te__decode_load_partial(te__decode_result<1, NT> &result, const float *from, int fragment) {
+    const int lane = (int)threadIdx.x % 32, t = lane % 4;
+    TE_UNROLL for (int n = 0; n < NT; n++) {
+        const float4 o = *(const float4 *)(from + ((n * FRAGMENTS + fragment) * 32 + lane) * 4);
+        result.o[0][n][0] = o.x, result.o[0][n][1] = o.y, result.o[0][n][2] = o.z, result.o[0][n][3] = o.w;
+        const float4 s = *(const float4 *)(from + NT * FRAGMENTS * 128 + (n * 4 + t) * 4);
+        result.max[n][0] = s.x, result.max[n][1] = s.y, result.sum[n][0] = s.z, result.sum[n][1] = s.w;
+    }
+}
+#endif
+
+#endif
