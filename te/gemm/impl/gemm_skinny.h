@@ -69,19 +69,29 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
 TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
     return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
 }
-/* The row of W that row `row` of a stage holds, where `col` is the first of the stage's 16 columns of y. If y is the
- * input of a gated op (gated is 1), a stage holds eight rows for the first half of y and the same eight rows of the
- * second half, so that the epilogue has both inputs of each result. */
-TE_FN int te__skinny_weight_row(const te_skinny *p, int col, int row, const int gated) {
-    return gated ? col / 2 + row % 8 + row / 8 * (p->n / 2) : col + row;
+/* Which 16 columns of y a block computes together: if `pairs` is 0, 16 adjacent columns, else twice 8 adjacent columns,
+ * so that an epilogue gets both elements of each pair that it combines. If head_dim is 0, column i of the first half of
+ * y pairs with column i of the second half (a gated op). Else y consists of heads of head_dim columns, and in each head
+ * the first rotary / 2 columns pair with the next rotary / 2 (rope), and the first half of the other columns with their
+ * second half. */
+typedef struct te_skinny_pairing { int pairs, head_dim, rotary; } te_skinny_pairing;
+/* Returns the first of eight adjacent columns of y: the first (second 0) or the second (second 1) eight of the 16
+ * columns number col to col + 15. */
+TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_skinny_pairing k) {
+    if (!k.pairs) return col + 8 * second;
+    if (!k.head_dim) return col / 2 + second * (p->n / 2);
+    const int in_head = col % k.head_dim, head = col - in_head, rest = in_head / 2 - k.rotary / 2;
+    return rest < 0 ? head + in_head / 2 + second * (k.rotary / 2)
+                    : head + k.rotary + rest + second * ((k.head_dim - k.rotary) / 2);
 }
 /* Start the copy of a step's part of W into a stage, with zeros beyond n and k; each lane copies vectors of 16 bytes. */
-TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at, const int gated) {
+TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at,
+                                 const te_skinny_pairing pairing) {
     enum { VECTORS = TE_SKINNY_WARP_K / 8, ROWS = 32 / VECTORS };
     const int lane = (int)threadIdx.x % 32, vector = lane % VECTORS, k = at->k + vector * 8;
     TE_UNROLL for (int i = 0; i < (int)TE_SKINNY_COLUMNS / ROWS; i++) {
         const int row = ROWS * i + lane / VECTORS, ok = at->col + row < p->n && k < p->k;
-        const int weight_row = te__skinny_weight_row(p, at->col, row, gated);
+        const int weight_row = te__skinny_column(p, at->col, row / 8, pairing) + row % 8;
         const uint16_t *from = p->w + (int64_t)(ok ? weight_row : 0) * p->k + (ok ? k : 0);
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(
                          te__skinny_address(ring + (uint32_t)(at->stage * TE_SKINNY_STAGE), row, vector)),
@@ -150,22 +160,23 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_
  * this thread will add up in the epilogue. They are loaded before the mainloop computes those columns. */
 typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
 TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands,
-                                              const int gated) {
+                                              const te_skinny_pairing pairing) {
     const int row = (int)threadIdx.x / TE_SKINNY_COLUMNS, column = (int)threadIdx.x % TE_SKINNY_COLUMNS;
     te_skinny_scales s = {1.0f, 1.0f};
     if (operands != TE_OPERANDS_FP8 || row >= p->m || col + column >= p->n) return s;
-    const int at = te__skinny_weight_row(p, col, column, gated);
+    const int at = te__skinny_column(p, col, column / 8, pairing) + column % 8;
     if (p->x_inverse) s.x = p->x_inverse[p->rowwise ? row : 0];
     if (p->w_inverse) s.w = p->w_inverse[p->rowwise ? at : 0];
     return s;
 }
-/* The functions that store the results of a pattern: `each` takes eight columns of y; `pair`, which is called if `gated`
- * is 1, takes eight columns of the first half of y and the same columns of the second half. arg: their argument. */
+/* The functions that store the results of a pattern: `each` takes eight columns of y, or, if columns are paired, `pair`
+ * takes twice eight. prepare: called by all threads before the mainloop, unless it is null. arg: their argument. */
 typedef struct te_skinny_epilogue {
     te_epilogue_fn each;
     te_epilogue_pair_fn pair;
+    void (*prepare)(const void *arg);
     const void *arg;
-    int gated;
+    te_skinny_pairing pairing;
 } te_skinny_epilogue;
 /* Add up the partial sums of the eight warps for 16 columns of y, and call the pattern's epilogue with the results. */
 TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te_skinny_scales scales,
@@ -186,10 +197,11 @@ TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te
     __syncthreads();
     te_epilogue_state state = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}, TE_OUTPUTS_ANY};
     uint32_t w[4], other[4];
-    if (epilogue.gated) {
+    if (epilogue.pairing.pairs) {
         if (thread < p->m) {
             memcpy(w, &y[thread][0], sizeof w), memcpy(other, &y[thread][1], sizeof other);
-            epilogue.pair(epilogue.arg, w, other, thread, col / 2, 0, &state);
+            epilogue.pair(epilogue.arg, w, other, thread, te__skinny_column(p, col, 0, epilogue.pairing),
+                          te__skinny_column(p, col, 1, epilogue.pairing), &state);
         }
     } else if (row < p->m && at < p->n) {
         memcpy(w, &y[row][thread % 2], sizeof w);
@@ -206,7 +218,7 @@ TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te
 TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue, const te_gemm_operands operands,
                           const te_dtype dtype) {
     extern __shared__ uint4 te_skinny_rings[];
-    const int warp = (int)threadIdx.x / 32, blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE, gated = epilogue.gated;
+    const int warp = (int)threadIdx.x / 32, blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
     const uint32_t ring =
         te__shared_address(te_skinny_rings) + (uint32_t)(warp * TE_SKINNY_STAGES * TE_SKINNY_STAGE);
     te_skinny_position at = {(int)blockIdx.x * TE_SKINNY_COLUMNS, warp * TE_SKINNY_WARP_K, 0}, loads = at;
@@ -215,19 +227,20 @@ TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue,
     te_skinny_step_scales step_scales, next_step_scales;
     if (!p->early_weights) te_kernel_wait();
     TE_UNROLL for (int i = 0; i < TE_SKINNY_STAGES - 1; i++) {
-        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, gated);
+        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, epilogue.pairing);
         te__skinny_advance(&loads, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     te_kernel_begin();
     te__skinny_load_x(next_x, p, at.k);
     if (blockwise) te__skinny_load_step_scales(&next_step_scales, p, &at);
-    te_skinny_scales scales = te__skinny_load_scales(p, at.col, operands, gated);
+    te_skinny_scales scales = te__skinny_load_scales(p, at.col, operands, epilogue.pairing);
+    if (epilogue.prepare) epilogue.prepare(epilogue.arg);
     while (at.col < p->n) {
         const te_skinny_position now = at;
         asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 2) : "memory");
         __syncwarp(); /* this stage has arrived, and all lanes have read the previous one, which is filled next */
-        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, gated);
+        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, epilogue.pairing);
         te__skinny_advance(&loads, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
         memcpy(x, next_x, sizeof x);
@@ -238,7 +251,7 @@ TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue,
         te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
         if (at.col == now.col) continue; /* there are more steps of k for the same columns */
         te__skinny_epilogue(p, now.col, c, scales, epilogue, dtype);
-        if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands, gated);
+        if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands, epilogue.pairing);
         c[0] = c[1] = c[2] = c[3] = 0;
     }
 }
@@ -249,7 +262,7 @@ TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue,
 #define TE_SKINNY_KERNEL(name, type, operands, dtype, epilogue, pair, gated, exists)               \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER_SM) \
         name(const __grid_constant__ type p) {                                                     \
-        const te_skinny_epilogue te_epilogue_ = {epilogue, pair, &p, gated};                       \
+        const te_skinny_epilogue te_epilogue_ = {epilogue, pair, nullptr, &p, {gated, 0, 0}};      \
         if (exists) te_skinny_body((const te_skinny *)&p, te_epilogue_, operands, dtype);          \
     }
 

@@ -8,6 +8,9 @@
  * vectors of eight elements at once, which together contain both elements of each pair to be rotated
  * (te__sm90_gemm_pairing).
  *
+ * With up to eight rows the skinny kernel runs alone, unless pairs are interleaved: each of its blocks computes the
+ * cosines and sines itself.
+ *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head
  * sizes that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
  * expects the two steps to be faster (te/gemm/impl/gemm_dispatch.h).
@@ -55,7 +58,9 @@ typedef struct te__rope_kernels {
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_rope_product {
-    te__sm90_gemm_params persistent;
+    union { te__sm90_gemm_params persistent; te_skinny skinny; };
+    te_rope_args positions; /* for the skinny kernel: the positions of the rows, and the frequencies */
+    int n;
     const void *bias;   /* [n]; null: there is no bias */
     void *y;            /* [m, n] */
     const float *table; /* table of cosines and sines, [m, rotary] */
@@ -87,10 +92,10 @@ TE_FN void te__rope_rotate_interleaved(float v[8], const float *table, int dim, 
     te_rotate_interleaved8(v, cosine, sine);
 }
 /* The epilogue for sixteen elements of one head in row `row`: w holds the eight columns from `col` on, and u the eight
- * columns from `other` on. Adds the bias, rotates the pairs and stores the results. */
-TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
-                             int other, const te_rope_heads h) {
-    const float *table = p->table + (int64_t)row * h.rotary;
+ * columns from `other` on. Adds the bias, rotates the pairs and stores the results. table: the row's cosines and
+ * sines. */
+TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const uint32_t w[4], const uint32_t u[4],
+                             int row, int col, int other, const te_rope_heads h) {
     const int dim = col % h.head_dim, pairs = h.rotary / 2,
               far = !h.interleaved && col < p->rotated_columns && dim < pairs;
     float v[8], mate[8], cosine[8], sine[8];
@@ -105,8 +110,8 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
         te__rope_rotate_interleaved(v, table, dim, h);
         te__rope_rotate_interleaved(mate, table, other % h.head_dim, h);
     }
-    te_store8(p->y, (int64_t)row * p->persistent.n + col, v, 8, 1, h.dtype);
-    te_store8(p->y, (int64_t)row * p->persistent.n + other, mate, 8, 1, h.dtype);
+    te_store8(p->y, (int64_t)row * p->n + col, v, 8, 1, h.dtype);
+    te_store8(p->y, (int64_t)row * p->n + other, mate, 8, 1, h.dtype);
 }
 
 /* The epilogue as a template. The only template arguments are the constants of the heads, so all lists and passes with
@@ -115,8 +120,37 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
                           te_epilogue_state *) {
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
-    te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
+    const te_rope_product *product = (const te_rope_product *)p;
+    te__rope_epilogue(product, product->table + (int64_t)row * ROTARY, w, u, row, col, other, h);
 }
+/* The skinny kernel's table of cosines and sines, [TE_SKINNY_ROWS, ROTARY] in shared memory, and the functions that
+ * fill and read it. */
+template <int ROTARY> TE_FN float *te__rope_skinny_table(void) {
+    __shared__ float table[TE_SKINNY_ROWS * ROTARY];
+    return table;
+}
+template <int ROTARY, int SCALED> TE_FN void te_rope_skinny_prepare(const void *p) {
+    const te_rope_args *a = &((const te_rope_product *)p)->positions;
+    int group;
+    te_rope_cos_sin(te__rope_skinny_table<ROTARY>(), a, 0, (int)a->rows, te_lanes_here(TE_SKINNY_THREADS, &group),
+                    te_rope_table_of(ROTARY / 2, ROTARY, SCALED, 1));
+}
+template <te_dtype T, int DIM, int ROTARY>
+TE_FN void te_rope_skinny_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
+                                   te_epilogue_state *) {
+    const te_rope_heads h = {T, DIM, ROTARY, 0};
+    te__rope_epilogue((const te_rope_product *)p, te__rope_skinny_table<ROTARY>() + row * ROTARY, w, u, row, col, other,
+                      h);
+}
+template <te_dtype T, int DIM, int ROTARY, int SCALED>
+static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER_SM)
+    te_rope_skinny(const __grid_constant__ te_rope_product p) {
+    const te_skinny_epilogue epilogue = {nullptr, te_rope_skinny_epilogue<T, DIM, ROTARY>,
+                                         te_rope_skinny_prepare<ROTARY, SCALED>, &p, {1, DIM, ROTARY}};
+    te_skinny_body(&p.skinny, epilogue, TE_OPERANDS_16BIT, T);
+}
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int SCALED), te_rope_skinny, (T, DIM, ROTARY, SCALED),
+             te_rope_product)
 /* Whether the two columns of a pair lie 128 apart, in different halves of a tile. If so, the kernel swaps the second
  * and the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
  * te__sm90_gemm_pairing). */
@@ -128,9 +162,11 @@ TE_SM90_GEMM_KERNEL_PAIRS(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DI
                          (te_rope_pair_epilogue<T, DIM, ROTARY, NEAR>), T != TE_f32)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_gemm, (T, DIM, ROTARY, NEAR),
              te_rope_product)
-template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
+/* There is no skinny kernel for interleaved pairs. */
+template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
-        {(const void *)te_rope_gemm_if<T, DIM, ROTARY, NEAR>(), 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
+        {(const void *)te_rope_gemm_if<T, DIM, ROTARY, NEAR>(), 0, 0},
+        {(const void *)te_rope_skinny_if<NEAR ? TE_f32 : T, DIM, ROTARY, SCALED>(), 0, 0}, {0, 0, 0}, {0, 0, 0},
         TE_OPERANDS_16BIT, {0, 0, 0}, {0, 0, 0}, 0};
     return &kernels;
 }
@@ -162,7 +198,7 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
               te_rope_table_rows(te_args, te_at, TE__ROTARY(rope), !TE__ROPE_IS(rope, none)))         \
     TE_API te_product_kernels *name##_fused(void) {                                                   \
         return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(rope, 0), TE__ROTARY(rope), \
-                               TE__INTERLEAVED(rope)>();                                              \
+                               TE__INTERLEAVED(rope), !TE__ROPE_IS(rope, none)>();                    \
     }
 
 /* Runs the GEMM with rope in its epilogue. The table of cosines and sines is stored in memory that, if linear and rope
@@ -183,7 +219,10 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     te__rope_args(&a, r, rope, table);
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
     p.y = y.data, p.table = (const float *)memory.data, p.rotated_columns = kernels->rotated_columns;
-    if (!r->dry) {
+    p.n = (int)g->n, p.positions = a;
+    if (!r->dry && !g->ranks && te__gemm_is_skinny(kernels->fused, g, r->ctx))
+        TE_TRY(te__skinny_run(kernels->fused->skinny.kernel, &p, sizeof p, &p.skinny, g, r->ctx));
+    else if (!r->dry) {
         TE_TRY(kernels->table(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
         TE_TRY(te__sm90_gemm_run(kernels->fused->persistent.kernel, &p, sizeof p, &p.persistent, g, r->ctx));
     }
