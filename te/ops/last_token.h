@@ -26,11 +26,11 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
 typedef struct te_last_token_args {
-    void *y;       /* forward: y [sequences, width]; backward: dx [rows, width] */
-    const void *x; /* forward: x [rows, width]; backward: dy [sequences, width] */
+    void *y;       /* the result. Forward: y, [sequences, width]; backward: dx, [rows, width] */
+    const void *x; /* the input. Forward: x, [rows, width]; backward: dy, [sequences, width] */
     int64_t rows;  /* number of rows of the tensor at `y` */
     te_sequences of;
-    int width;     /* used only if the width is not a constant of the list */
+    int width;     /* number of columns of x; used only if the width is not a constant of the list */
 } te_last_token_args;
 enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
 

@@ -59,7 +59,7 @@
 #define TE__BIAS_TABLES(op, heads) ((int64_t)((int)(TE__BIAS_KIND(op)) == (int)TE_BIAS_heads ? (heads) : 1))
 
 /* TE__BUCKETS_PER_SIDE: the number of buckets for the keys on one side of the query, before or after it. The macros
- * with FITS: whether the sizes that the op names are valid. */
+ * whose names contain FITS say whether the sizes that the op names are valid. */
 #define TE__BIAS_BIDIRECTIONAL(op) (TE__WINDOW_RIGHT(op) != 0)
 #define TE__BUCKETS_PER_SIDE(op) (TE__BIAS_DIM0(op) / (TE__BIAS_BIDIRECTIONAL(op) ? 2 : 1))
 #define TE__RELATIVE_BIAS_FITS(op)                                  \
@@ -99,8 +99,8 @@ typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;
-    int64_t (*parts)(int64_t seq); /* returns the number of partial sums of a relative bias's gradient, for sequences of
-                                      length seq */
+    /* returns the number of partial sums of a relative bias's gradient, for sequences of length seq */
+    int64_t (*parts)(int64_t seq);
     te_max_logit_fn max_logit;
 } te_score_bias_kernels;
 
@@ -118,7 +118,8 @@ typedef struct te_score_bias_kernels {
                                               TE__IF_SCORE_BIAS(op, name##_dbias_launch, 0),                       \
                                               TE__IF_SCORE_BIAS(op, name##_dbias_parts, 0), 0};
 
-/* The parameter of the op's bias; null if the op has no bias, or in a dry run that only measures sizes. */
+/* Return the parameter that holds the bias of the op; null if the op has no bias, or in a dry run that only measures
+ * sizes. */
 TE_API te_param *te__score_bias_param(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     te_param *first = r->param[op - r->plan->op];
