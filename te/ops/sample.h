@@ -60,8 +60,7 @@ enum {
     TE__SAMPLE_STREAM = 0x73616d70, /* the Philox stream of the draws; dropout does not use it */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* A key is a logit as an integer, in the same order. Tokens with keys between those of -infinity and NaN can be
- * drawn. */
+/* Keys are logits as integers, in the same order. Tokens with keys between those of -infinity and NaN can be drawn. */
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff

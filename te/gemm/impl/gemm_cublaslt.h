@@ -17,22 +17,26 @@
 
 enum {
     TE_HAS_CUBLASLT = 1,
-    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* number of slots of the hash table, which is at most half full */
-    TE__GEMM_MAX_RESULTS = 32               /* the largest number of algorithms that tuning asks the heuristic for */
+    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* number of slots of the hash table of plans, which is at most half full */
+    TE__GEMM_MAX_RESULTS = 32               /* the largest number of algorithms that tuning requests from cuBLASLt's
+                                             * heuristic for one product */
 };
 
-/* The properties of a product on which its plan depends, packed into four words. */
+/* The properties of a product (GEMM) on which its plan depends, packed into four words, as a key of the hash table. */
 typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
 
 typedef struct te__gemm_plan {
     te__gemm_key key;
-    int found, timed; /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: its algorithms were timed; 0:
-                         not yet; -1: they cannot be timed */
-    const void *bias, *aux; /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor has now */
+    /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: the product's algorithms were timed; 0: not yet;
+     * -1: they cannot be timed */
+    int found, timed;
+    const void *bias, *aux; /* bias, aux, a_inverse, b_inverse: the pointers that are set in the descriptor at
+                             * present */
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
-    cublasLtMatrixLayoutOpaque_t a, b, d; /* a, b: the layouts of cuBLASLt's A and B, which are our B and A */
+    cublasLtMatrixLayoutOpaque_t a, b, d; /* layouts of matrices in cuBLASLt's terms: its A is our B, and its B is our
+                                           * A */
     te_gemm_tuned product;
 } te__gemm_plan;
 
@@ -42,11 +46,12 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(((te_gemm_tuned *)0)->algo)
 typedef struct te__gemm_state {
     cublasLtHandle_t handle;
     void *workspace;
-    uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing; a slot holds 1 + the index of a plan, or 0 if it
-                                      is free */
+    /* hash table with open addressing; a slot holds 1 + the index of a plan, or 0 if the slot is free */
+    uint16_t slot[TE__GEMM_SLOTS];
     int plans, choices;
-    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* the plans, in the order of their first use; the last element is for
-                                                  the temporary plan that is used when the cache is full */
+    /* the plans, in the order of their first use; the last element is for the temporary plan that is used when the
+     * cache is full */
+    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1];
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__gemm_state;
 
@@ -83,7 +88,7 @@ TE_API te_status te__gemm_open(te_context *ctx) {
     if (status != TE_OK) te__gemm_close(ctx);
     return status;
 }
-/* The context's state, created if necessary; null if it cannot be created. */
+/* Return the state of the context's GEMMs, which is created if necessary; null if it cannot be created. */
 TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
@@ -105,14 +110,14 @@ TE_API void te__gemm_set_attribute(te__gemm_plan *p, cublasLtMatmulDescAttribute
                                    size_t bytes) {
     (void)cublasLtMatmulDescSetAttribute(&p->operation, attribute, value, bytes);
 }
-/* Points the descriptor at the inverse scales of our A and B. */
+/* Point the plan's descriptor at the inverse scales of the operands A and B of this call. */
 TE_API void te__gemm_set_scales(te__gemm_plan *p, const float *a, const float *b) {
     if (a != p->a_inverse)
         te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a), p->a_inverse = a;
     if (b != p->b_inverse)
         te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b), p->b_inverse = b;
 }
-/* Points the descriptor at the tensors that the epilogue reads (bias) and writes (aux). */
+/* Point the plan's descriptor at the tensors that the epilogue reads (bias) and writes (aux) in this call. */
 TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void *aux) {
     if (p->product.epilogue == TE_EPILOGUE_NONE) return;
     if (bias != p->bias)
@@ -120,7 +125,7 @@ TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void
     if (p->product.epilogue != TE_EPILOGUE_GELU_AUX_BIAS || aux == p->aux) return;
     te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux), p->aux = aux;
 }
-/* Fills in the plan's descriptor and layouts from p->product. */
+/* Fill in the plan's descriptor and its layouts of the matrices from p->product. */
 TE_API void te__gemm_describe(te__gemm_plan *p) {
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                                    CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
@@ -161,8 +166,8 @@ TE_API int te__gemm_heuristic(cublasLtMatmulHeuristicResult_t *result, int count
     cublasLtMatmulPreferenceOpaque_t preference;
     const size_t workspace = TE_GEMM_WORKSPACE;
     const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const float *const any = (const float *)s->workspace; /* any valid address will do, but not null, which the
-                                                             heuristic rejects for arrays of scales */
+    /* a placeholder for the arrays of scales: any valid address will do, but the heuristic rejects null */
+    const float *const any = (const float *)s->workspace;
     if (p->product.a_scaling > TE_SCALING_TENSORWISE && !p->a_inverse) te__gemm_set_scales(p, any, any);
     (void)cublasLtMatmulPreferenceInit(&preference);
     te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
@@ -333,8 +338,9 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     *added = !*te__gemm_slot_of(t, &p.key, s);
     te__gemm_describe(&p);
     cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
-    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* asked for a single algorithm, the heuristic may return one
-                                                              that is not in its list of TE__GEMM_MAX_RESULTS */
+    /* both counts are needed: if only one algorithm is requested, the heuristic may return one that is not among the
+     * TE__GEMM_MAX_RESULTS */
+    static const int counts[] = {1, TE__GEMM_MAX_RESULTS};
     for (int c = 0; c < 2; c++) {
         const int n = te__gemm_heuristic(result, counts[c], &p, s);
         for (int i = 0; i < n; i++)

@@ -34,9 +34,10 @@ enum {
     TE_SKINNY_THREADS = 32 * TE_SKINNY_WARPS,
     TE_SKINNY_BLOCKS_PER_SM = 2,
     TE_SKINNY_WARP_K = 128,                              /* elements of k in one step of a warp */
-    TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* elements of k in one step of all warps of a block */
-    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of a stage, which holds the part of W for one
-                                                                   step of a warp */
+    TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* number of elements of k that all warps of a block together
+                                                          * process in one step */
+    /* bytes of a stage, which holds the part of W that one warp processes in one step */
+    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2,
     TE_SKINNY_STAGES = 3,                                       /* number of stages in a warp's ring */
     TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
 };
@@ -44,13 +45,14 @@ enum {
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_skinny {
     const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
-    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null if all scales are 1 */
-    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
+    const float *x_inverse, *w_inverse; /* for FP8: 1 / scale of x and of W; null if all scales are 1 */
+    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no amax is
+                  * wanted */
     float alpha;
     int m, n, k; /* k: in elements */
-    int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
-    int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel to
-                          end */
+    int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: they are tensorwise */
+    /* 1: the previous kernel does not write W, so the kernel loads W before it waits for the previous kernel to end */
+    int early_weights;
 } te_skinny;
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
@@ -64,8 +66,8 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     if (at->k < p->k) return;
     at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_SKINNY_WARP_K;
 }
-/* The address of 16-byte vector `vector` of row `row` of a stage. The stage is swizzled, so that neighbouring rows lie
- * in different banks. */
+/* Return the address of a 16-byte vector, number `vector` in row `row` of a stage. The stage is swizzled, so that
+ * neighbouring rows lie in different banks. */
 TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
     return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
 }
@@ -119,7 +121,8 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
-    /* number of successive iterations of the loop over i that use the same scales; each multiplies 32 elements of k */
+    /* number of successive iterations of the loop over i that use the same scales; each iteration multiplies 32
+     * elements of k */
     enum { PER_SCALE = TE_SKINNY_WARP_K / 32 / TE_SKINNY_STEP_SCALES };
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
@@ -157,7 +160,8 @@ TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const
 TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te_skinny_scales scales,
                                te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
     __shared__ float sums[TE_SKINNY_WARPS][TE_SKINNY_ROWS]
-                         [TE_SKINNY_COLUMNS + 1]; /* + 1 so that a warp's stores hit different banks */
+                         [TE_SKINNY_COLUMNS + 1]; /* the row has one float more than columns, so that a warp's stores
+                                                   * hit different banks */
     __shared__ uint4 y[TE_SKINNY_ROWS][TE_SKINNY_COLUMNS / 8];
     const int thread = (int)threadIdx.x, lane = thread % 32, row = thread / 2, at = col + thread % 2 * 8;
     TE_UNROLL for (int i = 0; i < 4; i++) sums[thread / 32][2 * (lane % 4) + i % 2][lane / 4 + 8 * (i / 2)] = c[i];
@@ -176,7 +180,8 @@ TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te
         memcpy(w, &y[row][thread % 2], sizeof w);
         epilogue(arg, w, 0, row, at, &state);
     }
-    if (p->amax && thread < 32) { /* at most the first 16 threads have called the epilogue */
+    if (p->amax && thread < 32) { /* only the first warp has an amax, because at most the first 16 threads have called
+                                   * the epilogue */
         int group;
         te_amax_atomic_max(p->amax, state.amax_bits, te_lanes_here(32, &group));
     }
@@ -210,7 +215,8 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
     while (at.col < p->n) {
         const te_skinny_position now = at;
         asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 2) : "memory");
-        __syncwarp(); /* this stage has arrived, and all lanes have read the previous one, which is filled next */
+        __syncwarp(); /* the current stage has arrived, and all lanes have read the previous stage, which is filled
+                       * next */
         if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, 0);
         te__skinny_advance(&loads, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -220,7 +226,7 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
         if (at.col < p->n) te__skinny_load_x(next_x, p, at.k);
         if (blockwise && at.col < p->n) te__skinny_load_step_scales(&next_step_scales, p, &at);
         te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
-        if (at.col == now.col) continue; /* there are more steps of k for the same columns */
+        if (at.col == now.col) continue; /* more steps of k follow for the same columns of y, so no epilogue yet */
         te__skinny_epilogue(p, now.col, c, scales, epilogue, arg, dtype);
         if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands);
         c[0] = c[1] = c[2] = c[3] = 0;
@@ -238,7 +244,7 @@ TE_FN void te_skinny_body(const te_skinny *p, te_epilogue_fn epilogue, const voi
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-/* The `operands` of TE_SKINNY_KERNEL that this GEMM needs. */
+/* Return the value of the argument `operands` of TE_SKINNY_KERNEL for the kernel that can run this GEMM. */
 TE_API te_gemm_operands te__skinny_operands_of(const te_gemm *g) {
     return !te__gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
            : g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8;
@@ -252,7 +258,7 @@ TE_API int te__skinny_can(const te_gemm *g) {
     return aligned && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_SKINNY_ROWS &&
            g->n % 8 == 0 && g->n < limit && g->k < limit && g->epilogue == TE_EPILOGUE_NONE;
 }
-/* The GEMM's k, counted in 16-bit elements as in te_skinny: two FP8 numbers are one element. */
+/* Return the k of the GEMM, counted in 16-bit elements as in te_skinny: two FP8 numbers count as one element. */
 TE_API int64_t te__skinny_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* Fill in *p for this GEMM, and launch `kernel`. args: the struct that is the kernel's argument, of `bytes` bytes; *p
  * is its first member. */

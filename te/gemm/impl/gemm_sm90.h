@@ -48,7 +48,7 @@ enum {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Reduces the number of registers of the calling warpgroup to that of the epilogue. The warpgroup of producer and
+/* Reduce the number of registers of the calling warpgroup to the number for the epilogue. The warpgroup of producer and
  * epilogue calls this at the start; the consumer warpgroups call it before they join the epilogue of the last tile. */
 TE_FN void te__sm90_gemm_epilogue_registers(const te__sm90_gemm_config k) {
     if (k.holds_half) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_GEMM_REGISTERS_HALF));
@@ -128,7 +128,7 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_fused_fp8(te__sm90_gemm_config c, int p
     c.transposes = 1, c.holds_half = !pairs_halves, c.reads_source = reads_source;
     return c;
 }
-/* Returns config c for a kernel that scatters the rows of D over the ranks (reduce_scatter). */
+/* Return config c for a kernel that sends each row of D to the rank that owns the row (reduce_scatter). */
 TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     c.reduce_scatter = 1;
     return c;
@@ -185,7 +185,7 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 
 /* ---- host: supported products ------------------------------------------------------------------------------------ */
 
-/* The GEMM's k in 16-bit units, in which TMA and the pipeline count; two FP8 elements are one unit. */
+/* Return the k of the GEMM in 16-bit units, in which TMA and the pipeline count; two FP8 elements are one unit. */
 TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* The number of bytes of a row of A. */
 TE_API int64_t te__sm90_gemm_row_bytes(const te_gemm *g) { return 2 * te__sm90_gemm_k(g); }
@@ -214,10 +214,11 @@ TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    TE_SM90_GEMM_MAX_SPLITS = 6,  /* the largest number of splits into which a tile's k is cut; passing the sums of one
-                                     split to the tile's owner takes some 4 us */
+    /* the largest number of splits into which the k of a tile is cut (Stream-K); passing the sums of one split to the
+     * cluster that owns the tile takes some 4 us */
+    TE_SM90_GEMM_MAX_SPLITS = 6,
     TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of helpers per tile */
-    TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps of k in a split */
+    TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps in a split; a step is 64 elements of k */
     /* The smallest number of steps in a split if a helper helps with several tiles, one after the other. An example is
      * 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps for 42 tiles: the product takes 645 us, and 650
      * us without splitting. */
@@ -241,7 +242,8 @@ TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, 
     p->partials_ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* split no tile */
 }
-/* Whether all clusters have work in the last wave, either because the wave is full or because its tiles are split. */
+/* Whether all clusters have work in the last wave of tiles, either because the wave is full or because its tiles are
+ * split along k. */
 TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
     te__sm90_gemm_params p;
     p.k = (int)te__sm90_gemm_k(g);
