@@ -129,7 +129,8 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
     memset(ranks, 0, sizeof *ranks);
     ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->deferred.from.data, ranks->keep = keep;
     const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->current.data % TE_ACCESS == 0;
-    te_gemm of = *g; /* a copy of g, to test whether g can overlap the gather; the operands of g are not set yet */
+    te_gemm of = *g; /* a copy of g, for the test whether g can overlap the gather; its operands are placeholders,
+                      * because those of g are not set yet */
     if (te_is_fp8(r->current.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSORWISE, of.trans_b = 1, of.fast = 1;
     if (!aligned || !r->current.data || !ranks->own || !te__gemm_persistent_overlaps(unfused, &of, r->tensor, r->ctx) ||
@@ -165,8 +166,8 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_deferred_wgrad *wgrad = &r->deferred_wgrad;
     te_value a = te__no_value(), b = te__no_value();
     const int dry = r->dry;
-    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* a linear that the list freezes has no weight gradient, and
-                                                              forward has saved no x for it */
+    /* a linear that the list declares as frozen has no weight gradient, and forward has saved no x for it */
+    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
     wgrad->runs = te_is_trained(r->param[i]);
     r->dry |= !wgrad->runs;
     const te_status status = te__policy(r, i)->fp8 ? TE_OK : te__wgrad_operands(w, r, i, dy);
@@ -190,7 +191,7 @@ TE_API te_status te__wgrad_now(void *run) {
     r->dry = dry;
     return status;
 }
-/* Runs w, the GEMM of linear i's weight gradient, now. */
+/* Run w, the GEMM for the weight gradient of linear i, at once instead of deferring it. */
 TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     TE_TRY(te__defer_wgrad(w, r, i, dy));
     return te__wgrad_now(r);

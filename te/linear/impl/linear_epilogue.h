@@ -36,7 +36,7 @@
 typedef struct te_unfused_gemm {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
-    const void *c; /* matrix that is added to the GEMM's result; null: nothing is added */
+    const void *c; /* [m, n], a matrix that is added to the GEMM's result; null: nothing is added */
     int n;
 } te_unfused_gemm;
 
@@ -103,8 +103,7 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
                              (te_gemm_operands)name##_skinny_form,                         \
                              name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
-/* Computes D = alpha A op(B), rounded to D's format. If beta is 1, C is then added to D and the sum is rounded
- * again. */
+/* Compute D = alpha A op(B), rounded to D's format. If beta is 1, add C to D and round the sum. */
 TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     te_unfused_gemm p;
     memset(&p, 0, sizeof p);
@@ -135,7 +134,8 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 
 typedef struct te_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
-    te_pointwise pointwise; /* pointwise.x: memory for the GEMM's result; null: that result is not stored */
+    te_pointwise pointwise; /* arguments of the ops in the epilogue; pointwise.x is memory for the GEMM's result; null:
+                             * that result is not stored */
 } te_product;
 
 /* Compile-time facts of a step in FP8. result: the form in which the step stores its result. saved, params: bit masks
@@ -167,7 +167,8 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     if (facts.saved & 1) __builtin_assume(c->x != 0);
     c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
     if (facts.result == TE_RESULT_y)
-        __builtin_assume(c->y != 0); /* under TE_RESULT_amax y may be null (te__pointwise_amax_only) */
+        __builtin_assume(c->y != 0); /* tells the compiler that y is not null; under TE_RESULT_amax this would be wrong
+                                      * (te__pointwise_amax_only) */
     if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;
     TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
@@ -189,11 +190,11 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
-/* Stores the result in each form that the arguments ask for. fp8: 1 if one of these forms is FP8, else 0. */
+/* Store the result of the step in each form that the arguments ask for. fp8: 1 if one of these forms is FP8, else 0. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
-    if (k.fp8 && !fp8 && c->fp8.amax) { /* the amax of the result is computed even if the result is not stored
-                                           (te__pointwise_amax_only) */
+    /* the amax of the result is computed even if the result is not stored (te__pointwise_amax_only) */
+    if (k.fp8 && !fp8 && c->fp8.amax) {
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
         state->amax_bits = te_amax_bits8(state->amax_bits, l->v);
@@ -217,8 +218,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     const int fp8 = k.fp8 && (usual ? facts.result == TE_RESULT_fp8 : p->pointwise.fp8.y != 0);
     if (state->outputs == TE_OUTPUTS_RESULT) facts.saved = 0;
     if (usual) te__product_specialise(&known, p, facts);
-    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f; /* loaded early, so that the scale has arrived when
-                                                                 * the result is stored */
+    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f; /* the FP8 scale is loaded at the beginning, so that
+                                                                     * it has arrived when the result is stored */
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_place_of(k, row, col / 8, 1);
     if (ahead && k.reads >= 0) {
@@ -434,7 +435,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }
 
-#else /* no fused kernels: each step is a GEMM, followed by a pointwise kernel or, on the host, by a loop */
+#else /* Without the library's GEMM kernels there are no fused kernels: each step is a GEMM, followed by a pointwise
+       * kernel or, on the host, by a loop. */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
@@ -446,8 +448,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* Constants that follow from the recipe of the step's linear and from the pass. These constants determine which kernels
- * the step has. */
+/* Constants that follow from the recipe of the step's linear and from the pass. They determine which kernels exist for
+ * the step. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)), \
     name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \

@@ -31,7 +31,7 @@
 
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
-enum { TE_ROPE_TABLE_ROWS = 4 /* number of rows of the table that a block computes */ };
+enum { TE_ROPE_TABLE_ROWS = 4 /* number of rows of the table of cosines and sines that a block computes */ };
 
 /* Write TE_ROPE_TABLE_ROWS rows of the table y, [rows, rotary] in f32: a row holds the cosines of all pairs, then their
  * sines. */
@@ -42,14 +42,16 @@ TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int
                   te_lanes_here(TE_ROPE_THREADS, &group), te_rope_table_of(rotary / 2, rotary, scaled, 1));
 }
 
-/* The kernels of a step. rope: the separate rope kernel; table: the kernel that writes the table of cosines and sines;
- * fused: the GEMM with rope in its epilogue. A null member means that there is no such kernel. */
+/* The kernels of a step that consists of linear and rope. rope: the separate rope kernel; table: the kernel that writes
+ * the table of cosines and sines; fused: the GEMM with rope in its epilogue. A null member means that there is no such
+ * kernel. */
 typedef struct te__rope_kernels {
     te__linear_kernels linear; /* the kernels of the linear and its bias, without rope */
     te_rope_launch_fn rope, table;
     te_product_kernels *fused;
-    int rotated_columns; /* number of columns of q and k together; columns below this number are rotated, the columns of
-                            v, which follow, are not */
+    /* number of columns of q and k together; columns below this number are rotated, the columns of v, which follow, are
+     * not */
+    int rotated_columns;
 } te__rope_kernels;
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
@@ -94,7 +96,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     const int dim = col % h.head_dim, pairs = h.rotary / 2,
               far = !h.interleaved && col < p->rotated_columns && dim < pairs;
     float v[8], mate[8], cosine[8], sine[8];
-    if (far) { /* cosines and sines are loaded early, so that they have arrived when te_rotate8 needs them */
+    if (far) { /* cosines and sines are loaded at the beginning, so that they have arrived when te_rotate8 needs them */
         te_load8(cosine, table, dim, 8, 1, TE_f32);
         te_load8(sine, table, pairs + dim, 8, 1, TE_f32);
     }
@@ -109,7 +111,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     te_store8(p->y, (int64_t)row * p->persistent.n + other, mate, 8, 1, h.dtype);
 }
 
-/* The epilogue as a template. The only template arguments are the constants of the heads, so all lists and passes with
+/* The epilogue as a template. Its only template arguments are the constants of the heads, so all lists and passes with
  * the same heads share one kernel. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
@@ -175,9 +177,9 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     te_value memory, table;
     memset(&p, 0, sizeof p);
     TE_TRY(te__linear_operands(g, r, first->op[0]));
-    for (int j = 0; j < first->count; j++) /* Acquire as much memory as the two steps do, because the number of rows
-                                              decides whether the fused kernel or the two steps run, and the size of the
-                                              workspace must not depend on this choice. */
+    /* Acquire as much memory as the two separate steps do. The number of rows decides whether the fused kernel or the
+     * two steps run, and the size of the workspace must not depend on this choice. */
+    for (int j = 0; j < first->count; j++)
         TE_TRY(te__acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
     table = y, table.data = memory.data;
     te__rope_args(&a, r, rope, table);
@@ -251,8 +253,8 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE__ROPE_BIAS_##widths(name, dtype)                                                                      \
     TE__ROPE_ROW(name, widths, model, dtype, rope, name##_launch, name##_shape(te__pointwise_half(r, s, 1)), \
                  name##_kernels())
-/* Defines the kernels of rope, and name##_run(), which runs the step. launch, shape, product: the values of the members
- * launch, shape and fused of te__linear_kernels. */
+/* Defines the kernels of a step that ends in rope, and name##_run(), which runs the step. launch, shape, product: the
+ * values of the members launch, shape and fused of te__linear_kernels. */
 #define TE__ROPE_ROW(name, widths, model, dtype, rope, launch, shape, product)                                     \
     TE_CUSTOM_rope_forward(name##_rope, model, dtype, rope)                                                        \
     TE__ROPE_PRODUCT_##widths(name, dtype, rope)                                                                   \

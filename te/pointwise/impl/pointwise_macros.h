@@ -117,8 +117,8 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* Whether a fork and its use are in the same pattern, so that this same kernel has stored the fork's value (in
- * backward, the gradient from its use). */
+/* Whether a fork and its use are in the same pattern. If so, this same kernel has stored the fork's value (in backward,
+ * the gradient from its use). */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \
@@ -131,8 +131,8 @@
 #define TE__LOCAL_FORKS3(name, model, op)                                      \
     | (TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL) ? TE__BIT((int)name##_first - (int)TE_EDGE_INDEX(model, op)) : 0)
 #define TE__BIT(at) ((at) >= 0 && (at) < (int)TE_MAX_PATTERN ? 1 << ((at) & (TE_MAX_PATTERN - 1)) : 0)
-/* Whether an op stores the gradient of its fork's value in backward: a mul always does, an add only if the fork has
- * other uses. */
+/* Whether an op of the kind add or mul stores the gradient of its fork's value in backward: a mul always does, an add
+ * only if the fork has other uses. */
 #define TE__JOINS_forward(model, op) 0
 #define TE__JOINS_backward(model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_USE_MARK_, TE_FAMILY(op)), TE__JOINS_FORK_USE, TE__JOINS_NONE)(model, op)
@@ -142,7 +142,8 @@
 #define TE__JOINS_FORK_USE(model, op) \
     ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_uses((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_LOCAL(name, model, op) 0
-/* The calls that run the pattern's ops, and the constants that hold the ops' options, which are passed to the calls. */
+/* The macros that generate, for the ops of the pattern, the calls that run them, and the constants with their options,
+ * which are passed to the calls. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
@@ -319,8 +320,8 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
         return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe()));                                      \
     }                                                                                                                  \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
-/* The kernels of lists that have constant widths and train under a recipe: a row kernel and a tile kernel
- * (pointwise_quantize_transpose.h). The launch runs one of them or both. */
+/* Defines the kernels of a step in a list that has constant widths and trains under a recipe: a row kernel and a tile
+ * kernel (pointwise_quantize_transpose.h). The launch runs one of them or both. */
 #define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
     TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \
     TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }              \
