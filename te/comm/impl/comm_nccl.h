@@ -62,12 +62,12 @@ TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
 TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                              te_peer_kind kind, te_context *ctx) {
     te__nccl_args a;
-    int taken = 0; /* 1: the collective was enqueued as a kernel of symmetric_collectives.h */
+    int taken = 0; /* 1: the collective was enqueued as a kernel of symmetric_collectives.h, and NCCL is not needed */
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
                te_dtype_name(dtype));
     if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
     if (taken) return TE_OK;
-    memset(&a, 0, sizeof a); /* a recorded pass compares arguments byte by byte, padding included */
+    memset(&a, 0, sizeof a); /* the padding must be 0, too, because recorded passes compare arguments byte by byte */
     a.group = g, a.y = y, a.x = x, a.count = count, a.dtype = dtype, a.kind = kind;
     return te__cuda_call(ctx, te__nccl_call, &a, sizeof a);
 }
@@ -156,7 +156,8 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     } else TE_TRY(te__nccl_read_id(&id, file, comm->timeout, ctx));
     TE_TRY(te__nccl_status(w, ncclCommInitRank(&nccl, w->size, id, w->rank), "ncclCommInitRank", ctx));
     w->handle = nccl, comm->closes = 1;
-    if (!w->rank && w->size > 1) (void)remove(file); /* ncclCommInitRank waited until all ranks had read the file */
+    if (!w->rank && w->size > 1) (void)remove(file); /* the file is no longer needed: ncclCommInitRank has waited until
+                                                      * all ranks had read it */
     return TE_OK;
 }
 TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ctx) {
@@ -187,11 +188,12 @@ TE_API void te__comm_close(te_comm *comm) { (void)comm; }
 
 /* ---- failure ----------------------------------------------------------------------------------------------------- */
 
-/* The arguments of the thread that aborts a failed communicator. The thread ends NCCL's kernels and then waits for the
+/* The arguments of the thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the
  * device. */
 typedef struct te__comm_abort {
     ncclComm_t nccl[3];
-    int device, done; /* done: 0 while the thread runs, then 1, or -1 after an error */
+    int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
+                       * error */
 } te__comm_abort;
 TE_API void *te__comm_abort_run(void *p) {
     te__comm_abort *a = (te__comm_abort *)p;

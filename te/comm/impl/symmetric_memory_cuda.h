@@ -25,12 +25,13 @@ static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmet
 
 /* ---- handles, which the ranks exchange --------------------------------------------------------------------------- */
 
-/* A rank's information about itself. All ranks exchange it. */
+/* What a rank tells the other ranks about itself before they map each other's memory. */
 typedef struct te_peer_info {
-    int32_t is_ready; /* in the first exchange: the rank has allocated its memory; in the second: it has mapped the
-                         memory of all other ranks */
+    /* in the first exchange: the rank has allocated its memory; in the second: it has mapped the memory of all other
+     * ranks */
+    int32_t is_ready;
     int32_t process, processors;
-    uint64_t host; /* hash of the operating system's boot id: equal for processes on the same host; 0: unknown */
+    uint64_t host; /* a hash of the operating system's boot id, equal for processes on the same host; 0: unknown */
     int64_t max_bytes;
     cudaIpcMemHandle_t memory;
 } te_peer_info;
@@ -160,7 +161,8 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
     if (!ok) te__overlap_block_unmap(b, g->rank);
     return ok;
 }
-/* Looks up a function of the CUDA driver by its name; null: this driver does not have it. */
+/* Return the address of a function of the CUDA driver, which is looked up by its name; null: this driver does not have
+ * it. */
 TE_API void *te__driver_function(const char *name) {
     void *f = 0;
     cudaDriverEntryPointQueryResult found;
