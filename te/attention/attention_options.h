@@ -109,8 +109,8 @@ TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the random words of a group of eight pairs, one of which is (query, key). row: the result of
- * te__attn_draw_row. */
+/* Compute the random words for a group of eight pairs of a query and a key, one of which is (query, key). row: the
+ * result of te__attn_draw_row. */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
@@ -118,7 +118,8 @@ TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t r
 /* Whether dropout drops a pair: it does if the pair's 16 bits of the random word (the high 16 if `high` is set, else
  * the low 16) are below the limit, which is 65536 p for the dropout probability p. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
-    /* `limit << 16` has zeros in its lower half, so the comparison depends only on the upper halves */
+    /* `limit << 16` has zeros in its lower half, so the comparison depends only on the upper halves of both
+     * operands. */
     return (high ? word : word << 16) < limit << 16;
 }
 /* Whether dropout drops the pair (query, key): draws its random word, and tests it. */
@@ -173,10 +174,11 @@ template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { retur
 typedef struct te__attn_variant {
     int left, right;
     float softcap;
-    uint32_t drop; /* the limit of te__attn_drops; 0: no dropout */
+    uint32_t drop; /* the limit below which te__attn_drops drops a pair; 0: no dropout */
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
-    int shifted;                         /* cross or cached: queries and keys may differ in number */
+    int shifted;                         /* 1: queries and keys may differ in number, because of the option cross or
+                                          * cached */
     int bias_queries, bias_keys;         /* of a table */
     int bias_buckets, bias_max_distance; /* of a relative bias */
 } te__attn_variant;
@@ -212,8 +214,9 @@ TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value 
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
     float scale; /* factor of q k^T; 0: 1 / sqrt(head_dim) */
-    int window_left, window_right; /* how many keys before and after its position a query sees; -1: no bound. With
-                                      a causal mask window_right is 0 */
+    /* how many keys before (left) and after (right) its position a query sees; -1: no bound. With a causal mask
+     * window_right is 0 */
+    int window_left, window_right;
     float softcap;                 /* 0: none */
     int alibi;                     /* 1: linear biases by distance */
     int sinks, bias, bias_dim0, bias_dim1, max_logit; /* see the head of this file */
@@ -228,18 +231,20 @@ typedef struct te_attention_options {
  * 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without swizzling. A page can then be copied to
  * shared memory unchanged, and can be read there without bank conflicts. */
 typedef struct te_attention_cache {
-    void *pages;          /* [pages, page_elements]; null: there is no cache */
+    void *pages;          /* the pages of the cache, [pages, page_elements]; null: there is no cache */
     const int32_t *table; /* [sequences of the cache, table_width]: the page numbers of each sequence */
     const int32_t *slot;  /* [batch]: for each sequence of the batch, its number among the sequences of the cache */
-    const int32_t *past;  /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence
-                             is refused, and its new rows are not stored */
+    /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence is refused, and its
+     * new rows are not stored */
+    const int32_t *past;
     int64_t page_elements;
     int page_rows, page_shift; /* page_rows is 1 << page_shift; or page_shift is 31, if each sequence has one page */
     int table_width;
     /* the members for decoding: */
-    float *partials; /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
-                        queries with the keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
-    int decode_rows; /* `partials` is large enough for at most this many new rows of a sequence */
+    /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of queries with the
+     * keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
+    float *partials;
+    int decode_rows; /* the largest number of new rows of a sequence for which `partials` is large enough */
     int capacity;    /* the largest number of tokens that a sequence may have */
 } te_attention_cache;
 
@@ -250,9 +255,12 @@ enum {
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    TE_CACHE_SMALL_SPLITS = 16,  /* a sequence has at most this many splits of 256 keys */
-    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks in the grid; a multiprocessor runs at most two */
-    TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence; each tile reads all keys */
+    TE_CACHE_SMALL_SPLITS = 16,  /* the largest number of splits of 256 keys in a sequence; longer sequences have larger
+                                  * splits */
+    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks in the grid of the decoding kernel; a multiprocessor
+                                  * runs at most two */
+    TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence in decoding; each tile reads all
+                                  * keys */
 };
 /* Returns the base-2 logarithm of the number of keys in a split, for a sequence of `keys` keys. It depends on the
  * number of keys alone, so that a sequence has bitwise identical results in every batch. */
@@ -266,17 +274,18 @@ TE_BOTH int te__cache_max_splits(int capacity) {
     const int shift = te__cache_split_shift(capacity), splits = (capacity + (1 << shift) - 1) >> shift;
     return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
-/* The number of rows of a query tile. Each row is one query of one of the `group` query heads that share a KV head. */
+/* The number of rows of a query tile in decoding. Each row is one query of one of the `group` query heads that share a
+ * KV head. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
 /* Returns how many query tiles a sequence of `rows` new rows has for each KV head. */
 TE_BOTH int te__decode_tiles(int rows, int group) {
     return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
 }
-/* The number of floats of a split's partial result: the O of a query tile, not yet divided by the sums of the softmax,
- * and each row's maximum and sum of the softmax. */
+/* The number of floats of a partial result in decoding, for one split of the keys: the O of a query tile, not yet
+ * divided by the sums of the softmax, and each row's maximum and sum of the softmax. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
-/* Whether rows of d elements are stored swizzled (te_attention_cache). */
+/* Whether the cache stores rows of d elements swizzled (see te_attention_cache). */
 TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }
 /* Returns the offset, in elements from the start of the cache's pages, of the row of one key (or value). pages: the
  * page numbers of the sequence; head_rows: the result of te__cache_head_rows; d: the number of elements of a row. */
@@ -297,31 +306,37 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
-/* All tensors are in target memory; those declared as void * have the kernels' dtype. In the shapes, rows is batch *
- * seq, or with cu_seqlens the member `rows`. value_dim is head_dim unless the option value is set. */
+/* The arguments of an attention kernel. All tensors are in target memory; those declared as void * have the kernels'
+ * dtype. In the shapes, rows is batch * seq, or with cu_seqlens the member `rows`. value_dim is head_dim unless the
+ * option value is set. */
 typedef struct te_attention_args {
     void *out;              /* [rows, heads * value_dim]; forward: output, backward: input */
-    const float *out_scale; /* fp8_output, forward: out is multiplied by *out_scale and stored in e4m3; null: out is
-                               stored in the kernels' dtype */
-    float *lse;             /* [batch, heads, seq]: for each row the natural log of the sum of exp(score), sinks
-                               included; forward: output or null, backward: input */
+    /* used by forward with the option fp8_output: out is multiplied by *out_scale and stored in e4m3; null: out is
+     * stored in the kernels' dtype */
+    const float *out_scale;
+    /* [batch, heads, seq], the log-sum-exp: for each row the natural log of the sum of exp(score), sinks included;
+     * forward: output or null, backward: input */
+    float *lse;
     float *amax;            /* fp8_output: raised to the largest magnitude in out (before the multiplication by
                                out_scale) or in dqkv, unless it is higher already (te_amax_atomic_max); null: not wanted
                                */
     const void *sinks;      /* sinks: [heads], one logit for each head */
-    const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all
-                               heads, then k, then v; cross: only the queries, [rows, heads * head_dim] */
-    void *dqkv;             /* backward: output, shaped like qkv; every element is written */
+    /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
+     * the option cross: only the queries, [rows, heads * head_dim] */
+    const void *qkv;
+    void *dqkv;             /* backward: output, the gradient of qkv, of the same shape; every element is written */
     const void *dout;       /* backward: input, shaped like out */
-    float *delta;           /* backward: scratch memory, shaped like lse, for rowsum(dout * out) */
-    float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each
-                               row holds, for each column, the sum over <name>_sum_rows rows of dqkv. The sum of all
-                               rows of `sum` is the gradient of a bias that is added to qkv */
-    void *scratch;          /* backward: <name>_scratch_bytes(ctx, rows) bytes; null: slower kernels run, which need no
-                               scratch */
-    int batch, seq;         /* number of sequences, and number of tokens in each (with cu_seqlens: an upper bound on
-                               the number of tokens in each) */
-    float scale;            /* the scores are scale * q k^T; scale is often 1 / sqrt(head_dim) */
+    float *delta;           /* backward: scratch memory for rowsum(dout * out), of the same shape as lse */
+    /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each row holds, for each
+     * column, the sum over <name>_sum_rows rows of dqkv. The sum of all rows of `sum` is the gradient of a bias that is
+     * added to qkv */
+    float *sum;
+    /* backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes; null: slower kernels run, which need no
+     * scratch memory */
+    void *scratch;
+    /* batch: number of sequences; seq: number of tokens in each (with cu_seqlens: an upper bound of this number) */
+    int batch, seq;
+    float scale;            /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
     /* Dropout. rng: the random state of this forward pass, in target memory, or null for inference, which drops
      * nothing. id: the number of the op. whole: the position of this rank's heads among those of all ranks. */
     const te_rng *rng;
@@ -333,9 +348,11 @@ typedef struct te_attention_args {
      * sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
-    /* Cross-attention. The last query is at the position of the last key (attention_mask.h). */
-    const void *kv; /* [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
-    void *dkv;      /* backward: output, shaped like kv; every element is written; null: not wanted */
+    /* Arguments of cross-attention. The last query is at the position of the last key (attention_mask.h). */
+    const void *kv; /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all
+                     * heads, then v */
+    void *dkv;      /* backward: output, the gradient of kv, of the same shape; every element is written; null: not
+                     * wanted */
     int kv_seq;
     /* bias: the table, or the biases of the buckets. A relative bias also needs bias_by_distance, scratch memory of
      * [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: the gradient of the bias. For a
@@ -344,8 +361,10 @@ typedef struct te_attention_args {
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;
-    float *row_max_logit; /* max_logit, forward: output, shaped like lse, or null: the largest score of each row */
-    te_attention_cache cache; /* cached: holds the keys and values; the last query is at the position of the last key */
+    float *row_max_logit; /* forward with the option max_logit: output, shaped like lse, or null: the largest score of
+                           * each row */
+    te_attention_cache cache; /* with the option cached: the cache that holds the keys and values; the last query is at
+                               * the position of the last key */
 } te_attention_args;
 
 TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {

@@ -71,7 +71,8 @@ typedef struct te_cache_layer {
 
 /* The sizes of a cache, and the cache's arrays in target memory, which kernels read and write. */
 typedef struct te_cache_tables {
-    /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has one page; table_width: the number of entries in each row of `table` */
+    /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has one page; table_width: the number of
+     * entries in each row of `table` */
     int sequences, capacity, page_rows, page_shift, pages, table_width;
     /* [sequences]: the number of tokens that each sequence has in the cache, including those that the last
      * te_cache_begin added */

@@ -33,7 +33,8 @@
 /* The scales of models that hold the weights of their GEMMs only in FP8. The struct must stay at its address, because
  * the models point to it. */
 typedef struct te_fp8_weights {
-    te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input */
+    te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input, for all
+                       * GEMMs under a recipe */
 } te_fp8_weights;
 
 /* ---- iterating over parameters ----------------------------------------------------------------------------------- */
@@ -41,12 +42,14 @@ typedef struct te_fp8_weights {
 /* Iterates over the parameters of several models, except tied ones. */
 typedef struct te__fp8_param_iter {
     const te_named_model *models;
-    int count, model, op, in_op, next; /* in_op: how many parameters of the current op were visited; next: the index in
-                                          the model of the next parameter to visit */
+    /* in_op: how many parameters of the current op were visited; next: the index, within the model, of the next
+     * parameter to visit */
+    int count, model, op, in_op, next;
     te_param *param;
-    te_recipe recipe; /* the recipe of the GEMM whose weight this parameter is; none: it is not the weight of a GEMM
-                         under a recipe */
-    int products;     /* how many of the parameters before this one are weights of GEMMs under a recipe */
+    /* the recipe of the GEMM whose weight the current parameter is; none: it is not the weight of a GEMM under a
+     * recipe */
+    te_recipe recipe;
+    int products;     /* how many of the parameters before the current one are weights of GEMMs under a recipe */
 } te__fp8_param_iter;
 
 TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count) {
@@ -55,7 +58,7 @@ TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count
     it.models = models, it.count = models ? count : 0, it.recipe = TE_RECIPE_none;
     return it;
 }
-/* Go to the next parameter that is not tied; returns 0 if there is none. */
+/* Go to the next parameter that is not tied; return 0 if there is none. */
 TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     it->products += it->recipe != TE_RECIPE_none;
     it->recipe = TE_RECIPE_none;
@@ -114,8 +117,8 @@ typedef struct te__fp8_tensors {
     te_safetensor *tensor;
     char (*name)[TE_WEIGHTS_MAX_NAME];
     int count;
-    float *numbers; /* the scales of all tensors, in host memory */
-    int64_t used;   /* the number of entries of `numbers` in use so far */
+    float *numbers; /* memory for the scales of all tensors, in host memory */
+    int64_t used;   /* how many entries of `numbers` are in use so far */
 } te__fp8_tensors;
 
 TE_API void te__fp8_tensors_free(te__fp8_tensors *l) { free(l->tensor), free(l->name), free(l->numbers); }
@@ -262,7 +265,7 @@ TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     return bytes;
 }
 
-/* Whether the file has the tensor in F32, BF16 or F16, so that it must be cast to FP8. */
+/* Whether the file has the tensor called `name` in F32, BF16 or F16, so that it must be cast to FP8. */
 TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     const te_safetensor *t = te_safetensors_find(f, name);
     te_dtype dtype;
@@ -290,11 +293,13 @@ TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_it
     if (it->recipe == TE_RECIPE_fp8_delayed && te_safetensors_find(f, name)) te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* Whether the parameter is a weight that must be cast. first: the index in the list of the parameter's first tensor. */
+/* Whether the current parameter of `it` is a weight that must be cast to FP8. first: the index, within the list l, of
+ * the parameter's first tensor. */
 TE_API int te__fp8_must_cast(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     return it->recipe != TE_RECIPE_none && l->tensor[first].dtype != TE_SAFETENSORS_F8_E4M3;
 }
-/* How many tensors of the list belong to the parameter. first: the index of the first of them. */
+/* Return how many tensors of the list l belong to the current parameter of `it`. first: the index, within the list, of
+ * the first of them. */
 TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     static const char suffix[] = ".input_scale";
     if (it->recipe == TE_RECIPE_none || te__fp8_must_cast(l, first, it)) return 1;
@@ -302,8 +307,8 @@ TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8
     const size_t n = next < l->count ? strlen(l->tensor[next].name) : 0, end = strlen(suffix);
     return n > end && !strcmp(l->tensor[next].name + n - end, suffix) ? 3 : 2;
 }
-/* List all tensors that the file should have, and check them before any is read. *staging: the size in bytes of the
- * largest weight that must be cast. */
+/* List all tensors that the file should have, and check them before any of them is read. *staging: the size in bytes of
+ * the largest weight that must be cast. */
 TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memory, const te_named_model *models,
                                  int count, const te_safetensors *f, te_context *ctx) {
     te__fp8_param_iter it = te__fp8_params(models, count);
@@ -323,7 +328,7 @@ TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memo
 
 /* ---- loading: reading -------------------------------------------------------------------------------------------- */
 
-/* Make the te_fp8_product of the parameter, whose FP8 weight lies at `at`. */
+/* Make the te_fp8_product of the current parameter of `it`, whose FP8 weight lies at the address `at`. */
 TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_param_iter *it, char *at) {
     te_fp8_product f;
     memset(&f, 0, sizeof f);
@@ -352,7 +357,7 @@ TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te_
     return m->plan->fp8->quantize(&q, ctx);
 }
 /* Copy the weight's scales, t[TE__FP8_SCALES], and the scale of the GEMM's input, t[TE__FP8_INPUT_SCALE], to target
- * memory. The latter exists only if `tensors`, the number of the parameter's tensors in the file, is 3. */
+ * memory. The scale of the input exists only if `tensors`, the number of the parameter's tensors in the file, is 3. */
 TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetensor *t, int tensors,
                                     const te__fp8_param_iter *it, te_context *ctx) {
     const te_safetensor *scales = &t[TE__FP8_SCALES], *input = &t[TE__FP8_INPUT_SCALE];

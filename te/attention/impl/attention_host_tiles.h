@@ -17,8 +17,8 @@
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
-/* te__attn_vector is a vector register, as a vector type of GCC and Clang. TE__ATTN_LANES: the number of floats of a
- * vector. TE__ATTN_MULTIPLY_ADD: c += a b, for vectors c and b and a number a. */
+/* te__attn_vector is a vector register, as a vector type of GCC and Clang. TE__ATTN_LANES: the number of floats in a
+ * vector. TE__ATTN_MULTIPLY_ADD computes c += a b, for vectors c and b and a number a. */
 #if defined(__AVX512F__)
 #define TE__ATTN_LANES 16
 #define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
@@ -52,10 +52,10 @@ TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeo
  * NaN. The function needs no branch and no table. */
 TE_FN void te__attn_exp2(te__attn_vector *x) {
     TE__SUMS_AS_WRITTEN
-    /* adding 12582912 = 1.5 * 2^23 leaves the integer nearest to x in the last bits of the sum */
+    /* Adding 12582912 = 1.5 * 2^23 leaves the integer nearest to x in the last bits of the sum. */
     const te__attn_vector shifted = *x + 12582912.0f;
     const te__attn_vector f = *x - (shifted - 12582912.0f);
-    /* a polynomial for 2^f, interpolated at the Chebyshev points of [-1/2, 1/2] */
+    /* y is a polynomial for 2^f, interpolated at the Chebyshev points of [-1/2, 1/2]. */
     te__attn_vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f;
     y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f, y = y * f + 2.4022650922288827e-1f;
     y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
@@ -89,8 +89,8 @@ enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* only the elements (row, column) of the product with column >= row */
     TE__ATTN_COLUMNS_TO_ROW,   /* only the elements (row, column) of the product with column <= row */
-    TE__ATTN_DEPTH_FROM_ROW,   /* all elements; but in the sum of an element in row i, only the terms k >= i */
-    TE__ATTN_DEPTH_TO_ROW      /* all elements; but in the sum of an element in row i, only the terms k <= i */
+    TE__ATTN_DEPTH_FROM_ROW,   /* all elements; but the sum of an element in row i has only the terms k >= i */
+    TE__ATTN_DEPTH_TO_ROW      /* all elements; but the sum of an element in row i has only the terms k <= i */
 };
 
 /* Arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is set. Element (i, k) of a is
@@ -103,7 +103,7 @@ typedef struct te__attn_matmul {
     enum te__attn_region region;
 } te__attn_matmul;
 
-/* Computes a product, one block of c at a time: four rows by two vectors, which are held in registers. */
+/* Compute a matrix product, one block of c at a time: four rows by two vectors, which are held in registers. */
 TE_FN void te__attn_product(const te__attn_matmul *p) {
     enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
     const int m = p->m, n = p->n, depth = p->depth, ldc = p->ldc, ldb = p->ldb, row = p->a_row, step = p->a_step;
@@ -136,7 +136,8 @@ TE_FN void te__attn_product(const te__attn_matmul *p) {
             memcpy(pc + 3 * ldc, &c30, W), memcpy(pc + 3 * ldc + V, &c31, W);
         }
 }
-/* scores[m][TILE] = rows[m][d] (in rows of length ld) times columns[d][TILE]; only the first n columns are computed. */
+/* Compute a tile of scores: scores[m][TILE] = rows[m][d] (in rows of length ld) times columns[d][TILE]; only the first
+ * n columns are computed. */
 TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float *columns, int m, int n, int d,
                            enum te__attn_region region) {
     te__attn_matmul p;
@@ -144,7 +145,7 @@ TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float
     p.m = m, p.n = n, p.depth = d, p.add = 0, p.region = region;
     te__attn_product(&p);
 }
-/* out[m][ld] += (the transpose of scores[depth][TILE]) times rows[depth][ld] */
+/* Add to out[m][ld] the product of the transpose of scores[depth][TILE] with rows[depth][ld]. */
 TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const float *rows, int m, int depth,
                                enum te__attn_region region) {
     te__attn_matmul p;
@@ -196,7 +197,7 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
     te_amax_atomic_max(amax, largest, te_lanes_here(1, &group));
 }
 /* Writes a row of a->out. With an out_scale, each number is rounded to the dtype, multiplied by the scale and stored in
- * e4m3; otherwise as te__attn_row_write does. */
+ * e4m3; otherwise the row is written as by te__attn_row_write. */
 TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
                               te_dtype t) {
     if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
@@ -209,7 +210,8 @@ TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const floa
 
 /* ---- mask and options on a tile of scores ------------------------------------------------------------------------ */
 
-/* Sets the scores of a row that lie outside the range `seen` to -inf. at: the token (key or query) of column 0. */
+/* Set the scores of a row that lie outside the range `seen` to -inf. at: the token (key or query) to which column 0 of
+ * the row belongs. */
 TE_FN void te__attn_mask_row(float *row, te__attn_range seen, int at) {
     for (int c = 0; c < te__attn_min(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
     for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
@@ -301,7 +303,8 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
  * the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
-    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* number of Philox counters; each serves eight pairs */
+    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* number of Philox calls for a tile; each yields random
+                                                             * bits for eight pairs of a query and a key */
     for (int i = 0; f.drop && a->rng && i < counters; i++) {
         const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
         uint32_t word[4];

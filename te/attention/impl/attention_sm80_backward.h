@@ -21,8 +21,9 @@
 
 /* ---- dQ ---------------------------------------------------------------------------------------------------------- */
 
-/* V: the head size of v. A warp has the same number of rows (M * 16) in the dq and in the dkdv kernel, because in both
- * kernels each warp writes the sum of each column over its rows to te_attention_args.sum. */
+/* Constants of the dq kernel. D, V: the head sizes of q and k, and of v. A warp has the same number of rows (M * 16) in
+ * the dq and in the dkdv kernel, because in both kernels each warp writes the sum of each column over its rows to
+ * te_attention_args.sum. */
 template <int D, int V = D> struct te__attn_dq_shape {
     static constexpr int MAX_DIM = D > V ? D : V;
     static constexpr int WARPS = 4, M = MAX_DIM <= 128 ? 2 : 1, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
@@ -40,7 +41,8 @@ TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int co
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
 }
 
-/* Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage 1. */
+/* The dq kernel. Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage
+ * 1. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dq_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
@@ -93,21 +95,22 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
             if (t == 0 && row < seq) a->delta[h.row + row] = delta;
         }
     for (int i = tiles.first; i < tiles.end; i++) {
-        /* wait for this tile of keys, then start to load the next one */
+        /* Wait for tile i of the keys and values, then start to load the next one. */
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile has arrived, and all warps have finished reading the other stage */
+        __syncthreads(); /* after this the tile has arrived, and all warps have finished reading the other stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             const int64_t at = (k0 + TILE) * KV;
             te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
             te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
-        /* skip this tile if none of the warp's queries sees one of its keys */
+        /* Skip this tile if none of the warp's queries sees one of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
-        /* S = Q K^T, and dP - delta, where dP = dO V^T. Without dropout the accumulators of dP start from -delta */
+        /* Compute S = Q K^T, and dP - delta, where dP = dO V^T. Without dropout the accumulators of dP start from
+         * -delta. */
         const uint32_t none[M][1][4] = {};
         float s[M][N][4] = {}, dp[M][N][4];
         if constexpr (F::DROP != 0) memset(dp, 0, sizeof dp);
@@ -121,7 +124,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
                     dp[m][n][e] = (drops ? 0 : dp[m][n][e] * F::FACTOR) + minus_delta[m][e / 2];
                 });
 
-        /* dS = P (dP - delta), in the registers of S */
+        /* Compute dS = P (dP - delta), in the registers of S. */
         te__attn_apply_softcap<F, M, N>(s, a->scale);
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
         const te__attn_alibi_bias alibi =
@@ -169,7 +172,8 @@ template <int D, int V = D> struct te__attn_dkdv_shape {
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= TE_SHARED_BYTES;
     static constexpr int TILE = WIDE ? 64 : 32; /* the number of queries in a tile */
     static constexpr int PAIRS = WIDE || MAX_DIM > 128 ? 4 : 2, M = MAX_DIM <= 128 ? 2 : 1;
-    static constexpr int HELD = MAX_DIM <= 64 && D == V; /* the fragments of K or V stay in registers */
+    static constexpr int HELD = MAX_DIM <= 64 && D == V; /* 1: the fragments of K or V stay in registers for all tiles
+                                                          * of queries */
     static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
     static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: how many keys a block processes */
     static constexpr int TILES_BYTES = bytes(ROWS, TILE);
