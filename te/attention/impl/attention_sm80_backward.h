@@ -200,24 +200,26 @@ template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Returns the accumulator `sum`, viewed as an accumulator with N columns. `sum` has enough registers for head_dim or V
+/* Return the accumulator `sum` viewed as an accumulator with N columns. `sum` has enough registers for head_dim or V
  * columns, whichever is more. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][N / 8][4] {
     return *(float (*)[M][N / 8][4])(void *)&sum[0][0][0];
 }
 
-/* What a pair of warps needs for one step, in which it processes the pair's keys and a tile of queries of one head. */
+/* What a pair of warps needs for one step of the dkdv kernel, in which the pair's keys meet a tile of queries of one
+ * head. */
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
-    te__attn_range warp_tiles; /* the tiles of queries that see one of the pair's keys */
+    te__attn_range warp_tiles; /* the range of tiles of queries that see at least one of the pair's keys */
     int tile;                  /* the index of this step's tile of queries */
     int batch, head;
     int key, query;            /* the key and the query of this lane's score s[0][0][0] */
-    float unit, c;             /* the unit of scores, and the unit times log2(e) */
-    const float2 *column;      /* column[n * 4]: lse (in the dK warp: delta) of the two queries that this lane has in
-                                  columns n * 8 to n * 8 + 7 of the tile of scores */
+    float unit, c;             /* unit: the unit of scores (te__attn_score_unit); c: the unit times log2(e) */
+    /* column[n * 4]: lse (in the dK warp: delta) of the two queries that this lane has in columns n * 8 to n * 8 + 7 of
+     * the tile of scores */
+    const float2 *column;
     uint4 *exchange;           /* address, in shared memory, of this lane's part of the pair's P^T */
 };
 
@@ -235,9 +237,9 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
     }
 }
 
-/* For softcap or dropout: s = S^T becomes P^T, with dropout applied. ds_factor becomes the factor by which dP^T - delta
- * is multiplied in dS^T: P (1 - t^2), where t is the tanh (without softcap: P), with a negative sign if the pair was
- * dropped. */
+/* Used with softcap or dropout: replace s = S^T by P^T, with dropout applied. ds_factor becomes the factor by which
+ * dP^T - delta is multiplied in dS^T: P (1 - t^2), where t is the tanh (without softcap: P), with a negative sign if
+ * the pair was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {
@@ -322,9 +324,9 @@ TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], co
     te__attn_pack_all<T, M, N>(ds, s);
 }
 
-/* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
- * pair, and lse and delta of both stages. With a causal mask the blocks with the most work start first, because the
- * first blocks have the first keys, and these are seen by the most queries. */
+/* The dkdv kernel. Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of
+ * stage 1, P^T of each pair, and lse and delta of both stages. With a causal mask the blocks with the most work start
+ * first, because the first blocks have the first keys, and these are seen by the most queries. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
@@ -348,8 +350,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE);
     const int steps = (tiles.end - tiles.first) * GROUP;
 
-    /* addresses in shared memory. rows: the offset of this warp's rows of K (in the dK warp: of V); lse_delta: for each
-     * stage, lse of the stage's queries, then their delta */
+    /* Addresses in shared memory. rows: the offset of this warp's rows of K (in the dK warp: of V); lse_delta: for each
+     * stage, lse of the stage's queries, then their delta. */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -362,14 +364,15 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     te__attn_queries_load<D, V, QKV, OUT, C>(q_tile, te__shared_address(lse_delta), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float sum[M][C::MAX_DIM / 8][4] = {}; /* accumulators of dV; in the dK warp: of dK */
+    float sum[M][C::MAX_DIM / 8][4] = {}; /* accumulators of dV or, in the dK warp, of dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
-        /* wait for this tile of queries, then start to load the next one, which is a tile of this head or of the next
-         * head of the group */
+        /* Wait for this tile of queries, then start to load the next one, which is a tile of this head or of the next
+         * head of the group. */
         const int tile_now = tile, head = head0 + member;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile has arrived; all warps have finished reading the other stage and the P^T of the
-                            last step */
+        /* after this the tile has arrived, and all warps have finished reading the other stage and the P^T of the last
+         * step */
+        __syncthreads();
         if (i + 1 < steps) {
             const int next = (i + 1) & 1;
             if (++tile == tiles.end) tile = tiles.first, member++;
@@ -380,14 +383,15 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1)) {
-            __syncthreads(); /* no query of the tile sees a key of this pair: both warps only join the barrier at which
-                                the others exchange P^T */
+            /* no query of the tile sees a key of this pair, so both warps only join the barrier at which the others
+             * exchange P^T */
+            __syncthreads();
             continue;
         }
 
-        /* S^T - lse = K Q^T - lse; in the dK warp: dP^T - delta = V dO^T - delta */
+        /* Compute S^T - lse = K Q^T - lse or, in the dK warp, dP^T - delta = V dO^T - delta. */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* addresses of the operands B of the two products: Q, then dO; in the dK warp: dO, then Q */
+        /* Addresses of the operands B of the two products: Q and then dO or, in the dK warp, dO and then Q. */
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
@@ -401,10 +405,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + rows + te__attn_lane_a<D>(lane),
                                                   b_nt + te__attn_lane_b<D>(lane));
 
-        /* P^T in the dV warp; dS^T in the dK warp, after the dV warp has stored P^T. A warp reaches one of three
-         * __syncthreads of this loop, depending on its role and on the mask. The three together form one barrier of the
-         * block, which is allowed because each of them is reached by whole warps. A barrier for only the two warps of a
-         * pair was not faster. */
+        /* In the dV warp p becomes P^T; in the dK warp it becomes dS^T, after the dV warp has stored P^T. A warp
+         * reaches one of three __syncthreads of this loop, depending on its role and on the mask. The three together
+         * form one barrier of the block, which is allowed because each of them is reached by whole warps. A barrier for
+         * only the two warps of a pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step);
@@ -414,7 +418,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_make_ds<T, F, M, N>(p, s, step);
         }
 
-        /* dV += P^T dO; in the dK warp: dK += dS^T Q */
+        /* Add dV += P^T dO or, in the dK warp, dK += dS^T Q. */
         if (V != D && makes_dk)
             te__attn_product_nn<T, M, N / 2, D>(te__attn_accumulator_view<D>(sum), p, b_nn + te__attn_lane_a<D>(lane));
         else
@@ -422,7 +426,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     }
     te__attn_drain_copies<F>(steps);
 
-    /* store dV, or in the dK warp dK; it passes through shared memory */
+    /* Store dV or, in the dK warp, dK; the result passes through shared memory. */
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = makes_dk ? a->scale : F::FACTOR;
     uint16_t *const dkv = (uint16_t *)te__attn_dkv<F>(a);
@@ -432,8 +436,9 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    if constexpr (V != D) { /* dK passes through the shared memory of this pair's rows of K, and dV through that of the
-                               pair's rows of V, because these rows have the same size */
+    /* dK passes through the shared memory of this pair's rows of K, and dV through that of the pair's rows of V,
+     * because these rows have the same size */
+    if constexpr (V != D) {
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
         if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through);
@@ -454,8 +459,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     float sum[1][N][4];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds to `sum` the dS of a tile, the queries from q0 on by the keys from k0 on, for one head, over all sequences
-     * in order. */
+    /* Add the dS of one tile (the queries from q0 on, the keys from k0 on) of one head to `sum`, over all sequences in
+     * order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
@@ -474,7 +479,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         const uint32_t k_tile = do_tile + ROWS * V_ROW, v_tile = k_tile + TILE * ROW;
         const uint32_t q_lane = (uint32_t)warp * 16 * ROW + te__attn_lane_a<D>(lane);
         const uint32_t do_lane = (uint32_t)warp * 16 * V_ROW + te__attn_lane_a<V>(lane);
-        __syncthreads(); /* all warps have finished reading the tiles of the previous sequence */
+        __syncthreads(); /* after this all warps have finished reading the tiles of the previous sequence */
         te__attn_tile_load<ROWS, D, QKV, THREADS>(q_tile, qkv + h.q + q0 * QKV, h.seq - q0);
         te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);
@@ -488,7 +493,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         te__attn_wait_copies();
         __syncthreads();
 
-        /* S = Q K^T and dP - delta, as in the dq kernel */
+        /* Compute S = Q K^T and dP - delta, as in the dq kernel. */
         const uint32_t none[1][1][4] = {};
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
         float s[1][N][4] = {}, dp[1][N][4];

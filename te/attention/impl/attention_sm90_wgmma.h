@@ -95,22 +95,23 @@ template <int N> TE_FN void te__wgmma_fence_operand(uint32_t (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]));
 }
 
-/* The wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. The descriptor is valid for K-major
- * and MN-major reads: K-major reads use the stride between groups of eight rows (1024 bytes), MN-major reads also use
- * the stride between boxes. */
+/* Return the wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. The descriptor is valid for
+ * K-major and MN-major reads: K-major reads use the stride between groups of eight rows (1024 bytes), MN-major reads
+ * also use the stride between boxes. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     const uint64_t next_box = (uint64_t)(rows * 128 >> 4), next_rows = 1024 >> 4;
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
 }
-/* The shared-memory address of 16-byte chunk `chunk` of row `row` of the box at address `box`, with the swizzle
- * applied. */
+/* Return the shared-memory address of a 16-byte chunk, number `chunk` in row `row` of the box at address `box`, with
+ * the swizzle applied. */
 TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
     return box + (uint32_t)(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
 /* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. */
 template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        /* a descriptor's address counts units of 16 bytes: 16 columns of a row take 2 units, a whole row of a box 8 */
+        /* The address in a descriptor counts units of 16 bytes: 16 columns of a row take 2 units, a whole row of a box
+         * 8. */
         const int box = k / 4, column = k % 4 * 2;
         te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
     }
@@ -162,8 +163,8 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* te__attn_tma_load_head for packed sequences of different lengths. rows: the sequence's range of rows; y: the first
- * row to load, counted within the sequence. */
+/* Do what te__attn_tma_load_head does above, for packed sequences of different lengths. rows: the sequence's range of
+ * rows; y: the first row to load, counted within the sequence. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -214,8 +215,8 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-/* te__attn_tma_load_box for packed sequences, a tensor [rows, width]. rows: the sequence's range of rows; y: the first
- * token to load, counted within the sequence. */
+/* Do what te__attn_tma_load_box does above, for packed sequences, a tensor [rows, width]. rows: the sequence's range of
+ * rows; y: the first token to load, counted within the sequence. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -252,7 +253,7 @@ TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-/* The same as te__attn_bulk_store, but adds the numbers to those in global memory. */
+/* Do what te__attn_bulk_store does, but add the numbers to those in global memory. */
 TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
@@ -305,7 +306,7 @@ typedef struct te__attn_heads_tensor {
     int dim, heads, seq, batch, box_rows;
 } te__attn_heads_tensor;
 
-/* Makes the tensor map, for TMA, of the tensor x. */
+/* Make the tensor map by which TMA loads boxes of the tensor x. */
 TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                            const te__attn_heads_tensor *x, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;
