@@ -41,7 +41,7 @@ typedef struct te_generation_config {
     te_model *const *models; /* [count]: the instances of the lists, in the order of the lists; the array and the
                               * instances must stay where they are */
     int count;
-    /* the key-value cache of `models`; its first `sequences` sequences belong to the generation */
+    /* The key-value cache of `models`; the first `sequences` sequences of the cache belong to the generation. */
     const te_cache *cache;
     int sequences;         /* the largest number of sequences that run at a time */
     /* the largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
@@ -52,7 +52,7 @@ typedef struct te_generation_config {
     /* 1: requests may have penalties; this takes 2 bytes of target memory for each pair of a sequence and a token of
      * the vocabulary */
     int penalties;
-    int top;       /* how many of the most likely tokens each event reports */
+    int top;       /* how many of the most likely tokens each event reports (te_generation_event.top_token) */
 } te_generation_config;
 
 typedef struct te_generation_memory {
@@ -80,7 +80,7 @@ typedef struct te_generation_request {
                                * already, as the first tokens of sequence `prefix` of the cache. Sequence `prefix` must
                                * lie behind the sequences of the generation, and must stay in the cache until the new
                                * sequence has ended */
-    void *user;               /* a pointer of the caller's, which the sequence's events contain */
+    void *user;               /* a pointer that belongs to the caller; the events of the sequence contain it */
 } te_generation_request;
 
 /* The list of reasons for which a sequence ends, X(name, text) for each; `runs` means that the sequence has not
@@ -125,7 +125,7 @@ typedef struct te__generation_sequence {
 /* One entry of a step: what the step does for one sequence. id: the sequence to which the entry belongs; emits: 1: the
  * step generates a token of this sequence; is_last: 1: that token is the last one that max_tokens allows. */
 typedef struct te__generation_row { int64_t id; int emits, is_last; } te__generation_row;
-/* The host's part of a step: its inputs and its results. */
+/* The host's part of a step: the inputs that it passes to the device, and the results that it gets back. */
 typedef struct te__generation_step {
     te__generation_input in;
     te__generation_result out;
@@ -147,11 +147,11 @@ typedef struct te_generation {
     int current;                       /* the index (0 or 1) of the te__generation_step that the next te_generation_step
                                         * fills with inputs */
     int lag;                           /* 1 (on CUDA): the host reads the results of a step after it has enqueued the
-                                        * next step; 0 (on the host target): it reads them at once. Tests set this
+                                        * next step; 0 (on the host target): the host reads them at once. Tests set this
                                         * member, too */
     int pages, free_pages, running;
     int64_t next_id;
-    te_generation_event *event; /* [sequences]: the events of the last step */
+    te_generation_event *event; /* [sequences]: the events of the last step whose results were read */
     int event_count, event_next;
     te_graph graph[TE__GENERATION_GRAPHS];
     int graph_sequences[TE__GENERATION_GRAPHS], graph_count;
@@ -655,7 +655,7 @@ TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context 
             ctx, te__generation_grid(te_max(1, (int64_t)args.vocabulary * 2), TE__GENERATION_FORK), &args));
     }
 }
-/* Enqueue a step, if any sequence has something to do. */
+/* Enqueue the next step, if any sequence has tokens to process. */
 TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context *ctx) {
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;

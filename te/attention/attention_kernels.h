@@ -107,8 +107,8 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }
-/* Copies one vector of one row's keys and values to the cache. row: the row's number in qkv; vector: the vector's
- * number within the row, in the order of te__cache_store_vectors. */
+/* Copies one vector, of up to 8 elements, of one row's keys or values to the cache. row: the index of the row in qkv;
+ * vector: the index of the vector within the row, in the order of te__cache_store_vectors. */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, int vector,
                                   const te__cache_store_shape k) {
     const int key_vectors = (k.d + 7) / 8, is_value = vector >= k.kv_heads * key_vectors;
@@ -157,8 +157,8 @@ typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
 } te_attention_rows;
-/* Returns the index, in an array of this layout, of the element of one head and one row. row: the number of the row,
- * counted over all sequences of the call. */
+/* Returns the index of the element for one head and one row in an array with this layout (lse, delta or row_max_logit).
+ * row: the index of the row, counted over all sequences of the call. */
 TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
     const int in = row % l->of.max_seqlen; /* the row's index within its sequence */
     return l->by_head ? (int64_t)head * l->of.rows + row
@@ -222,8 +222,8 @@ TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b
         te__attention_sinks_grad_body(te_args, te_at, TE_##dtype, heads))
 
 TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
-/* Launches the kernel that TE_ATTENTION_SINKS_GRAD has defined. sum: te_sinks_grad_args.sum. varlen: whether the
- * backward that has run with `a` has the option varlen. */
+/* Launches the kernel, defined by TE_ATTENTION_SINKS_GRAD, that computes partial sums of the gradient of sinks. sum:
+ * te_sinks_grad_args.sum. varlen: whether the backward that has run with `a` has the option varlen. */
 TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
                                           float *sum, int heads, int varlen) {
     te_sinks_grad_args s;
@@ -266,8 +266,8 @@ TE_FN void te__attention_max_logit_body(const te_max_logit_args *a, te_block b, 
 #define TE_ATTENTION_MAX_LOGIT(name, heads) \
     TE_KERNEL(name, TE_MAX_LOGIT_THREADS, te_max_logit_args, te__attention_max_logit_body(te_args, te_at, heads))
 
-/* Launches the kernel that TE_ATTENTION_MAX_LOGIT has defined. max_logit: output, [heads]. varlen: whether the forward
- * that has run with `a` has the option varlen. */
+/* Launches the kernel, defined by TE_ATTENTION_MAX_LOGIT, that computes the largest score of each head. max_logit:
+ * output, [heads]. varlen: whether the forward that has run with `a` has the option varlen. */
 TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch, const te_attention_args *a,
                                          float *max_logit, int heads, int varlen) {
     te_max_logit_args t;

@@ -104,8 +104,8 @@ typedef struct te_attention_shard { int first, more; } te_attention_shard;
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* Returns the index of the query's block of 16 queries, counted over the blocks of all heads. head: the result of
- * te__attn_global_head. */
+/* Returns the index of the block of 16 queries to which the query belongs, counted over the blocks of all heads;
+ * dropout draws random numbers for such a block. head: the result of te__attn_global_head. */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
@@ -122,7 +122,7 @@ TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
      * operands. */
     return (high ? word : word << 16) < limit << 16;
 }
-/* Whether dropout drops the pair (query, key): draws its random word, and tests it. */
+/* Whether dropout drops the pair (query, key). The function draws the pair's random word, and tests it. */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
     uint32_t word[4];
     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
@@ -139,11 +139,11 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
  * kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
-/* The options of an attention whose only option is causal. */
+/* The options of an attention that has no option except causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
-/* name##_variant: on CUDA a type, the template argument F of the kernels; on the host a function that returns a
- * te__attn_variant. */
+/* Defines name##_variant, the options as the kernels need them: on CUDA a type, the template argument F of the kernels;
+ * on the host a function that returns a te__attn_variant. */
 #define TE__ATTENTION_VARIANT(name, options) \
     TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
@@ -233,7 +233,7 @@ typedef struct te_attention_options {
 typedef struct te_attention_cache {
     void *pages;          /* the pages of the cache, [pages, page_elements]; null: there is no cache */
     const int32_t *table; /* [sequences of the cache, table_width]: the page numbers of each sequence */
-    const int32_t *slot;  /* [batch]: for each sequence of the batch, its number among the sequences of the cache */
+    const int32_t *slot;  /* [batch]: for each sequence of the batch, its index among the sequences of the cache */
     /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence is refused, and its
      * new rows are not stored */
     const int32_t *past;
@@ -245,7 +245,7 @@ typedef struct te_attention_cache {
      * keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
     float *partials;
     int decode_rows; /* the largest number of new rows of a sequence for which `partials` is large enough */
-    int capacity;    /* the largest number of tokens that a sequence may have */
+    int capacity;    /* the largest number of tokens that a sequence may have in the cache */
 } te_attention_cache;
 
 enum {
@@ -269,7 +269,7 @@ TE_BOTH int te__cache_split_shift(int keys) {
     while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;
     return shift;
 }
-/* The largest number of splits that a sequence of at most `capacity` keys can have. */
+/* Returns the largest number of splits into which a sequence of at most `capacity` keys can be divided. */
 TE_BOTH int te__cache_max_splits(int capacity) {
     const int shift = te__cache_split_shift(capacity), splits = (capacity + (1 << shift) - 1) >> shift;
     return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
@@ -310,16 +310,18 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
  * dtype. In the shapes, rows is batch * seq, or with cu_seqlens the member `rows`. value_dim is head_dim unless the
  * option value is set. */
 typedef struct te_attention_args {
-    void *out;              /* [rows, heads * value_dim]; forward: output, backward: input */
+    void *out;              /* the attention's output, [rows, heads * value_dim]; written by forward, read by
+                             * backward */
     /* used by forward with the option fp8_output: out is multiplied by *out_scale and stored in e4m3; null: out is
      * stored in the kernels' dtype */
     const float *out_scale;
     /* [batch, heads, seq], the log-sum-exp: for each row the natural log of the sum of exp(score), sinks included;
      * forward: output or null, backward: input */
     float *lse;
-    float *amax;            /* fp8_output: raised to the largest magnitude in out (before the multiplication by
-                               out_scale) or in dqkv, unless it is higher already (te_amax_atomic_max); null: not wanted
-                               */
+    float *amax;            /* with the option fp8_output: raised to the largest magnitude in out (before the
+                             * multiplication by
+                             *                                out_scale) or in dqkv, unless it is higher already
+                             *                                (te_amax_atomic_max); null: not wanted */
     const void *sinks;      /* sinks: [heads], one logit for each head */
     /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
      * the option cross: only the queries, [rows, heads * head_dim] */
@@ -337,8 +339,9 @@ typedef struct te_attention_args {
     /* batch: number of sequences; seq: number of tokens in each (with cu_seqlens: an upper bound of this number) */
     int batch, seq;
     float scale;            /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
-    /* Dropout. rng: the random state of this forward pass, in target memory, or null for inference, which drops
-     * nothing. id: the number of the op. whole: the position of this rank's heads among those of all ranks. */
+    /* The arguments of dropout. rng: the random state of this forward pass, in target memory, or null for inference,
+     * which drops nothing. id: the index of the op. whole: the position of this rank's heads among those of all
+     * ranks. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
@@ -376,14 +379,14 @@ TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
 
 enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
 
-/* Compile-time checks of the constants, the same for both targets. */
+/* Compile-time checks of the head counts and head size of an attention, the same for both targets. */
 #define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                         \
     static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
         "te: attention: kv_heads must divide heads");                           \
     static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM,   \
         "te: attention: head_dim must be 1 to 256");
 
-/* Checks a call's sizes and pointers. name: the kernel's name, for the error text. */
+/* Checks the sizes and pointers of a call of an attention kernel. name: the kernel's name, for the error text. */
 TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, int varlen,
                                      int sinks, const char *name) {
     TE_REQUIRE(a->sinks || !sinks, ctx, TE_ERROR_NULL, "%s: sinks is null", name);
@@ -417,7 +420,7 @@ TE_API te_status te__attention_check_cross(te_context *ctx, const te_attention_a
                "%s: batch %d of %d heads and %d keys is too much for one launch", name, a->batch, heads, a->kv_seq);
     return TE_OK;
 }
-/* Checks the bias of a call. bias, bias_dim0, bias_dim1: the options of these names. */
+/* Checks the score bias of a call of an attention kernel. bias, bias_dim0, bias_dim1: the options of these names. */
 TE_API te_status te__attention_check_bias(te_context *ctx, const te_attention_args *a, int cross, int bias,
                                           int bias_dim0, int bias_dim1, const char *name) {
     const int keys = cross ? a->kv_seq : a->seq, is_table = bias == TE_BIAS_heads || bias == TE_BIAS_shared;

@@ -45,7 +45,7 @@ typedef struct te_cache_config {
     /* the number of rows (tokens) in a page: a power of two of at least 16. 0: each sequence has a single page, of
      * `capacity` rows */
     int page_rows;
-    int pages;     /* the number of pages of the cache; 0: enough for all sequences at their full capacity */
+    int pages;     /* the number of pages in the cache; 0: enough for all sequences at their full capacity */
     int decode_rows; /* the largest number of new tokens per sequence for which the decoding kernel runs, which divides
                       * the keys of a sequence among many blocks. With more new tokens in any sequence of the batch,
                       * another kernel runs. Set it to 1, or to more for speculative decoding */
@@ -80,7 +80,7 @@ typedef struct te_cache_tables {
     int32_t *table;     /* [sequences, table_width]: the indices of the pages of each sequence, in the order of its
                          * tokens */
     int32_t *use_count; /* [pages]: how many sequences use each page */
-    int32_t *free_page; /* [pages]: a stack of the pages that no sequence uses */
+    int32_t *free_page; /* [pages]: a stack with the indices of the pages that no sequence uses */
     int32_t *free_count; /* the number of pages on the stack free_page */
     int32_t *status;    /* the errors since the last te_cache_check, as a combination of the bits TE_CACHE_FULL, .. */
     int32_t *copy;      /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; -1: nothing is to
@@ -119,15 +119,16 @@ TE_API const te_attention_options *te__cached_options(const te_op *op) {
 TE_API int64_t te__cache_token_elements(const te_attention_options *o) {
     return (int64_t)o->kv_heads * (o->head_dim + o->value_dim);
 }
-/* Replace the zeros of a config (page_rows, pages) by the numbers that they stand for. */
+/* Replace the zeros in the config (page_rows, pages) by the numbers for which they stand. */
 TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.page_rows) c.page_rows = (int)te_round_up(c.capacity, TE_CACHE_MIN_PAGE);
     const int64_t all = (int64_t)c.sequences * te_ceil_div(c.capacity, c.page_rows);
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
-/* Lay out the decoding kernel's memory, which begins at memory + at. It holds the partial results of all splits, and is
- * as large as the attention with the largest partial results needs. Returns the offset at which this memory ends. */
+/* Lay out the decoding kernel's memory, which begins at memory + at. This memory holds the partial results of all
+ * splits of the keys, and is as large as the attention with the largest partial results needs. Returns the offset at
+ * which this memory ends. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);

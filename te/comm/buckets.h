@@ -66,7 +66,7 @@ TE_API te_buckets_config te_buckets_defaults(void) {
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
 /* A bucket: the gradients [first, first + count) of te_buckets.grad, which lie in memory in the reverse order. */
 typedef struct te__bucket {
-    int model; /* the index of the model to which the bucket's first gradient belongs */
+    int model; /* the index of the model that owns the first gradient of the bucket */
     /* pending: the number of the bucket's gradients that are not final yet; started: 1: the bucket's reduction has
      * begun */
     int first, count, pending, started;
@@ -205,8 +205,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     te_side_stream_leave(&b->side, ctx);
     return status;
 }
-/* Implements te_watch.is_final, which backward calls when it has written p's gradient. If this was the last gradient of
- * its bucket that was not final, starts the reduction of the bucket. */
+/* The bucket's te_watch.is_final, which backward calls when it has written p's gradient for the last time. If this was
+ * the last gradient of its bucket that was not final, starts the reduction of the bucket. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
@@ -215,8 +215,8 @@ TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *
     if (!g || --g->pending || --b->bucket[g->bucket].pending) return TE_OK;
     return te__bucket_reduce(b, &b->bucket[g->bucket], ctx);
 }
-/* Implements te_watch.allows: returns an error if a backward of m must not run now, because one has run already since
- * te_buckets_begin. */
+/* The buckets' te_watch.allows: returns an error if a backward of m must not run now, because a backward of m has run
+ * already since te_buckets_begin. */
 TE_API te_status te__buckets_allow_backward(const te_watch *w, const te_model *m, te_context *ctx) {
     const te_buckets *b = (const te_buckets *)(const void *)w;
     for (int i = 0; i < b->model_count; i++)

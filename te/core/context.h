@@ -60,15 +60,15 @@ typedef struct te_context {
     void *launches;    /* CUDA: te_launches, the recorded launches of a pass and their graphs (graph_replay.h) */
     int replay;        /* CUDA: how many graphs of passes may be cached; 0: no graphs are used, and kernels are launched
                         * one by one */
-    void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available, or not looked up
-                                      * yet */
+    void (*tensor_map_encode)(void); /* CUDA: the address of the driver's function cuTensorMapEncodeTiled; null: it is
+                                      * not available, or was not looked up yet */
     int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
     int device, processors; /* device: the device's number (0 on the host); processors: how many SMs it has (1 on the
                              * host) */
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int owns_workspace;
-    struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: there is only
-                                  * this rank */
+    struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null: the context
+                                  * is the only rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
     char error[320];
 } te_context;
@@ -127,7 +127,7 @@ TE_API te_status te_copy(te_context *ctx, void *dst, const void *src, size_t byt
     TE_REQUIRE((dst && src) || !bytes, ctx, TE_ERROR_NULL, "te_copy: a pointer is null");
     return bytes ? ctx->target->copy(ctx, dst, src, bytes) : TE_OK;
 }
-/* Set `bytes` bytes to `byte`, in stream order. */
+/* Enqueue on the context's stream a fill: set `bytes` bytes, from dst on, to the value `byte`. */
 TE_API te_status te_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
     TE_TRY(te__check_context(ctx, "te_fill"));
     TE_REQUIRE(dst || !bytes, ctx, TE_ERROR_NULL, "te_fill: the pointer is null");

@@ -280,7 +280,7 @@ TE_BOTH float te_float_of_fp8(uint8_t h, te_dtype t) {
 TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
     return t == TE_e4m3 ? te_e4m3_of_float(f) : te_e5m2_of_float(f);
 }
-/* The largest finite number of an FP8 format. */
+/* Return the largest finite number of an FP8 format. */
 TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
 /* Load or store element i of p, in f32, bf16 or f16. te_load8 and te_store8 call these two functions rather than
@@ -373,7 +373,8 @@ TE_FN void te__load16_shared(uint32_t w[4], const void *p) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
 }
 #endif
-/* Like te_load8, but without the conversion to float. Only the first n elements are read; the others become 0. */
+/* Load eight elements as te_load8 does, but without converting them to float. Only the first n elements are read; the
+ * others are set to 0. */
 TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
@@ -454,7 +455,7 @@ TE_FN float2 te_floats_of_pair(uint32_t w, te_dtype t) {
     return __half22float2(h);
 }
 #endif
-/* Like te_vec8_of, but uses instructions that convert two numbers at a time, because the instructions that convert one
+/* Do what te_vec8_of does, but by instructions that convert two numbers at a time, because those that convert one
  * number run at an eighth of the rate of other arithmetic. */
 TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {
 #if TE_CUDA
@@ -483,7 +484,7 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
     for (int k = 0; k < 8; k++) te__store_wide(p, i + k, v[k], t);
 #endif
 }
-/* Like te_store8, but also overwrites v with the stored values, that is, with v rounded to format t. */
+/* Do what te_store8 does, and also overwrite v with the stored values, that is, with v rounded to format t. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
     /* This branch converts two numbers per instruction, as te_vec8_of_pairs does. */

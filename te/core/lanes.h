@@ -18,7 +18,7 @@
  * next reduction uses. Reductions use the two buffers by turns, so one barrier per reduction is enough. */
 typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
-/* A block's index in the grid (x, y), and the size of the grid in blocks (nx, ny). */
+/* The index of a thread block in the grid (x, y), and the size of the grid in blocks (nx, ny). */
 typedef struct te_block { int x, y, nx, ny; } te_block;
 
 #if TE_CUDA
@@ -27,8 +27,8 @@ TE_FN te_block te_block_here(void) {
     b.x = (int)blockIdx.x, b.y = (int)blockIdx.y, b.nx = (int)gridDim.x, b.ny = (int)gridDim.y;
     return b;
 }
-/* The group of `count` consecutive threads that this thread belongs to. *group becomes the index of this group in its
- * block. */
+/* Return the group of `count` consecutive threads that this thread belongs to. *group becomes the index of this group
+ * in its block. */
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
     const unsigned n = (unsigned)count;
@@ -182,7 +182,8 @@ TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu;
 /* Return the maximum of nine integers: m, and the bits of |v[0]| to |v[7]|. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
-    float f = te_float_of_bits(m); /* fabsf costs no instruction: max.f32 can take the absolute value of its operand */
+    float f = te_float_of_bits(m); /* fabsf costs no instruction here, because max.f32 can take the absolute value of
+                                    * its operand */
     TE_UNROLL for (int k = 0; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(f) : "f"(fabsf(v[k])));
     return te_bits_of_float(f);
 #else
@@ -249,7 +250,8 @@ TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     if (g.count > 32) {
         __shared__ uint32_t te_shared[32];
         const int lane = (int)threadIdx.x % 32;
-        __syncthreads(); /* wait until all warps have read the values that an earlier call stored in te_shared */
+        __syncthreads(); /* all warps have read the values that an earlier call stored in te_shared, so these may be
+                          * overwritten */
         if (lane == 0) te_shared[threadIdx.x / 32] = bits;
         __syncthreads();
         bits = __reduce_max_sync(~0u, lane < g.count / 32 ? te_shared[lane] : 0u);

@@ -13,8 +13,8 @@
 
 #include "base.h" /* TE_BOTH */
 
-/* The random state, in target memory. Each forward pass that uses random numbers reads the offset, and then increments
- * it. */
+/* The random state, in target memory: a seed and an offset. Each forward pass that uses random numbers reads the
+ * offset, and then increments it. */
 typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;

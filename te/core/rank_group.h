@@ -52,14 +52,15 @@ typedef struct te_group {
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
-    /* CUDA: memory that all ranks of the group have mapped (te/comm/impl/symmetric_memory.h); null: none */
+    /* CUDA: symmetric memory, i.e. memory that all ranks of the group have mapped (te/comm/impl/symmetric_memory.h);
+     * null: none */
     struct te_peer_memory *peers;
-    /* CUDA: memory used by GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
+    /* CUDA: memory for GEMMs that overlap with collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
     struct te__overlap_memory *memory;
     struct te_comm *comm;
 } te_group;
 
-/* The groups that a rank belongs to. The struct must stay at its address. */
+/* The groups to which a rank belongs. The struct must stay at its address. */
 typedef struct te_comm {
     te_group world, tensor, data;
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */

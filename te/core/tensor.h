@@ -41,7 +41,7 @@ typedef struct te_edge {
  * cu_seqlens is given. A member that is 0 has its default value. */
 typedef struct te_batch {
     int batch, seq;        /* the number of rows is batch * seq */
-    const int32_t *tokens; /* [rows], target memory: the tokens that an embedding reads */
+    const int32_t *tokens; /* [rows], in target memory: the tokens that an embedding reads */
     const int32_t *labels; /* [rows], in target memory: the label of each row for cross_entropy; a row whose label is
                             * ignore_index has no loss */
     int ignore_index;      /* the label that marks rows without a loss; 0 stands for -100, so that a zeroed te_batch
@@ -67,8 +67,8 @@ typedef struct te_batch {
     int loss_in_backward; /* 1: a forward that saves for backward may skip the loss; backward then computes it and
                            * writes y. With this, a list that ends in linear, cross_entropy computes its logits only
                            * once (te/linear/impl/linear_cross_entropy.h) */
-    const float *loss_count; /* [1], target memory: the number of rows that have a loss; backward divides loss_scale by
-                              * it (te/ops/cross_entropy.h). null: no division */
+    const float *loss_count; /* [1], in target memory: the number of rows that have a loss; backward divides loss_scale
+                              * by this number (te/ops/cross_entropy.h). null: loss_scale is not divided */
     const struct te_cache *cache; /* in inference, the key-value cache to which the batch's tokens are appended
                                    * (te/cache/cache.h), prepared by te_cache_begin; null: none */
     const int32_t *slots; /* [sequences], target memory: sequence i of the batch extends the sequence with index

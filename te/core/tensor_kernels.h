@@ -130,8 +130,8 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
         uint32_t u[4] = {0, 0, 0, 0};
         int64_t block = -1; /* the index of the group of four elements whose random words are in u; -1: u is not set
                              * yet */
-        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* not unrolled, because sine, cosine and the stores of all formats
-                                                     are a lot of code */
+        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* this loop is not unrolled, because sine, cosine and the stores of
+                                                   * all formats are a lot of code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != block) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);

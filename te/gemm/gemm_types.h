@@ -145,7 +145,7 @@ TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *c
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-/* Whether D and `operand`, a matrix of `elements` elements, do not overlap in memory. */
+/* Whether the memory of D and that of `operand`, a matrix with `elements` elements, do not overlap. */
 TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
@@ -211,7 +211,7 @@ typedef struct te_gemm_tuned {
     /* median times in ns. first_ns: of the candidate that cuBLASLt's heuristic proposes first; best_ns: of the fastest
      * candidate */
     int64_t first_ns, best_ns;
-    uint64_t algo[8];          /* the bytes of the cublasLtMatmulAlgo_t of the fastest candidate */
+    uint64_t algo[8];          /* the bytes of the fastest candidate's algorithm, a cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
 /* Return a te_gemm_tuned in which the members that identify GEMM g are set, and those that hold the result of the
@@ -270,12 +270,13 @@ typedef struct te_gemm_choice {
     char pattern[96];
     int64_t m, n, k;
     te_dtype dtype;
-    int training;            /* 1: a forward pass that saves tensors for backward; 0: inference */
+    int training;            /* 1: the step was timed in a forward pass that saves tensors for backward; 0: in
+                              * inference */
     /* bit j is 1 if the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a pattern, bit 0 is
      * 1 if beta is not 0, and bit 1 is 1 if there is a bias */
     unsigned stored_outputs;
     te_gemm_strategy strategy;     /* the fastest strategy */
-    int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy, in ns; 0: the strategy cannot run */
+    int64_t ns[TE_STRATEGY_COUNT]; /* the median time of each strategy, in ns; 0: the strategy cannot run this step */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
@@ -296,7 +297,7 @@ typedef enum te_epilogue_outputs {
     TE_OUTPUTS_ALL,   /* all tensors that the pattern stores in training */
     TE_OUTPUTS_RESULT /* only the pattern's result, which is what inference stores */
 } te_epilogue_outputs;
-/* State that a thread keeps from one call of its epilogue to the next. */
+/* What a thread keeps from one call of a GEMM's epilogue to the next. */
 typedef struct te_epilogue_state {
     /* for the gradients of bias and scale: for each of the eight columns, the sum over the rows that this thread has
      * processed. Each call of the epilogue adds the elements of its row; the kernel then adds up the sums of all

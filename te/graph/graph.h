@@ -54,7 +54,8 @@ typedef struct te_graph_pool {
     int measures;             /* 1: the pool has no memory and only computes `high`, the number of bytes that would be
                                * needed */
     int count, next_id;
-    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count]: the pieces in use, sorted by address */
+    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count]: the pieces of the pool that are in use,
+                                                                  * sorted by address */
 } te_graph_pool;
 
 /* Initialise a pool. memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns the memory, and must
@@ -187,7 +188,7 @@ TE_API te_graph_spec te_graph_spec_of(const char *name, te_graph_fn run, const v
 
 typedef struct te__static {
     te_tensor tensor;
-    const char *name;   /* the tensor's name; if the caller gave none, its position, such as "#2" */
+    const char *name;   /* the name of the tensor; if the caller gave none, its position, such as "#2" */
     const void *source; /* the address from which a replay copies this input */
     int id;             /* identifies the piece of the pool that holds the tensor; 0: the tensor is in the caller's
                          * memory */
@@ -205,7 +206,7 @@ typedef struct te_graph {
     void *exec, *workspace; /* exec: the executable graph, a cudaGraphExec_t; workspace: the address of the context's
                              * workspace at the time of the capture */
     size_t workspace_bytes;
-    const struct te_graph *at; /* the address of this struct at the capture; the struct must stay there */
+    const struct te_graph *at; /* the address of this struct at the time of the capture; the struct must stay there */
 } te_graph;
 
 /* Return the static input of a graph at position i, counted from 0; te_none() if there is none. */

@@ -195,7 +195,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
 typedef struct te__attn_backward_kernels {
     te__attn_kernel dq, dkdv;
     te_sm90_kernel wgmma;
-    const void *delta, *round; /* the kernels that run before (delta) and after (round) the wgmma kernel */
+    const void *delta, *round; /* the kernels of backward that run before (delta) and after (round) the main kernel with
+                                * wgmma */
 } te__attn_backward_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_dispatch {
@@ -342,7 +343,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 16 == 0,     \
                   "te: attention: value must be a multiple of 16 in bf16 and f16 on CUDA");
 
-/* Defines the __global__ function `name`, the kernel that the type K describes. */
+/* Defines the __global__ function `name`, whose body, arguments and launch bounds the type K describes. */
 #define TE__ATTENTION_SHELL(name, K)                                          \
     TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
         name(const __grid_constant__ K::args te_arg_) {                       \

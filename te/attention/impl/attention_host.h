@@ -34,12 +34,13 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
 
 /* Where the rows of one head of one sequence are. Offsets are in elements from the start of each tensor. */
 typedef struct te__attn_head {
-    int64_t width, q;       /* in qkv and dqkv: row length, and offset of the head's first query */
-    int64_t kv_width, k, v; /* in kv and dkv: row length, and offsets of the head's first key and first value */
-    int64_t out_width, out; /* in out and dout: row length, and offset of the head's first row */
-    int64_t row;            /* in lse, delta and row_max_logit: offset of the head's first row */
+    int64_t width, q;       /* in qkv and dqkv: the length of a row, and the offset of the head's first query */
+    int64_t kv_width, k, v; /* in kv and dkv: the length of a row, and the offsets of the head's first key and first
+                             * value */
+    int64_t out_width, out; /* in out and dout: the length of a row, and the offset of the head's first row */
+    int64_t row;            /* in lse, delta and row_max_logit: the offset of the element for the head's first row */
     const void *kv;         /* the tensor that holds the keys and values */
-    void *dkv;              /* the tensor for the gradients of the keys and values */
+    void *dkv;              /* the tensor that receives the gradients of the keys and values */
     /* with a cache: the page numbers of the sequence; k and v are then offsets from the start of a page */
     const int32_t *pages;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
@@ -171,9 +172,9 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* the largest logit of each query: like max, but without sinks */
+    float *max_logit = rescale + TE__ATTN_TILE; /* the largest score of each query; like max, but without sinks */
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
-    /* a sink acts like a key before the first one: every row sees it, and its value vector is 0 */
+    /* The sink acts like a key before the first one: every row sees it, and its value vector is 0. */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;
     for (int q = 0; q < TE__ATTN_TILE; q++) max[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
     for (int q = 0; f.max_logit && q < TE__ATTN_TILE; q++) max_logit[q] = -INFINITY;

@@ -44,7 +44,8 @@ enum { TE__ATTN_TILE = 64 };
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
     (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
 
-/* Vectors are passed by pointer, because the calling convention for passing them by value depends on compiler flags. */
+/* Functions take vectors by pointer, because the calling convention for passing vectors by value depends on compiler
+ * flags. */
 TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
 TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
 
@@ -87,8 +88,8 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
  * the edge of a causal mask. te__attn_product may compute more than the part that is needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
-    TE__ATTN_COLUMNS_FROM_ROW, /* only the elements (row, column) of the product with column >= row */
-    TE__ATTN_COLUMNS_TO_ROW,   /* only the elements (row, column) of the product with column <= row */
+    TE__ATTN_COLUMNS_FROM_ROW, /* for an element of the product in row i and column j: needed only if j >= i */
+    TE__ATTN_COLUMNS_TO_ROW,   /* for an element of the product in row i and column j: needed only if j <= i */
     TE__ATTN_DEPTH_FROM_ROW,   /* all elements; but the sum of an element in row i has only the terms k >= i */
     TE__ATTN_DEPTH_TO_ROW      /* all elements; but the sum of an element in row i has only the terms k <= i */
 };
@@ -231,8 +232,8 @@ TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* Returns the factor by which q (or k) is multiplied, so that q k^T is the score in base 2, or with softcap the
- * argument of te__attn_tanh. */
+/* Returns the factor by which q (or k) is multiplied before the product, so that q k^T is the score in base 2 or, with
+ * softcap, the argument of te__attn_tanh. */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
@@ -244,8 +245,8 @@ TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f)
             te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
         }
 }
-/* Multiplies x by the derivative of softcap at the point where softcap's result is the score e; the derivative is 0 if
- * e is masked. */
+/* Multiplies x by the derivative of softcap. e: the score after softcap, at which the derivative is taken; where e is
+ * masked, the derivative is 0. */
 TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *e, te__attn_variant f) {
     if (f.softcap > 0) {
         const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
@@ -268,7 +269,8 @@ TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te_
     te__attn_get(&b, bias), *x -= b;
 }
 
-/* The score bias of one head. head: the head's index; shift: te__attn_mask.shift. */
+/* The score bias of one head. head: the index of the head; shift: te__attn_mask.shift, number of keys minus number of
+ * queries. */
 typedef struct te__attn_score_bias {
     const te_attention_args *a;
     int head, shift;

@@ -64,10 +64,10 @@ TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int
  * finish together. */
 TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 
-/* Whether there is a mask at all. If not, every query sees every key. */
+/* Whether the mask hides any key from any query. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* Returns the first of the `count` tokens before `token`, or of all tokens before it if count < 0. */
+/* Returns the first token that is at most `count` tokens before `token`, or token 0 if count < 0. */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }

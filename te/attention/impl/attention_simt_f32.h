@@ -24,7 +24,8 @@ template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
-/* V: the head size of v. qk: the shape of tiles of q and k; value: the shape of tiles of v. */
+/* The shapes of the forward's tiles. V: the head size of v. qk: the shape of tiles of q and k; value: the shape of
+ * tiles of v. */
 template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
@@ -131,8 +132,8 @@ TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h
     return te__attn_dropped(*a->rng, a->id, head, query, key, a->seq, F::DROP);
 }
 
-/* Loads a tile of keys (value 0) or values (value 1), from token `key` on, like te__attn_f32_load. D: the head size of
- * k or of v. */
+/* Loads a tile of keys (value 0) or values (value 1), from token `key` on, to shared memory, by te__attn_f32_load. D:
+ * the head size of k or of v. */
 template <class F, class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
     const int64_t at = value ? h.v : h.k;
@@ -399,7 +400,7 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
             }
         }
     }
-    /* Calls f(row, column, sum) for this thread's elements of the tile. */
+    /* Calls f(row, column, sum) for each element of the tile of sums that this thread holds. */
     template <class G> __device__ __forceinline__ void each(G f) const {
         const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
         TE_UNROLL for (int i = 0; i < C::R; i++)

@@ -52,8 +52,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's
-     * queries see; warp_tiles: those that the warp's queries see */
+    /* Where the block works. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
+     * keys that the block's queries see; warp_tiles: those that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -82,7 +82,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
-            float delta = 0; /* rowsum(dO * O): of every 32 numbers of a row, each of the row's four lanes adds up 8 */
+            float delta = 0; /* this lane's part of rowsum(dO * O): of every 32 numbers of a row, each of the row's four
+                              * lanes adds up 8 */
             if (row < seq)
                 for (int d = t * 8; d < V; d += 32) {
                     float x[8], y[8];
@@ -213,9 +214,9 @@ struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
     te__attn_range warp_tiles; /* the range of tiles of queries that see at least one of the pair's keys */
-    int tile;                  /* the index of this step's tile of queries */
+    int tile;                  /* the index of the tile of queries that this step processes */
     int batch, head;
-    int key, query;            /* the key and the query of this lane's score s[0][0][0] */
+    int key, query;            /* the key and the query to which this lane's score s[0][0][0] belongs */
     float unit, c;             /* unit: the unit of scores (te__attn_score_unit); c: the unit times log2(e) */
     /* column[n * 4]: lse (in the dK warp: delta) of the two queries that this lane has in columns n * 8 to n * 8 + 7 of
      * the tile of scores */
@@ -274,8 +275,8 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
     }
 }
 
-/* Called by the dV warp: computes p = P^T from s = S^T - lse, as the operand of the next product, and passes P^T, or
- * ds_factor, to the dK warp. */
+/* Called by the dV warp of a pair: computes p = P^T from s = S^T - lse, as the operand of the next product, and passes
+ * P^T, or ds_factor, to the dK warp through shared memory. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
@@ -337,8 +338,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    /* k0: the first key of the block; key0: the first key of this pair of warps; tiles: the tiles of queries that see
-     * the block's keys; warp_tiles: those that see the pair's keys */
+    /* Where the block works. k0: the first key of the block; key0: the first key of this pair of warps; tiles: the
+     * tiles of queries that see the block's keys; warp_tiles: those that see the pair's keys. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
@@ -516,7 +517,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) sum[0][n][e] += te_exp2(s[0][n][e] * c - lse[e / 2]) * dp[0][n][e];
     }
-    /* Calls f(row, column, sum) for this thread's elements of the tile. */
+    /* Calls f(row, column, sum) for each element of the tile of sums that this thread holds. */
     template <class G> __device__ __forceinline__ void each(G f) const {
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         TE_UNROLL for (int n = 0; n < N; n++)

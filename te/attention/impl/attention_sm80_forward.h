@@ -86,8 +86,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's
-     * queries see; warp_tiles: those that the warp's queries see */
+    /* Where the block works. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
+     * keys that the block's queries see; warp_tiles: those that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -116,7 +116,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
     }
-    float max_logit[M][2]; /* the largest score of each row in this lane; like row_max, but without sinks */
+    float max_logit[M][2]; /* the largest score of each row among this lane's scores; like row_max, but without sinks */
     TE_UNROLL for (int m = 0; m < M; m++) max_logit[m][0] = max_logit[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {
         /* Wait for tile i of the keys and values, then start to load the next one. */

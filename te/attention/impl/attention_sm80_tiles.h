@@ -29,7 +29,7 @@
 #ifndef TE_SHARED_BYTES
 #define TE_SHARED_BYTES (163 * 1024)
 #endif
-enum { TE__ATTN_PAD = 8 }; /* padding after each row of a tile, in elements */
+enum { TE__ATTN_PAD = 8 }; /* number of unused elements behind each row of a tile in shared memory */
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
 
@@ -57,8 +57,8 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-/* Returns the offset, in bytes from the first element of a 16 x 16 square, of the row whose address this lane passes to
- * ldmatrix.x4: for A of te__attn_product_nt, and for B of te__attn_product_nn. */
+/* Returns the offset of the row whose address this lane passes to ldmatrix.x4, in bytes from the first element of a 16
+ * x 16 square. This is for the operand A of te__attn_product_nt, and for B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
 }
@@ -156,8 +156,8 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
 
 /* ---- options on a tile of scores --------------------------------------------------------------------------------- */
 
-/* Returns the unit of scores: in the kernels, a logit is a score times the unit. Without softcap, the score is q k^T
- * and the unit is `scale`; with softcap, the score is a tanh and the unit is softcap. */
+/* Returns the unit of scores: in the kernels, the argument of softmax (a logit) is a score times the unit. Without
+ * softcap, the score is q k^T and the unit is `scale`; with softcap, the score is a tanh and the unit is softcap. */
 template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
 /* Returns the score with softcap: tanh(scale * s / softcap), with an error of 2e-7. The hardware's tanh has a relative
  * error of 2^-11: at a softcap of 50 that would change a probability by 1%, three times the rounding error of bf16. */
@@ -205,7 +205,8 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
  * the first sequence, 2 or 4 bytes for each pair of query and key that the kernel uses, and from the L2 for later
  * sequences; a relative bias is read from the L1. */
 struct te__attn_score_bias {
-    const void *at; /* address of the head's table, or of the head's relative bias for distance 0 */
+    const void *at; /* the address of the head's bias table or, for a relative bias, of the head's bias for distance
+                     * 0 */
     /* the query and the key of the tile's element (0, 0); for a relative bias, `query` is the position of the query
      * among the keys */
     int query, key;
@@ -293,7 +294,7 @@ template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args
     return F::SINKS ? te_load(a->sinks, head, T) / te__attn_score_unit<F>(a->scale) : -INFINITY;
 }
 
-/* Sets masked scores to -inf. query, key: the query and the key of s[0][0][0]. */
+/* Sets masked scores to -inf in a tile of queries by keys. query, key: the query and the key of s[0][0][0]. */
 template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -382,7 +383,8 @@ template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) 
     if constexpr (F::SHIFTED) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
 }
-/* Starts to copy ROWS keys (value 0) or values (value 1), from token `key` on, to a tile, like te__attn_tile_load. */
+/* Starts to copy a tile of ROWS keys (value 0) or values (value 1), from token `key` on, to shared memory, by
+ * te__attn_tile_load. */
 template <te_dtype T, class F, int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
     const int64_t at = value ? h.v : h.k;
@@ -400,8 +402,8 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
         }
     }
 }
-/* steps: the number of steps that the loop over tiles had. If it is 0, because no query sees a key, the copies of the
- * first tile may still be under way. Then this function waits for them, because the tile's memory is reused. */
+/* Called after the loop over tiles, which had `steps` steps. If `steps` is 0, because no query sees a key, the copies
+ * of the first tile may still be under way; the function then waits for them, because the tile's memory is reused. */
 template <class F> TE_FN void te__attn_drain_copies(int steps) {
     if constexpr (F::SHIFTED)
         if (steps <= 0) te__attn_wait_copies(), __syncthreads();

@@ -31,7 +31,7 @@
 
 /* ---- preprocess and postprocess ---------------------------------------------------------------------------------- */
 
-/* The number of lanes that together compute the delta of one row of a head; each lane sums over 8 columns. */
+/* Returns the number of lanes that together compute the delta of one row of a head; each lane sums over 8 columns. */
 TE_BOTH constexpr int te__attn_bwd_pre_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
 /* Computes delta, with te__attn_bwd_pre_lanes lanes for each row of a head, and zeroes the ticket and the semaphores.
  * The kernel reads dout and out once, and its time is bound by memory. */
@@ -55,8 +55,8 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* The number of threads of a block of postprocess. They form one or more sets of warps, and each set has one warp for
- * every 32 columns of a head. */
+/* Returns the number of threads of a block of the postprocess kernel. The threads form one or more sets of warps, and
+ * each set has one warp for every 32 columns of a head. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
 /* The postprocess kernel: read the f32 sums of dQ, and store them times scale in 16 bits. Unless p->a.sum is null, also
  * store the sum of each column of the rounded numbers over each group of SUM_ROWS rows. A block processes 64 tokens of
@@ -254,8 +254,8 @@ struct te__attn_sm90_backward {
     static int pays(const te_attention_args *a) {
         return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }
-    /* The size in bytes of the scratch memory for `rows` tokens, which may be divided into any number of sequences (at
-     * most one for each token). It holds dQ in f32, the ticket and the semaphores. */
+    /* Returns the size in bytes of the scratch memory for `rows` tokens, which may be divided into any number of
+     * sequences (at most one for each token). This memory holds dQ in f32, the ticket and the semaphores. */
     static size_t scratch_bytes(int64_t rows) {
         const int64_t semaphores = rows * HEADS * (F::VARLEN ? 2 : 1) * traits::CLUSTER;
         return (size_t)(rows * HEADS * traits::BOXES * 64) * sizeof(float) +

@@ -22,12 +22,14 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Ping-pong scheduling: waits until the other consumer warpgroup has called te__attn_bwd_pingpong_pass. */
+/* Wait until the other consumer warpgroup has called te__attn_bwd_pingpong_pass, so that the two warpgroups issue their
+ * products in turn (ping-pong scheduling). */
 TE_FN void te__attn_bwd_pingpong_wait(int group) {
     if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
     else asm volatile("bar.sync 3, 256;" ::: "memory");
 }
-/* Ping-pong scheduling: lets the other consumer warpgroup return from te__attn_bwd_pingpong_wait. */
+/* Let the other consumer warpgroup return from te__attn_bwd_pingpong_wait, so that it may issue its products (ping-pong
+ * scheduling). */
 TE_FN void te__attn_bwd_pingpong_pass(int group) {
     if (group) asm volatile("bar.arrive 3, 256;" ::: "memory");
     else asm volatile("bar.arrive 4, 256;" ::: "memory");
@@ -48,7 +50,7 @@ TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
 /* Where and how a warpgroup stores its 64 rows of dK or dV. */
 struct te__attn_bwd_output {
     uint16_t *to;       /* the address of row 0, column 0 */
-    int64_t width;      /* the distance from one row to the next, in elements, in `to` and in `sum` */
+    int64_t width;      /* the distance, in elements, from one row to the next in `to` and in `sum` */
     int valid;          /* the number of these rows that lie in the sequence */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
     /* receives, for each column of the stored numbers, one sum over each group of SUM_ROWS rows; null: no sums are
@@ -350,7 +352,7 @@ TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const
     }
 }
 
-/* Waits for the tile of Q of the current step, then issues the product for S. */
+/* Waits for the tile of Q of the current step, then issues the product S = Q K^T. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_warpgroup<C> *g) {
     const int st = g->i & 1;
@@ -360,7 +362,7 @@ TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_w
     te__wgmma_commit();
 }
 /* Waits until both warpgroups have stored their dS of step j, then issues the product for this warpgroup's part of the
- * dQ of that step. */
+ * dQ of step j. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j) {
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_full, j & 1), j >> 1 & 1);

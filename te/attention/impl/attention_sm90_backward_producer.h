@@ -54,10 +54,12 @@ enum { TE__ATTN_BWD_ARRIVING_LANES = 1 };
 #endif
 
 typedef struct te__attn_bwd_params {
-    CUtensorMap qkv, dout; /* the tensor maps of tensors [batch, seq, width] or, with varlen, [rows, width] */
+    CUtensorMap qkv, dout; /* the tensor maps of qkv and of dout, which are [batch, seq, width] or, with varlen, [rows,
+                            * width] */
     CUtensorMap kv;        /* for cross-attention: the tensor map of keys and values, a tensor [batch, kv_seq, width] */
     te_attention_args a;
-    float *dq;        /* the f32 sums of dQ, [heads, ceil(head_dim / 64), batch * seq, 64]; see te__attn_bwd_dq_at */
+    float *dq;        /* the f32 sums of dQ over all key tiles, [heads, ceil(head_dim / 64), batch * seq, 64]
+                       * (te__attn_bwd_dq_at has the order of the elements) */
     /* the number of the next item (unit of work) that a block takes; the preprocess kernel sets the ticket and the
      * semaphores to 0 */
     uint32_t *ticket;
@@ -177,7 +179,7 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     }
     /* Return the index in dq_empty of the mbarrier to arrive at when the slot of dq_slot_at has been read. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        /* if both warpgroups share a slot, the other one uses it next */
+        /* where both warpgroups share a slot, the other warpgroup uses the slot next */
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
     /* do_stage: the stage that holds dO of step i. do_phase: the parity of the phase of that stage's mbarriers in step
@@ -207,7 +209,7 @@ template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_h
 /* Whether a key tile that has processed the last tile of queries continues with the first tile of queries. That is the
  * case in full attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
-/* Returns the item at position i of the schedule for `heads` heads of K and V. */
+/* Returns the item (a key tile of one head) at position i of the schedule for `heads` heads of K and V. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
     const int whole = key_tiles / band * band; /* the number of key tiles in complete bands, i.e. without those of a
@@ -218,8 +220,8 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, in
     return {at / count, te__attn_bwd_descends<F>(HEADS, KV_HEADS) ? first + n : first + count - 1 - n, first,
             first + count - 1};
 }
-/* Returns the item of ticket i. walk: with varlen, a cursor over the sequences, which is moved to the item's
- * sequence. */
+/* Returns the item (a key tile of one head) to which ticket i belongs. walk: with varlen, a cursor over the sequences,
+ * which is moved to the item's sequence. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p, int i, te_sequence_cursor *walk) {
     te__attn_bwd_item item = {0, TE__ATTN_BWD_ITEM_END, 0, 0};
@@ -318,13 +320,13 @@ template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, i
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
 
-/* Iterates over the steps of an item: the outer loop is over the tiles of queries, the inner one over the query heads
- * that share the item's head of K and V. */
+/* The current step of an item. The steps are ordered by two loops: the outer one is over the tiles of queries, the
+ * inner one over the query heads that share the item's head of K and V. */
 typedef struct te__attn_bwd_query_tiles {
     /* the query head and the tile of queries of the current step; `head` is its number within one sequence */
     int head, tile;
     int left;       /* the number of steps that remain, including the current one */
-    int tiles;      /* the number of tiles of queries of the sequence */
+    int tiles;      /* the number of tiles of queries that the sequence has */
 } te__attn_bwd_query_tiles;
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_params *p, const te__attn_bwd_item &item,

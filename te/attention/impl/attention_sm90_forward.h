@@ -65,7 +65,8 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     static constexpr int Q_STAGES = config::Q_STAGES, K_STAGES = config::K_STAGES, V_STAGES = config::V_STAGES;
     static constexpr int ROWS = 64 * GROUPS; /* the number of queries in a block's tile */
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
-    static constexpr int PACKED = KEYS / 4; /* how many registers of a thread hold the packed P */
+    static constexpr int PACKED = KEYS / 4; /* how many registers of a thread hold P, packed to 16 bits, two numbers in
+                                             * each */
     typedef float scores[KEYS / 2];
     /* Registers of a producer thread, and of a consumer thread. The threads of the block together have at most as many
      * registers as the block was launched with. */
@@ -91,23 +92,24 @@ typedef struct te__attn_fwd_params {
          * tiles in a fixed order */
         *tickets;
     int all_heads;     /* the number of heads of all sequences together */
-    int seq;           /* the number of queries of a sequence; varlen: of the longest sequence */
+    int seq;           /* the number of queries of a sequence; with varlen: of the longest sequence */
     int tiles;         /* the number of tiles of queries; with varlen: the number of tile numbers (some have no tile) */
     int head_tiles;    /* the number of tiles of queries of one head */
     /* with a causal mask: how many tiles of each head, those with the fewest keys, come last, after all other tiles of
      * all heads */
     int last_tiles;
     /* heads_at_once: how many heads are processed at the same time, few enough that their K and V stay in the L2;
-     * heads_at_once_last: the same, while the last_tiles are processed */
+     * heads_at_once_last: the same while the tiles counted by last_tiles are processed */
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* sinks: [heads], one logit for each head */
-    const te_rng *rng; /* dropout: as in te_attention_args, or null */
+    const te_rng *rng; /* for dropout: the random state, as in te_attention_args; null: no dropout */
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen: the sequences of the batch */
     int slots;              /* with varlen: how many tile numbers (te_sequence_tiles) a head has, over all sequences */
-    int kv_seq;             /* cross-attention: the number of keys of a sequence; kv is then a tensor separate from q */
+    int kv_seq;             /* for cross-attention: the number of keys of a sequence; kv is then a tensor separate from
+                             * q */
 } te__attn_fwd_params;
 /* The parameters if the head size of v differs from that of k. Then common.kv maps only the keys, and `v` maps the
  * values. */
@@ -134,7 +136,7 @@ typedef struct te__attn_fwd_barriers {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Initialises the mbarriers. Called by one thread of a block. */
+/* Initialises the mbarriers of a block. One thread of the block calls this. */
 template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *bars) {
     const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
     const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
@@ -299,11 +301,12 @@ template <class C> struct te__attn_fwd_pipelines {
     int group, lane;
     float scale_log2; /* the unit of scores times log2(e) */
 };
-/* Waits until this warpgroup may issue its products. Named barrier 1 + g signals this to warpgroup g. */
+/* Waits until this warpgroup may issue its products; with ping-pong scheduling the warpgroups take turns. Named barrier
+ * 1 + g signals this to warpgroup g. */
 template <class C> TE_FN void te__attn_pingpong_wait(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_sync(1 + a.group, 256);
 }
-/* Signals to the next warpgroup that it may issue its products. */
+/* Signals to the next warpgroup that it may issue its products; with ping-pong scheduling the warpgroups take turns. */
 template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_arrive(1 + (a.group + 1) % C::GROUPS, 256);
 }
@@ -330,12 +333,12 @@ TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn
     te__wgmma_wait_1();
     te__wgmma_fence_operand(r.s);
 }
-/* Signals that this warp has read the current V, and advances to the next stage. */
+/* Signals that this warp has read the current tile of V, and advances to the next stage of the pipeline. */
 template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
     te__attn_pipeline_advance(a.v);
 }
-/* Waits until O is complete, then releases the stage of V, if there is one (has_v). */
+/* Waits until O += P V is complete, then releases the stage of V, if there is one (has_v). */
 template <class C>
 TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
     te__wgmma_wait_0();
@@ -582,8 +585,8 @@ TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__te
     return te__cuda_launch(ctx, launch, &all, F::VALUE ? sizeof all : sizeof p);
 }
 
-/* The kernel as a type (attention_cuda.h, "kernels as types"). EXISTS: 0 if there is no kernel for these template
- * arguments. */
+/* The forward kernel as a type (attention_cuda.h, "kernels as types"). EXISTS: 0 if there is no kernel for these
+ * template arguments. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 &&
                   te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>

@@ -44,7 +44,7 @@ template <> struct te__attn_fp8_config<256> {
     static constexpr int GROUPS = 2, Q_STAGES = 1, K_STAGES = 3, V_STAGES = 2, EXP2_POLY_EVERY = 4;
 };
 
-/* The sizes that follow from te__attn_fp8_config, like te__attn_fwd_traits. A tile of V is one box [D, 128 keys]. */
+/* The sizes that follow from the tuned constants in te__attn_fp8_config. A tile of V is one box [D, 128 keys]. */
 template <int D_> struct te__attn_fp8_traits {
     typedef te__attn_fp8_config<D_> config;
     static constexpr int D = D_, V = D, KEYS = 128, GROUPS = config::GROUPS, PINGPONG = 0;
@@ -53,7 +53,8 @@ template <int D_> struct te__attn_fp8_traits {
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
     static constexpr int PAIRS = D / 2;     /* number of 16-bit elements that a row of q or k takes, with two e4m3
                                              * numbers in each */
-    static constexpr int PACKED = KEYS / 8; /* how many registers of a thread hold the packed P */
+    static constexpr int PACKED = KEYS / 8; /* how many registers of a thread hold P, packed to e4m3, four numbers in
+                                             * each */
     typedef uint32_t scores[KEYS / 4];      /* S, or P, as pairs of f16 */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 240 : 160;
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
@@ -68,8 +69,9 @@ template <int D_> struct te__attn_fp8_traits {
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
-    te__attn_fwd_params common; /* common.q and common.kv map the e4m3 tensors of q and of k */
-    CUtensorMap v;         /* the transposed v in e4m3, [batch, kv_heads, d, keys] */
+    te__attn_fwd_params common; /* parameters that the forward in 16 bits has, too; common.q and common.kv are the
+                                 * tensor maps of q and k in e4m3 */
+    CUtensorMap v;         /* the tensor map of the transposed v in e4m3, [batch, kv_heads, d, keys] */
     const float *amax;     /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of v */
 } te__attn_fp8_params;
 
@@ -94,8 +96,8 @@ template <int N> struct te__wgmma_e4m3_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_E4M3_ATOM)
 
-/* Like te__wgmma_e4m3_atom, but with A in shared memory, N = 128 and accumulators in f16: a register holds two columns
- * of a row. */
+/* The same instruction as in te__wgmma_e4m3_atom, but with A in shared memory, N = 128 and accumulators in f16: a
+ * register holds two columns of a row. */
 #define TE__D8_F16X2(i) TE__D4_F16X2(i), TE__D4_F16X2((i) + 4)
 #define TE__D4_F16X2(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -180,8 +182,9 @@ TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16);
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
-/* A scale below 2^-24 becomes 2^-24. This changes the exponent by less than 2^-8, because a finite f16 score is below
- * 2^16, and 2^16 * 2^-24 = 2^-8. A scale of 0 could not be used: 0 times a masked score of -inf would be NaN. */
+/* Returns the scale of the exponent as a pair of two equal f16. A scale below 2^-24 becomes 2^-24. This changes the
+ * exponent by less than 2^-8, because a finite f16 score is below 2^16, and 2^16 * 2^-24 = 2^-8. A scale of 0 could not
+ * be used: 0 times a masked score of -inf would be NaN. */
 TE_FN uint32_t te__attn_fp8_exponent_scale(float scale) {
     return scale >= 0 && scale <= 32768.0f ? te__attn_f16x2(fmaxf(scale, 1.0f / (1 << 24))) : TE__ATTN_FP8_NAN;
 }
@@ -259,7 +262,7 @@ template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> 
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
 }
-/* Whether the sum of P of any lane of this warp exceeds `limit` or is NaN. */
+/* Whether in any lane of this warp the sum of P of one of the lane's rows exceeds `limit` or is NaN. */
 TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
@@ -528,7 +531,7 @@ TE_API te__attn_heads_tensor te__attn_fp8_heads_tensor(const void *data, int dim
     return x;
 }
 
-/* The kernel of TE_ATTENTION_FORWARD_FP8 as a type (attention_cuda.h). */
+/* The FP8 forward kernel, which TE_ATTENTION_FORWARD_FP8 defines, as a type (attention_cuda.h). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_fp8 : te__attn_fp8_traits<D> {
     typedef te__attn_fp8_traits<D> C;
     typedef te__attn_fp8_params args;

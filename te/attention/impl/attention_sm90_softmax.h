@@ -18,11 +18,11 @@
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_softcapped, te__attn_alibi_at */
 #include "attention_sm90_wgmma.h" /* te__attn_chunk_address */
 
-/* A thread's part of the two rows that it works on. They are numbered e = 0 and e = 1, and the second is eight rows
- * below the first. The elements of a row are distributed over four lanes. */
+/* A thread's part of the two rows of scores that it works on. The rows are numbered e = 0 and e = 1, and the second is
+ * eight rows below the first. The elements of a row are distributed over four lanes. */
 template <class C> struct te__attn_fwd_fragments {
     typename C::scores s;         /* S, which P later replaces */
-    uint32_t p[C::PACKED];        /* P in 16 bits, the A operand of the product P V */
+    uint32_t p[C::PACKED];        /* P in 16 bits, two numbers in each register: the A operand of the product P V */
     float o[C::V / 2];            /* O, the output, not yet divided by the rows' sums of P */
     /* for each of the two rows. row_max: the number that is subtracted from the row's scores; row_sum: this lane's part
      * of the row's sum of P */
@@ -228,7 +228,7 @@ struct te__attn_fwd_output {
     void *out;          /* the address for query 0 of this head and sequence in the output; the output is in e4m3 if
                          * scale is not null */
     const float *scale; /* te_attention_args.out_scale */
-    int64_t width;      /* the distance from one row of out to the next, in elements */
+    int64_t width;      /* the distance, in elements, from one row of the output to the next */
     float *lse;         /* the address for query 0 of this head and sequence in the array lse, or null */
     int query, seq;     /* query: this thread's first row; seq: number of queries; rows outside 0 to seq - 1 are not
                          * stored */
@@ -237,8 +237,8 @@ struct te__attn_fwd_output {
     float factor;
     float *amax;        /* te_attention_args.amax */
 };
-/* Divides O by the rows' sums of P and stores it. Each lane stores 16 bytes at a time, so that four lanes together
- * store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. */
+/* Divides O by the rows' sums of P and stores the result. Each lane stores 16 bytes at a time, so that four lanes
+ * together store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__attn_fwd_output &to) {
     const int lane = (int)threadIdx.x % 32;

@@ -137,8 +137,8 @@ template <int N>
 TE_FN void te__warpgroup_reg_dealloc(void) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* Named barriers, numbered 1 to 15. threads: the number of threads that the barrier waits for, both those that wait
- * themselves (sync) and those that only arrive (arrive). */
+/* Waits at a named barrier, a barrier for some of a block's threads, numbered 1 to 15. threads: the number of threads
+ * that the barrier waits for, both those that wait themselves (sync) and those that only arrive (arrive). */
 TE_FN void te__named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -225,7 +225,7 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the
+/* Stores (by stmatrix) four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the
  * shared-memory address to which row l % 8 of the transposed matrix l / 8 is stored. */
 TE_FN void te__attn_stmatrix_transposed(uint32_t to, const uint32_t (&w)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),

@@ -62,8 +62,9 @@ TE_FN void te__dma_add(const te_dma_add_args *a, te_block b, const te_dtype dtyp
 TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_f32))
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
-/* The reduction of a piece of x. Pieces are so small that each shard of a piece fits into a slot. Each rank has two
- * slots for each other rank: one for a shard that the other rank sends, one for a sum that the other rank sends. */
+/* The reduction of one piece of x, a bucket's gradients. Pieces are so small that each shard of a piece fits into a
+ * slot. Each rank has two slots for each other rank: one for a shard that the other rank sends, one for a sum that the
+ * other rank sends. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
@@ -111,7 +112,8 @@ TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx
     }
     return TE_OK;
 }
-/* Makes the stream wait for the flags that the other ranks write in this rank's memory, and reset these flags. */
+/* Make the stream wait for the flags that the other ranks write in this rank's memory after each copy, and reset these
+ * flags. */
 TE_API te_status te__dma_wait(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {

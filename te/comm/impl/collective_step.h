@@ -32,8 +32,8 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
     (void)lane;
 }
 
-/* The arguments of te_reduce_scatter_add, the second of the two kernels of a reduce_scatter. It adds up the slots, one
- * from each rank, that hold the ranks' contributions to this rank's rows. */
+/* The arguments of te_reduce_scatter_add, the second of the two kernels of a reduce_scatter. The kernel adds up the
+ * slots in this rank's memory, which hold the contributions of all ranks to this rank's rows. */
 typedef struct te_reduce_scatter_add_args {
     void *y;                   /* [count]: receives the sum over the ranks; count is a multiple of eight */
     const char *slots;         /* [ranks, count]: the partial sum that each rank has for this rank's rows */
@@ -114,7 +114,7 @@ TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) 
                                                                          : (int)model##_gradients),    \
                                       forward>()
 
-/* Whether the slots are large enough for the GEMM's output, and there are enough flags for its tiles. */
+/* Whether the slots are large enough for the output of the GEMM, and whether there are enough flags for its tiles. */
 TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memory *m) {
     const int64_t tiles = g->m / m->ranks / TE_TILE_M * te_ceil_div(g->n, TE_TILE_N);
     return (size_t)(g->m * g->n) * 2 <= m->capacity && tiles * TE_SCATTER_FLAGS_PER_TILE <= TE_SCATTER_MAX_FLAGS;
@@ -195,7 +195,8 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* The arguments of the GEMM kernel that runs: persistent or skinny. The small_m kernel never runs here. */
+    /* The arguments of the GEMM kernel that runs, the persistent or the skinny one. The small_m kernel never runs
+     * here. */
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;

@@ -238,8 +238,8 @@ TE_API int te__comm_abort_all(te_comm *comm) {
     return done > 0;
 }
 
-/* Waits for the enqueued work, like te_synchronize, but returns TE_ERROR_COMM if a rank of a group has failed, or when
- * the communicator's timeout has passed. */
+/* Do what te_synchronize does (wait for the enqueued work), but return TE_ERROR_COMM if a rank of a group has failed,
+ * or when the communicator's timeout has passed. */
 TE_API te_status te_comm_synchronize(te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_synchronize"));
     TE_TRY(te_launch_flush(ctx));

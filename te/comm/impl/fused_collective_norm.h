@@ -63,14 +63,15 @@ typedef struct te_fused_collective_args {
 } te_fused_collective_args;
 /* Which collective a fused kernel contains: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
-/* The argument `source` of te_fused_reduce_load, which is a te_norm_load_fn. */
+/* What te_fused_reduce_load, a load function of a norm, needs besides the kernel's arguments: its argument `source`. */
 typedef struct te_fused_collective_source {
     const te_fused_collective_args *p;
     uint32_t epoch;
-    int two_shot, gathers; /* two_shot: 1 in mode TE_FUSED_two_shot; gathers: 1 in mode TE_FUSED_gathers */
+    int two_shot, gathers; /* two_shot: 1: the kernel's mode is TE_FUSED_two_shot; gathers: 1: its mode is
+                            * TE_FUSED_gathers */
 } te_fused_collective_source;
-/* The state of te_fused_row_store. The state of other te_store_fns is a single uint32_t, the amax, so the amax must be
- * the first member here. */
+/* The state of the store function te_fused_row_store. The state of other store functions (te_store_fn) is a single
+ * uint32_t, the amax, so the amax must be the first member here. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
@@ -446,7 +447,7 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
                                              int is_sent) {
     te_fused_collective_args p;
     te_pointwise_work w;
-    k.transposes = 0; /* the fused kernel stores no transpose of y */
+    k.transposes = 0; /* the fused kernel stores no transpose of y, unlike the pointwise kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half, p.is_sent = is_sent;
     w = te__pointwise_work_of(s, 1, k, &p.c);
@@ -511,7 +512,7 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     const int is_saved = r->pass == TE_FORWARD && te__policy(r, last)->output_saved;
     te_fused_collective_args p;
     te_pointwise_work w;
-    k.transposes = 0; /* the fused kernel stores no transpose of y */
+    k.transposes = 0; /* the fused kernel stores no transpose of y, unlike the pointwise kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
     w = te__pointwise_work_of(middle, 1, k, &p.c);

@@ -58,7 +58,7 @@ typedef struct te_peer_memory {
     int64_t max_bytes;
     int64_t one_shot_bytes; /* the size in bytes of the largest tensor for which an all-reduce uses the one-shot
                              * algorithm */
-    int max_blocks;         /* the largest number of blocks of a kernel, the same on all ranks */
+    int max_blocks;         /* the largest number of blocks with which a kernel is launched, the same on all ranks */
     /* Statistics: how many kernels of each kind were launched. collectives: all kernels that contain a collective;
      * fused: kernels of fused patterns (fused_collective_norm.h); fused_fp8: kernels of fused patterns that gathered
      * FP8; gemms: GEMMs whose epilogue sent packets to a fused pattern (collective_step.h). */

@@ -238,7 +238,7 @@ TE_API void te__overlap_memory_unmap(te__overlap_memory *m) {
     for (int i = 0; i < m->blocks; i++) te__overlap_block_unmap(&m->block[i], m->rank);
 }
 
-/* Implements te_comm_allocate. If the ranks cannot map the block, or all blocks are in use, the result is ordinary
+/* The body of te_comm_allocate. If the ranks cannot map the block, or all blocks are in use, the result is ordinary
  * device memory. */
 TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
@@ -256,7 +256,7 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
     (void)cudaGetLastError();
     return *p ? TE_OK : te_allocate(ctx, p, bytes);
 }
-/* Implements te_comm_release. All work on p must have finished. A rank frees its own block when all other ranks have
+/* The body of te_comm_release. All work on p must have finished. A rank frees its own block when all other ranks have
  * unmapped it. */
 TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;

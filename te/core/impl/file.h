@@ -58,7 +58,7 @@ TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_co
     return status;
 }
 
-/* Read exactly n bytes, beginning at offset `at`. */
+/* Read exactly n bytes of the file, beginning at offset `at`, into dst. */
 TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const char *path, te_context *ctx) {
     char *to = (char *)dst;
     TE_REQUIRE(at <= (uint64_t)INT64_MAX && lseek(fd, (off_t)at, SEEK_SET) == (off_t)at, ctx, TE_ERROR_IO,
@@ -78,8 +78,9 @@ TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const c
 typedef struct te__new_file {
     int fd;
     const char *path; /* the path that the caller passed */
-    char *target;     /* the file that is replaced: path, or the file that the symbolic link `path` leads to */
-    char *temporary;  /* the temporary file's path, in the folder of the target */
+    char *target;     /* the path of the file that is replaced: `path`, or the file to which the symbolic link `path`
+                       * leads */
+    char *temporary;  /* the path of the temporary file, which is in the same folder as the target */
 } te__new_file;
 
 enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried; a name is taken if an earlier
@@ -175,8 +176,9 @@ TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     const int fd = open(folder, O_RDONLY);
     if (fd < 0) return TE_OK; /* no error is returned, because a folder may be writable but not readable, and then it
                                * cannot be opened */
-    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* these two errors mean that the file system
-                                                                          * cannot sync folders */
+    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* EINVAL and ENOTSUP mean that the file system
+                                                                          * cannot sync folders, which is not an
+                                                                          * error */
     te_status status = TE_OK;
     if (failed)
         status = te_fail(ctx, TE_ERROR_IO, "%.120s: is written, but its folder is not synced: %s", f->path,

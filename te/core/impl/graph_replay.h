@@ -57,7 +57,7 @@ TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node,
     for (size_t i = 0; i < n; i++) neighbors[i] = all[i];
     return (int)n;
 }
-/* Make the nodes then[count] depend on `first`. */
+/* Add edges to a graph: each of the nodes then[count] then depends on the node `first`. */
 TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t first, const cudaGraphNode_t *then,
                                             int count) {
     cudaError_t e = cudaSuccess;
@@ -129,7 +129,7 @@ typedef struct te_launch {
     int bytes, size;
 } te_launch;
 
-/* A cached graph, and the launches from which it was captured. */
+/* A cached graph, and the recorded launches from which it was captured. */
 typedef struct te_replay_graph {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -152,7 +152,7 @@ typedef struct te_launches {
     uint64_t clock;
     int64_t made, updated, replayed; /* how often a graph was captured (made), was given new arguments (updated), and
                                       * was launched (replayed) */
-    cudaStream_t stream;             /* the stream with which graphs are captured */
+    cudaStream_t stream;             /* the stream on which graphs are captured */
     const void *small_fill_kernel;   /* the kernel that replaces small fills; null: fills are not replaced */
     te_replay_graph *replay[TE_LAUNCH_MAX_GRAPHS];
     char record[TE_LAUNCH_RECORD_BYTES];
@@ -355,7 +355,7 @@ TE_API te_status te_launch_flush(te_context *ctx) {
     r->last_launch = ++s->clock, s->replayed++;
     return te__cuda_status(ctx, cudaGraphLaunch(r->exec, (cudaStream_t)ctx->stream), "graph of a pass");
 }
-/* Record launches from now on, if ctx->replay allows graphs. */
+/* From now on record launches instead of enqueuing them, if ctx->replay allows graphs. */
 TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;

@@ -60,7 +60,8 @@ TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b
 
 /* ---- mbarriers, clusters, TMA: sm_90a ---------------------------------------------------------------------------- */
 
-/* In the functions of this section, `bar` is the shared memory address of an mbarrier. */
+/* In the functions of this section, `bar` is the shared memory address of an mbarrier, a barrier of arrivals and copied
+ * bytes. */
 
 /* Initialise the barrier `bar` such that each of its phases completes after `count` arrivals. */
 TE_FN void te__barrier_init(uint32_t bar, int count) {
@@ -161,8 +162,8 @@ TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-/* The K-major descriptor whose low word is `low`. The low word contains the address in units of 16 bytes. To get the
- * low word for an address that is n bytes higher, add n / 16 to `low`. */
+/* Return the K-major wgmma descriptor whose low word is `low`. The low word contains the address in units of 16 bytes.
+ * To get the low word for an address that is n bytes higher, add n / 16 to `low`. */
 TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
 
 /* TE__D4(i), ..: the asm operands for 4 or more accumulators of a thread; TE__Dn(i) stands for d[i] to d[i + n - 1].
@@ -208,8 +209,8 @@ TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const t
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
-/* Like te__wgmma_n256, but D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8. A and B may be e4m3 or e5m2, but not both
- * e5m2. */
+/* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. The other arguments are as in te__wgmma_n256. A
+ * and B may be e4m3 or e5m2, but not both e5m2. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");

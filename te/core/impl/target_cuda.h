@@ -36,7 +36,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_wait, name, name<0>, threads, blocks, type, __VA_ARGS__;         \
                   __threadfence())
-/* For a kernel template `name`: name_if<..>() returns the kernel if `exists`, else null without instantiating it. */
+/* Defines, for a kernel template `name`, the function name_if<..>(), which returns the kernel if `exists`, else null
+ * without instantiating the template. */
 #define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
     template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
         if constexpr ((exists) != 0) return name<TE__PLAIN arguments>;                          \

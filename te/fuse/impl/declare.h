@@ -271,8 +271,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator name_width_opt
 #define TE__LAST_DTYPE_A_END
 #define TE__LAST_DTYPE_B_END
 
-/* The static_asserts for each op. They check its widths, its position in the list, its rows, its options, and the
- * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. */
+/* The static_asserts for each op of a list. They check the op's widths, its position in the list, its rows, its
+ * options, and the layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
                   "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before)          \

@@ -103,7 +103,8 @@ typedef struct te__autotuner {
     te__candidate_fn run;
     void *arg;
     int count, repeats;
-    int events;                                              /* the number of events in begin_end that were created */
+    int events;                                              /* the number of events in begin_end that have been
+                                                              * created */
     /* for each candidate: 1: it is still timed; 0: it cannot run, or was dropped because it is slower */
     int in[TE__MAX_CANDIDATES];
     /* two events for each candidate, recorded before and after its sample */

@@ -127,7 +127,8 @@ typedef struct te__sm90_gemm_config {
     int holds_half;
     int reads_source;      /* 1: the epilogue of tiles whose outputs are known at compile time (te_epilogue_outputs)
                             * reads params.source */
-    int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
+    int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
+                            * its rows */
     te__sm90_gemm_pairing pairing; /* if pairing.group is not 0, B must be stored [n, k] */
     int reduce_scatter;    /* 1: each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
     int column_sums;       /* 1: the kernel can store column sums in params.column_sums */
@@ -223,7 +224,8 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* Returns which 64 columns of a tile (0: the first 64, .., 3: the last 64) are staged as quarter `i`. */
+/* Returns which 64 columns of a tile (0: the first 64, .., 3: the last 64) are passed to the epilogue as quarter number
+ * `i`. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }
@@ -234,7 +236,8 @@ TE_FN int te__sm90_gemm_quarter_column(const te__sm90_gemm_params *p, int x, int
     return x + 64 * te__sm90_gemm_swap_quarter(i, k);
 }
 
-/* A position in the pipeline: the next stage, and the parity of its barriers' current phase. */
+/* A position in the pipeline of stages: the next stage, and the parity of the current phase of that stage's
+ * barriers. */
 typedef struct te__sm90_pipeline_state { int stage, phase; } te__sm90_pipeline_state;
 TE_FN void te__sm90_pipeline_advance(te__sm90_pipeline_state *s) {
     if (++s->stage == TE_STAGES) s->stage = 0, s->phase ^= 1;

@@ -347,7 +347,8 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
     te_kernel_begin();
     if (threadIdx.x < 32 * TE_SMALL_M_WARPS) te__small_m_consume(p, ring, bars, epilogue, arg, operands, dtype);
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
+    te__cluster_sync(); /* a block may not exit while the other block of its cluster can still write to its shared
+                         * memory */
 }
 #else
 TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_epilogue_fn epilogue, const void *arg,

@@ -81,7 +81,7 @@ enum {
     /* the largest number of characters in a line that is read; lines that are written have at most some 350 */
     TE__TUNE_LINE = 640,
     TE__TUNE_FILE = 1 << 20, /* the largest number of bytes in a file */
-    TE__TUNE_WORDS = 24      /* the number of words in the line with the most words */
+    TE__TUNE_WORDS = 24      /* the largest number of words in a line */
 };
 /* the largest time that a file may state: 2^40 ns are some 18 minutes, and no candidate takes longer */
 static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40;
@@ -159,8 +159,8 @@ TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
 
 /* ---- reading: words of a line ------------------------------------------------------------------------------------ */
 
-/* The state while a file is read. The file's results are collected in `product` and `choice`, and are stored in the
- * context only after the last line was checked. */
+/* The state while a tuning file is read. The file's results are collected in `product` and `choice`, and are stored in
+ * the context only after the last line was checked. */
 typedef struct te__tune_reader {
     const char *path;
     te_context *ctx;
@@ -375,7 +375,7 @@ TE_API te_status te__tune_read_header(te__tune_reader *r) {
                      version + strlen("cublaslt "));
     return TE_OK;
 }
-/* Check the last line, `end`, and that the file ends after it. */
+/* Check the line `end`, which must be the last line of the file. */
 TE_API te_status te__tune_read_end(te__tune_reader *r) {
     int64_t lines;
     uint64_t checksum;
