@@ -184,8 +184,8 @@
 #define TE__LAYERS_NONE(...)
 #define TE__LAYERS_BIAS(name, width) (bias, name, width),
 #define TE__LAYERS_ROPE(name, HEADS, KV, D) (rope, name, HEADS, KV, D),
-/* FC1_OUT: the number of output columns of the first linear. LAST: the ops that end the list, without a comma behind
- * the last op. */
+/* The ops of an MLP and the ops behind it. FC1_OUT: the number of output columns of the first linear. LAST: the ops
+ * that end the list, without a comma behind the last op. */
 #define TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, LAST)                                               \
     (linear, b##_fc1, H, FC1_OUT), BIAS(b##_fc1_bias, FC1_OUT) (ACT, b##_act), (linear, b##_fc2, F, H), \
     BIAS(b##_fc2_bias, H) LAST
@@ -209,8 +209,8 @@
      (first_part, (HEADS) / (KV)))
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
-/* OPTIONS: the options of rope, in parentheses. ENTER, LEAVE: the collectives before and after a tensor-parallel part
- * (attention or the MLP). */
+/* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. ENTER, LEAVE: the collectives before
+ * and after a tensor-parallel part (attention or the MLP). */
 #define TE__LAYERS_RANKS(b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS, DROP, ENTER, \
                          LEAVE, N)                                                                                  \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (ENTER, b##_enter1), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),   \

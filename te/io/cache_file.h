@@ -25,10 +25,11 @@
 
 enum { TE__CACHE_FILE_NAME = 32 };
 
-/* The state while a file is written or read. All arrays lie in host memory. */
+/* The state while a cache file is written or read. All arrays lie in host memory. */
 typedef struct te__cache_file {
     const te_cache *cache;
-    te_safetensor *tensor; /* [2 * layers + 1]: the keys and the values of each layer, then the tokens */
+    te_safetensor *tensor; /* [2 * layers + 1]: the tensors of the file: the keys and the values of each layer, then the
+                            * tokens */
     char (*name)[TE__CACHE_FILE_NAME];
     int32_t *page;         /* [pages]: the sequence's pages, in order */
     /* the keys or the values of one layer in the order of the cache's pages: [pages, kv_heads, page_rows, dim] */
@@ -70,7 +71,8 @@ TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
     f->tensor[f->count] = te_safetensor_of(f->name[f->count], TE_SAFETENSORS_I32, 1, shape, f->name);
     f->count++;
 }
-/* Allocate the arrays whose sizes do not depend on the sequence's length. After an error there is nothing to free. */
+/* Allocate those arrays of *f whose sizes do not depend on the sequence's length. After an error there is nothing to
+ * free. */
 TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_context *ctx) {
     const size_t tensors = 2 * (size_t)c->layer_count + 1, width = (size_t)c->t.table_width;
     memset(f, 0, sizeof *f);

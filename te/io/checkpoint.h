@@ -69,8 +69,8 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
-/* Add all tensors to the list or, if the memory of the list is not allocated yet, only count them. The numbers (step
- * counts and others, which are small arrays in host memory) come first. */
+/* Add all tensors of a checkpoint to the list l or, if the memory of the list is not allocated yet, only count the
+ * tensors. The "numbers" (step counts and others, which are small arrays in host memory) come first. */
 TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     l->count = 0, l->used = 0;
     if (c->optimizer)
@@ -102,8 +102,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
     }
     return TE_OK;
 }
-/* The number of tensors at the beginning of the list that are loaded before the others. They are the numbers, i.e. the
- * small arrays in host memory; recipes.scales, which lies in target memory, is loaded with the others. */
+/* Return the number of tensors at the beginning of the list that are loaded before the others. These are the "numbers",
+ * i.e. the small arrays in host memory; recipes.scales, which lies in target memory, is loaded with the others. */
 TE_API int te__checkpoint_number_count(const te_checkpoint *c) {
     return (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0);
 }
@@ -301,7 +301,8 @@ TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, co
     free(state);
     return status;
 }
-/* Make all checks that are possible before anything is changed. Loads the numbers of the file into the list. */
+/* Make all checks that are possible before anything is changed. Also load the "numbers" (step counts, random state) of
+ * the file into the list. */
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;

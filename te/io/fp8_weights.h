@@ -39,7 +39,7 @@ typedef struct te_fp8_weights {
 
 /* ---- iterating over parameters ----------------------------------------------------------------------------------- */
 
-/* Iterates over the parameters of several models, except tied ones. */
+/* An iterator over the parameters of several models, except tied ones. */
 typedef struct te__fp8_param_iter {
     const te_named_model *models;
     /* in_op: how many parameters of the current op were visited; next: the index, within the model, of the next
@@ -74,15 +74,15 @@ TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     }
     return 0;
 }
-/* The bytes that the current parameter takes in target memory. If it is the weight of a GEMM under a recipe, these are
- * the bytes of the weight in FP8 and of its rowwise or blockwise scales. */
+/* Return the bytes that the current parameter takes in target memory. If the parameter is the weight of a GEMM under a
+ * recipe, these are the bytes of the weight in FP8 and of its rowwise or blockwise scales. */
 TE_API size_t te__fp8_param_bytes(const te__fp8_param_iter *it) {
     const te_param *p = it->param;
     const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(p, it->recipe);
     if (it->recipe != TE_RECIPE_none) return size.data + size.scales;
     return (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
 }
-/* The shape of a weight's scales in a file. */
+/* The shape that a weight's scales have in a file. */
 typedef struct te__fp8_scale_shape { int rank; int64_t size[2], count; } te__fp8_scale_shape;
 TE_API te__fp8_scale_shape te__fp8_scale_shape_of(const te_param *p, te_recipe recipe) {
     te__fp8_scale_shape s;
@@ -109,8 +109,8 @@ TE_API te_status te__fp8_check_models(const te_named_model *models, int count, c
 
 /* ---- the tensors of a file --------------------------------------------------------------------------------------- */
 
-/* A parameter has up to three tensors in the file: the parameter itself, its scales, and the scale of the GEMM's
- * input. */
+/* The tensors that a parameter may have in the file, up to three: the parameter itself, its scales, and the scale of
+ * the GEMM's input. */
 enum { TE__FP8_WEIGHT, TE__FP8_SCALES, TE__FP8_INPUT_SCALE, TE__FP8_TENSORS };
 
 typedef struct te__fp8_tensors {
@@ -247,16 +247,16 @@ TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *mod
 
 /* ---- loading: the expected tensors ------------------------------------------------------------------------------- */
 
-/* The bytes that the scales of the weights and inputs of all GEMMs under a recipe take. *products: the number of GEMMs
- * under a recipe. */
+/* Return the bytes that the scales of the weights and inputs of all GEMMs under a recipe take. *products: the number of
+ * GEMMs under a recipe. */
 TE_API size_t te__fp8_scales_bytes(const te_named_model *models, int count, int *products) {
     te__fp8_param_iter it = te__fp8_params(models, count);
     while (te__fp8_next_param(&it)) {}
     *products = it.products;
     return (size_t)te_round_up((int64_t)te_scales_bytes(2 * it.products, 1), TE_ALIGN);
 }
-/* The bytes of target memory that te_fp8_weights_load needs: one byte for each weight element of a GEMM under a recipe,
- * all scales, and the other parameters in the dtypes of their lists. */
+/* Return the bytes of target memory that te_fp8_weights_load needs: one byte for each weight element of a GEMM under a
+ * recipe, all scales, and the other parameters in the dtypes of their lists. */
 TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     int products;
     size_t bytes = te__fp8_scales_bytes(models, count, &products);
@@ -379,7 +379,7 @@ TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetenso
     TE_TRY(te_copy(ctx, input_inverse, &one_over, sizeof one_over));
     return te_synchronize(ctx);
 }
-/* Read all tensors that te__fp8_prepare has listed. */
+/* Read all tensors of the file that te__fp8_prepare has listed. */
 TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                                          const te__fp8_tensors *l, void *staging, const te_safetensors *f,
                                          te_context *ctx) {
@@ -394,7 +394,7 @@ TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, 
     }
     return te_synchronize(ctx);
 }
-/* Make the models' parameters point to the memory into which they were read. */
+/* Make the models' parameters point to the memory into which te__fp8_read has read them. */
 TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                          const te__fp8_tensors *l) {
     te__fp8_param_iter it = te__fp8_params(models, count);

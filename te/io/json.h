@@ -212,13 +212,13 @@ TE_API void te__text_string(te__text *t, const char *s) {
 
 enum {
     TE_JSON_MAX_DEPTH = 16,
-    TE_JSON_MAX_NAME = 256,      /* the largest number of bytes of a value's name, including the closing NUL */
+    TE_JSON_MAX_NAME = 256,      /* the largest number of bytes in the name of a value, including the closing NUL */
     TE_JSON_MAX_BYTES = 64 << 20 /* the largest size of a file, in bytes */
 };
 
 typedef enum te_json_kind { TE_JSON_null, TE_JSON_bool, TE_JSON_number, TE_JSON_string } te_json_kind;
 typedef struct te_json_value {
-    const char *name; /* the keys and indices that lead to the value, with dots between them */
+    const char *name; /* the name of the value: the keys and indices that lead to it, with dots between them */
     te_json_kind kind;
     double number;    /* the value if it is a number; if it is a bool, 0 or 1 */
     const char *text; /* the value, if it is a string; else null */
@@ -286,8 +286,9 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     return te__json_real(&v->number, j);
 }
 
-/* The table has a copy of each value's full name, so a file of many short values in an object with a long name could
- * need hundreds of times its own size. Refuse a table of more bytes than this. n: bytes of the file. */
+/* The largest number of bytes that the table of a file with n bytes may take. The table has a copy of each value's full
+ * name, so a file of many short values in an object with a long name could need hundreds of times its own size. A
+ * larger table is an error. */
 #define TE__JSON_MAX_TABLE(n) (16 * (n) + ((size_t)4 << 20))
 enum { TE__JSON_NAME_OVERHEAD = 32 }; /* an upper bound of the bytes that the C library needs for an allocation besides
                                        * the bytes requested */
@@ -296,7 +297,8 @@ enum { TE__JSON_NAME_OVERHEAD = 32 }; /* an upper bound of the bytes that the C 
  * value's name. */
 typedef struct te__json_position {
     int depth;
-    char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array: '}' or ']' */
+    char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array around the current value: '}' or
+                                    * ']' */
     int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of the name of each of these objects or arrays */
     int index[TE_JSON_MAX_DEPTH];  /* the index of the next element of each of these arrays; not used for objects */
     int more[TE_JSON_MAX_DEPTH];   /* the argument `more` of te__json_next */

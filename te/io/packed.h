@@ -33,10 +33,10 @@ typedef struct te_packed {
     /* how many rows of the parameter this part has, over all ranks; they follow the rows of the previous part. 0: all
      * remaining rows. If the parameter has only one row (a bias), columns are counted instead of rows */
     int64_t rows;
-    int transposed;         /* 1: the file's tensor is the transpose of this part, [in, out] */
+    int transposed;         /* 1: the tensor in the file is the transpose of this part, [in, out] */
 } te_packed;
 
-/* A list of views and their names, for te_safetensors_load and te_safetensors_write. */
+/* A list of views of parameters, with their names, for te_safetensors_load and te_safetensors_write. */
 typedef struct te_packed_list {
     te_safetensor *tensor;
     int count;
@@ -83,7 +83,8 @@ TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
             taken = parts[i].rows ? taken + te_min(parts[i].rows, extent - taken) : extent;
     return taken;
 }
-/* Check that parts[n] names a parameter, and that enough units of it remain. */
+/* Check that parts[n] names a parameter, and that enough units (rows or, if it has one row, columns) of the parameter
+ * remain. */
 TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int n, te_context *ctx) {
     const te_packed *part = &parts[n];
     const char *list = m->plan->name;
@@ -100,7 +101,8 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
                p->rows > 1 ? "rows" : "columns", p->op, p->field, (long long)left);
     return TE_OK;
 }
-/* Check that the parts together cover all units of the parameter that parts[n] names. */
+/* Check that the parts together cover all units (rows or, if it has one row, columns) of the parameter that parts[n]
+ * names. */
 TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *parts, int count, int n,
                                            te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);

@@ -26,7 +26,7 @@ typedef enum te_safetensors_dtype {
 #define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key under which a sealed file stores its checksum */
 
 enum {
-    TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum */
+    TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum in a sealed file */
     TE_SAFETENSORS_MAX_RANK = 4,
     /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires only
      * TE_ACCESS */
@@ -60,13 +60,14 @@ typedef struct te_safetensors {
     te_safetensors_pair *metadata; /* [metadata_count], sorted by key */
     int count, metadata_count;
     uint64_t data_at;    /* the offset in bytes, within the file, at which the data of the tensors begins */
-    char *header, *path; /* header: the text of the header, whose strings were decoded in place */
+    char *header, *path; /* header: the text of the file's header, whose strings were decoded in place; path: the path
+                          * of the file */
     /* the bytes of a file that was opened in memory or is mapped; null: the file is read through the descriptor fd */
     const char *memory;
     size_t mapped;       /* the number of bytes of the file that are mapped into memory; te_safetensors_close unmaps
                           * them */
     int fd, open;        /* open: 1 if fd must be closed */
-    int verified;        /* 1: te_safetensors_verify has found a checksum that matches */
+    int verified;        /* 1: te_safetensors_verify has found a checksum in the file, and the checksum matches */
 } te_safetensors;
 
 TE_API size_t te_safetensors_dtype_bytes(te_safetensors_dtype t) {
@@ -99,7 +100,7 @@ TE_API int te__safetensor_size(uint64_t *bytes, const te_safetensor *t) {
     }
     return 1;
 }
-/* Describe a tensor that is to be written or loaded. */
+/* Describe a tensor that is to be written or loaded, given its dtype and shape in the file. */
 TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dtype, int rank, const int64_t *shape,
                                       void *data) {
     te_safetensor t;

@@ -255,7 +255,8 @@ typedef struct te__attention_backward_kernels {
     te_attention_launch_fn launch;
     te_attention_scratch_fn scratch_bytes; /* returns how many bytes of scratch memory `launch` needs for a call with
                                             * `rows` rows */
-    te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has none */
+    te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has no
+                                            * sinks */
     const te_score_bias_kernels *score_bias;
     /* cross_attention: adds two gradients of the fork that holds the keys and values; attention: null */
     te__load_launch_fn add;

@@ -160,7 +160,8 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
-/* A checkpoint stores the list as text. The options appear in that text only if the op names at least one of them. */
+/* The options of the op. A checkpoint stores the list as text, in which the options appear only if the op names at
+ * least one of them. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -192,8 +193,8 @@ typedef struct te_cross_entropy_args {
 
 /* ---- the kernels of a list --------------------------------------------------------------------------------------- */
 
-/* Number of threads of a block; a block computes one row. For wide rows a block has 256 threads, and each thread has
- * the loads of several vectors of eight logits in flight. */
+/* The number of threads of a block; a block computes one row. For wide rows a block has 256 threads, and each thread
+ * has the loads of several vectors of eight logits in flight. */
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
 #define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                              \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                 \
@@ -285,7 +286,7 @@ TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_
     return all;
 }
 
-/* A rank's shard of the logits: the columns [first, first + width) of `vocabulary` columns. */
+/* The shard of the logits that a rank has: the columns [first, first + width) of `vocabulary` columns. */
 typedef struct te_vocab_shard { int first, width, vocabulary; } te_vocab_shard;
 TE_FN te_vocab_shard te_vocab_shard_of(int first, int width, int vocabulary) {
     te_vocab_shard v;
@@ -437,7 +438,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
  * of a rank's columns needs nothing else from the other ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
-/* A rank's contribution to the loss of a row. */
+/* The contribution of one rank to the loss of a row, with (ranks, N). */
 typedef struct te_loss_partial {
     te_softmax_stats stats;  /* max and sum over this rank's columns */
     float label_logit;       /* the logit of the row's label; 0 if the label's column is on another rank */

@@ -38,7 +38,8 @@ typedef struct te_formats {
     /* 1: this same kernel has stored the fork's value (in backward, the sum of the gradients from the fork's uses).
      * Therefore the value must not be prefetched, nor loaded through a non-coherent cache */
     int local_fork;
-    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value */
+    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value, so the kernel
+                           * need not */
 } te_formats;
 
 TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
@@ -99,8 +100,8 @@ TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);
     else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
 }
-/* Return, for a row [a, b] of a gated activation, the place of the eight elements of b that are paired with the
- * elements of a at `at`. */
+/* Return the place of eight elements of b in a row [a, b], the input of a gated activation: those that are paired with
+ * the elements of a at `at`. */
 TE_FN te_place te_second_half(te_place at) {
     at.col += at.width, at.ahead = at.ahead_second;
     return at;

@@ -59,7 +59,7 @@ typedef struct te_embedding_args {
     int64_t rows;
     te_sequences of;
     int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */
-    int position;    /* the position of the first row of each sequence */
+    int position;    /* the position of the first row of each sequence, te_batch.position */
     /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
      * cache */
     const int32_t *past;
@@ -159,7 +159,8 @@ TE_FN int32_t te_sorted_token(const te_embedding_args *a, int64_t p, int sharded
     return p < 0 || p >= a->rows ? -1 : te__local_token(a, a->tokens[a->order[p]], sharded);
 }
 
-/* Backward on the host, for the n columns (at most eight) from column c on: dweight[token] += dy[row], row by row. */
+/* Compute backward on the host, for the n columns (at most eight) from column c on: dweight[token] += dy[row], row by
+ * row. */
 TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n, int width, te_dtype dtype,
                                        int sharded) {
     float *grad = (float *)a->y, v[8];

@@ -59,7 +59,7 @@ enum {
     TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: 30 chunks of 16 columns, because one warp, with a chunk in each
                                  * lane, holds a head */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
-    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows that a block computes in forward */
+    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
     TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the largest number of rows that a block works on at a time in
                                                   * backward */
     TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight in forward */
@@ -122,7 +122,7 @@ TE_FN te_head_chunk te_head_chunk_at(te_head_shape k, int i) {
     return p;
 }
 
-/* The chunks of a head that one lane holds: te_head_vecs in the format that they have in memory, te_head_floats as
+/* The chunks of a head that one lane holds: te_head_vecs in the format of the tensor in memory, te_head_floats as
  * floats. */
 typedef struct te_head_vecs { te_vec8 v[TE_HEAD_LANE_CHUNKS][2]; } te_head_vecs;
 typedef struct te_head_floats { float v[TE_HEAD_LANE_CHUNKS][2][8]; } te_head_floats;
@@ -162,8 +162,8 @@ TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_
 
 /* ---- rope in the same kernel ------------------------------------------------------------------------------------- */
 
-/* The number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of eight,
- * because te_rotate8 reads eight pairs at a time. */
+/* Return the number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of
+ * eight, because te_rotate8 reads eight pairs at a time. */
 TE_FN int te_head_table_pairs(te_head_shape k) { return (k.rotary / 2 + 7) / 8 * 8; }
 #define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* number of floats in the table of cosines
                                                                            * and sines of one row, and 1 more, so that
@@ -188,7 +188,7 @@ TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, t
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Unit u of a block's work: one head of one row. row: the row's index, counted from the block's first row, `first`;
+/* One unit of a block's work: one head of one row. row: the row's index, counted from the block's first row, `first`;
  * head: the head's index among those of q, k and v; at: the offset, in elements, of the head within the tensor. */
 typedef struct te_head_unit { int row, head; int64_t at; } te_head_unit;
 TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {

@@ -176,8 +176,8 @@ typedef struct te_rope_options {
                              * 0.1 log(factor) + 1 */
 } te_rope_options;
 
-/* The scaling in the form that the kernels use: for pair p with the frequency f, s = by_frequency * f + by_pair * p +
- * offset, clamped to [0, 1]. */
+/* How a scaling changes the frequencies, in the form that the kernels use: for pair p with the frequency f, s =
+ * by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
     float magnitude; /* factor of all cosines and sines */
@@ -286,7 +286,7 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
     }
 }
 
-/* Whether columns can be loaded and rotated eight at a time. */
+/* Whether all columns can be loaded and rotated in vectors of eight. */
 TE_FN int te_rope_is_aligned(const te_rope_shape k) {
     return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.rotary_dim % (k.interleaved ? 8 : 16) == 0;
 }

@@ -101,7 +101,7 @@ typedef struct te__sample_team {
 /* ---- the lanes of a row ------------------------------------------------------------------------------------------ */
 
 #if TE_CUDA
-/* Wait for all blocks of the row; their stores to shared memory are then visible. */
+/* Wait for all blocks of the row; the stores of each to shared memory are then visible to the others. */
 TE_FN void te__sample_sync(const te__sample_team *t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) {
@@ -206,8 +206,8 @@ typedef struct te__sample_row {
     uint32_t top;      /* the largest key */
     uint32_t cut_key;
     int cut_token;
-    uint64_t min_mass; /* min-p: tokens whose mass is below min_mass are not drawn */
-    uint64_t least_mass; /* top-p: a token whose mass is below least_mass cannot be the cut */
+    uint64_t min_mass; /* min-p: a token whose mass is below min_mass is not drawn */
+    uint64_t least_mass; /* top-p: a token with less mass cannot be the least likely one that is kept */
 } te__sample_row;
 
 TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
@@ -372,8 +372,8 @@ TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, 
     return total;
 }
 
-/* A digit of a key (32 bits) or of TE__SAMPLE_LAST_TOKEN - token (21 bits): bits 21 to 31, 10 to 20 or 0 to 9. prefix:
- * the digits above this digit. */
+/* One digit of the number that a selection looks for: a key (32 bits) or TE__SAMPLE_LAST_TOKEN - token (21 bits).
+ * Digits are bits 21 to 31, 10 to 20 and 0 to 9. prefix: the digits above this digit. */
 typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
 TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     te__sample_digit d;
@@ -473,7 +473,7 @@ TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const 
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
-    int counted; /* 1: the histogram of the first level has been computed */
+    int counted; /* 1: the histogram of the first level has already been computed */
     uint32_t prefix;
     te__sample_wish wish;
 } te__sample_selection;
@@ -594,7 +594,7 @@ typedef enum te__sample_task {
     TE__SAMPLE_TASK_p,
     TE__SAMPLE_TASK_draw
 } te__sample_task;
-/* What determines a row's cuts (top-k, top-p) and which token is drawn. */
+/* What determines the cuts of a row (top-k, top-p) and which token is drawn. */
 typedef struct te__sample_cuts {
     te__sample_selection k, p; /* the selections that remain to be run for the cuts of top-k and top-p */
     int top_k;                 /* 0: no top-k */
@@ -616,7 +616,7 @@ TE_FN te__sample_cuts te__sample_cuts_of(const te_sampling *o, int row, int widt
     }
     return c;
 }
-/* Returns the task that follows `task`, and sets *s to its selection. */
+/* Returns the task that follows `task`, and sets *s to the selection of that task. */
 TE_FN te__sample_task te__sample_next(te__sample_selection *s, te__sample_task task, const te__sample_cuts *c,
                                       const te__sample_row *r) {
     if (task < TE__SAMPLE_TASK_k && c->top_k) return *s = c->k, TE__SAMPLE_TASK_k;

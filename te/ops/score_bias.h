@@ -40,7 +40,8 @@
 #define TE__IF_TIED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, tied, 0)), yes, no)
 #define TE__MAX_LOGIT(op) TE__IF_MAX_LOGIT(op, 1, 0)
 
-/* The values of the kernels' options bias, bias_dim0, bias_dim1 and max_logit (te/attention/attention_options.h). */
+/* The values of the options bias, bias_dim0, bias_dim1 and max_logit for an op's kernels
+ * (te/attention/attention_options.h). */
 #define TE__BIAS_KIND(op) TE__IF_RELATIVE(op, TE_BIAS_relative, TE_JOIN1(TE_BIAS_, TE_OPTION(op, bias, none)))
 #define TE__BIAS_QUERIES(op) (TE_OPTION(op, bias_queries, 0))
 #define TE__BIAS_KEYS(op) (TE_OPTION(op, bias_keys, TE__BIAS_QUERIES(op)))
@@ -48,7 +49,7 @@
 #define TE__BIAS_DIM1(op) TE__IF_RELATIVE(op, (TE_OPTION(op, max_distance, 128)), TE__BIAS_KEYS(op))
 #define TE__BIAS_VARIANT(op) TE__BIAS_KIND(op), TE__BIAS_DIM0(op), TE__BIAS_DIM1(op), TE__MAX_LOGIT(op)
 
-/* The parameters of an attention: sinks, then the bias. */
+/* The list of an attention's parameters: sinks, then the score bias, as far as the op has them. */
 #define TE__ATTENTION_PARAMS(op, heads)                                                                        \
     TE__IF_SINKS(op, TE__IF_SCORE_BIAS(op, ((sinks, 1, heads, zero), TE__BIAS_PARAM(op, heads)),               \
                                        ((sinks, 1, heads, zero))),                                             \

@@ -83,8 +83,8 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* The number of elements in the parameter buffer, including the gaps between tensors; 0: the widths are not known
- * yet. */
+/* Return the number of elements in the parameter buffer, including the gaps between tensors; 0: the widths are not
+ * known yet. */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -94,8 +94,8 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
         }
     return n;
 }
-/* The format of an op's parameters. It is the list's dtype, with one exception: with the list's option (weights, f32),
- * the weights of FP8 GEMMs are f32. */
+/* Return the format of an op's parameters. This is the list's dtype, with one exception: with the list's option
+ * (weights, f32), the weights of FP8 GEMMs are f32. */
 TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
@@ -104,7 +104,7 @@ TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
-/* The bytes of the parameter buffer; 0: the widths are not known yet. */
+/* Return the bytes of the parameter buffer; 0: the widths are not known yet. */
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     size_t bytes = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -118,7 +118,7 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
 TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
-/* The bytes of the gradient buffer, whose elements are f32; 0: the widths are not known yet, or the list is for
+/* Return the bytes of the gradient buffer, whose elements are f32; 0: the widths are not known yet, or the list is for
  * inference only. */
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
     return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;

@@ -84,8 +84,8 @@ TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     }
     return at;
 }
-/* The bytes that the gradients of all parameters that are not frozen take together; 0: all are frozen, or m is not
- * bound. */
+/* Return the bytes that the gradients of all parameters that are not frozen take together; 0: all parameters are
+ * frozen, or m is not bound. */
 TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);

@@ -257,7 +257,7 @@ typedef struct te_recompute_region {
 } te_recompute_region;
 
 /* Functions that the executor (executor.h) calls before and after each step of a plan that trains, and at the end of
- * the pass. They advance the random state, open and close recompute regions, and add up column sums. */
+ * the pass. These functions advance the random state, open and close recompute regions, and add up column sums. */
 typedef struct te_training {
     te_status (*before)(struct te_run *run, const struct te_step *step);
     te_status (*after)(struct te_run *run, const struct te_step *step);
@@ -291,10 +291,10 @@ typedef struct te_plan {
 
 /* The FP8 state of a GEMM that has a recipe; the te_param of the GEMM's weight holds it (te/optim/recipes.h). */
 typedef struct te_fp8_product {
-    int on;                        /* 1: the GEMM runs in FP8; 0: it runs in the list's format */
+    int on;                        /* 1: the GEMM runs in FP8 at present; 0: it runs in the list's format */
     int current;                   /* 1: each scale is computed from the current tensor's amax; 0: from the amaxes of
                                     * earlier optimizer steps */
-    int common;                    /* 1: all ranks of the group have the same scales */
+    int common;                    /* 1: all ranks of the group have the same FP8 scales */
     const te_scales *scales;       /* the scales of the whole instance */
     int x, weight, dy;             /* the indices, within the te_scales, of the scales of this GEMM's three operands */
     void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows]; fp8_row
@@ -354,7 +354,7 @@ typedef struct te_model {
     te_param *param;
     int param_count;
     const struct te_model *at; /* the address of this te_model when it was bound, if its parameters follow it in the
-                                * same struct; else null */
+                                * same struct; else null. It shows whether the te_model is a copy */
     const void *params;        /* the buffer of the instance's parameters: `elements` elements, param_bytes bytes */
     const float *grads;        /* the buffer of the instance's gradients: grad_elements elements; null: there are no
                                 * gradients */

@@ -305,8 +305,8 @@ typedef enum te_produces {
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
-/* (inputs, saved), an option of a list: forward saves the inputs of FP8 GEMMs even where backward could recompute
- * them. */
+/* The values of (inputs, saved), an option of a list: forward saves the inputs of FP8 GEMMs even where backward could
+ * recompute them. */
 enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, recomputed))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
@@ -321,7 +321,7 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
 /* (ranks, N), an option of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
- * the size of one rank's part, where `all` is the size of the parts of all ranks together. */
+ * the size of one rank's part, where `all` is the size for all ranks together. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
 #define TE_CHECK_RANKS(model, op)                                                                                     \

@@ -179,7 +179,7 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     }
     /* Return the index in dq_empty of the mbarrier to arrive at when the slot of dq_slot_at has been read. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        /* where both warpgroups share a slot, the other warpgroup uses the slot next */
+        /* with one slot for both warpgroups, the other warpgroup waits for it next, else the same warpgroup */
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
     /* do_stage: the stage that holds dO of step i. do_phase: the parity of the phase of that stage's mbarriers in step

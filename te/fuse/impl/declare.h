@@ -237,8 +237,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator name_width_opt
      : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                    \
      : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
-#define TE_WANTS_end(op) (TE_PRODUCES_same) /* behind the last op, which therefore outputs the format that it produces,
-                                             * unless the list has the option `out` */
+#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the format in which the end of a list wants y: that which the last op
+                                             * produces, unless the list has the option `out` */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END

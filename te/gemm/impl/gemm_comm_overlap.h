@@ -35,7 +35,8 @@
 
 enum {
     TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
-    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory */
+    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory of a group; block 0 is the
+                                           * library's, the others are the caller's (te_comm_allocate) */
     TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks into which the rows of one rank are divided
                                            * for a gather */
     /* the smallest size of a chunk, unless all rows of a rank have fewer bytes; smaller chunks would be copied at a
@@ -45,7 +46,8 @@ enum {
     TE_SCATTER_MAX_FLAGS = 1 << 15,
     TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the three warps of the epilogue that store parts of a
                                            * tile; the fourth flag is unused */
-    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the initial value of te__overlap_memory.two_kernel_bytes */
+    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the default of te__overlap_memory.two_kernel_bytes, below which a scatter
+                                           * takes two kernels */
     /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
      * rank that writes the flag. */
     TE_FLAG_READY = 0,    /* [rank]: the epoch (number of the collective) for which that rank is ready to receive
@@ -81,7 +83,7 @@ typedef struct te__overlap_memory {
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
     void (*write)(void), (*wait)(void); /* the driver's functions cuStreamWriteValue32 (write) and cuStreamWaitValue32
                                          * (wait) */
-    int64_t two_kernel_bytes; /* a scatter runs as two kernels if a row of A has at most this many bytes */
+    int64_t two_kernel_bytes; /* the longest row of A, in bytes, for which a scatter runs as two kernels */
     /* for tests: 1: product and collective run one after the other; the order of the tiles is the same as when both
      * overlap */
     int serial;
@@ -142,7 +144,7 @@ typedef struct te__peer_timeout {
 
 /* ---- flags in a kernel ------------------------------------------------------------------------------------------- */
 
-enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* number of loads of a flag between two reads of the clock */ };
+enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* a waiting thread reads the clock once in this many loads of a flag */ };
 
 TE_FN uint32_t te__flag_load(const uint32_t *flag) {
     uint32_t v;
@@ -155,8 +157,9 @@ TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
     __threadfence_system();
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
 }
-/* Waits until the flag, which rank `of` writes, is `v`. After the timeout, reports rank `of` as failed and returns, so
- * that the kernel ends. Also returns, at the next check of the clock, if a failure has already been reported. */
+/* Waits until the flag, which rank `of` writes, has the value v. After the timeout, reports rank `of` as failed and
+ * returns, so that the kernel ends. Also returns, at the next check of the clock, if a failure has already been
+ * reported. */
 TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__peer_timeout *w) {
     uint64_t since = 0;
     for (uint32_t polls = 1; te__flag_load(flag) != v; polls++) {
@@ -233,8 +236,8 @@ typedef struct te__handshake_args {
 } te__handshake_args;
 
 enum { TE_HANDSHAKE_THREADS = 128 };
-/* Runs in one block. The handshake takes 3 us if all ranks start it at the same time; 1 to 1.5 us of that is the
- * latency of a store to another rank. */
+/* The body of the handshake kernel, which runs in one block. The handshake takes 3 us if all ranks start it at the same
+ * time; 1 to 1.5 us of that is the latency of a store to another rank. */
 TE_FN void te__handshake_body(const te__handshake_args *a) {
     uint32_t *own = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -317,7 +320,8 @@ TE_API te_status te__gather_enqueue(const void *args, te_context *ctx) {
     return te__cuda_status(ctx, cudaStreamWaitEvent(main, copied, 0), "second stream");
 }
 /* Launches the product that `l` and `args` describe; meanwhile, copies this rank's rows of A (rank_bytes bytes) to the
- * other ranks. If o->overlapped is not null, the work that this function enqueues also runs during the copies. */
+ * other ranks. If o->overlapped is not null, the work that the function o->overlapped enqueues also runs during the
+ * copies. */
 TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te__gemm_overlap *o,
                                    int64_t rank_bytes, int64_t chunk_bytes, te_context *ctx) {
     alignas(16) char call[TE_GATHER_MAX_CALL_BYTES];

@@ -42,7 +42,7 @@ typedef struct te__gemm_plan {
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(((te_gemm_tuned *)0)->algo), "a tuning file holds eight words");
 
-/* The state of a context's GEMMs (te_context.gemm). */
+/* The state of a context's GEMMs, to which te_context.gemm points. */
 typedef struct te__gemm_state {
     cublasLtHandle_t handle;
     void *workspace;
@@ -68,8 +68,8 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the handle and the workspace. Like te__gemm_allocate, this function may be called while a stream is being
- * captured. */
+/* Creates cuBLASLt's handle and the workspace. Like te__gemm_allocate, this function may be called while a stream is
+ * being captured. */
 TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -77,8 +77,8 @@ TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return status == TE_OK ? te__gemm_allocate(&s->workspace, ctx) : status;
 }
-/* Creates the state if the context has none. The first call is made before the first step, when the size of a workspace
- * is computed. */
+/* Creates the state of the GEMMs if the context has none. The first call is made before the first step, when the size
+ * of a workspace is computed. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -193,8 +193,8 @@ TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
                   (uint64_t)t->b_scaling << 56;
     return key;
 }
-/* Returns the slot of the plan with this key or, if there is no such plan, the free slot in which its number is to be
- * stored. */
+/* Returns the slot, in the hash table, of the plan with this key or, if there is no such plan, the free slot in which
+ * the plan's number is to be stored. */
 TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
     const uint64_t *w = key->word;
     uint64_t hash =
@@ -248,8 +248,8 @@ TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_t
     if (!full) *te__gemm_slot(key, s) = (uint16_t)++s->plans;
     return p;
 }
-/* Returns the plan for this product, and creates it at the first call for the product. Returns null if the context's
- * state cannot be created. */
+/* Returns the plan (descriptors and algorithm) for this product, which is created at the first call for the product.
+ * Returns null if the context's state cannot be created. */
 TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
@@ -284,7 +284,7 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;
 }
-/* The number of floats of scratch memory that te_gemm_run needs: none with cuBLASLt. */
+/* Return the number of floats of scratch memory that te_gemm_run needs: none with cuBLASLt. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     (void)g;
     return 0;
@@ -358,7 +358,7 @@ TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     p->product = *t, p->found = p->timed = 1;
     memcpy(&p->algo, t->algo, sizeof p->algo);
 }
-/* The number of products that can still be added to the cache if all untimed plans are dropped from it. */
+/* Return the number of products that can still be added to the cache if all untimed plans are dropped from it. */
 TE_API int te__gemm_free_plans(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
     return s ? TE_GEMM_MAX_PLANS - s->plans + te__gemm_count_untimed(s) : 0;

@@ -67,8 +67,8 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 #define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
 #endif
 
-/* The custom kernels of a fused pattern, or of a GEMM that is not part of a pattern. A kernel that does not exist is
- * null. */
+/* The library's own kernels for a fused pattern, or for a GEMM that is not part of a pattern. A kernel that does not
+ * exist is null. */
 typedef struct te_product_kernels {
     te_sm90_kernel persistent, skinny, persistent_fp8, skinny_fp8;
     te_gemm_operands skinny_fp8_operands;
@@ -90,7 +90,7 @@ enum {
     TE_FP8_MIN_WAVES = 5,
     /* the same limit for a fused pattern that draws random numbers (dropout) */
     TE_FP8_RANDOM_MIN_WAVES = 9,
-    TE_OVERLAP_MIN_K = 256,             /* the smallest k of a GEMM that overlaps with a collective */
+    TE_OVERLAP_MIN_K = 256,             /* the smallest k for which a GEMM overlaps with a collective */
     TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of tiles of a GEMM that overlaps with a
                                          * collective */
     /* in FP8 with rowwise scales, the small-m kernel is faster than cuBLASLt up to this many rows */
@@ -171,14 +171,14 @@ TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_co
 TE_API int te__skinny_or_small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (te__gemm_is_skinny(kernels, g, ctx) && te__skinny_pays(g)) || te__small_m_pays(kernels, g, ctx);
 }
-/* Whether one of `kernels`, with the epilogue for which it was compiled, can run the GEMM on this device. */
+/* Whether one of `kernels` can run the GEMM on this device, with the epilogue for which the kernels were compiled. */
 TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_custom || !kernels) return 0;
     if (te__gemm_is_skinny_or_small_m(kernels, g, ctx)) return 1;
     return te__sm90_gemm_supports(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_persistent_of(kernels, g), TE_SM90_GEMM_SMEM_BYTES, ctx->device);
 }
-/* Whether a GEMM and the pointwise ops that follow it are to run as one custom kernel. */
+/* Whether the rules select one custom kernel for a GEMM and the pointwise ops that follow it. */
 TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     return ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) ||
@@ -314,8 +314,8 @@ TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
     return g->k >= TE_PERSISTENT_MIN_K && !te__gemm_is_timed(g, ctx) &&
            te__sm90_gemm_cluster_tiles(g) >= (int64_t)TE_FP8_MIN_WAVES * (ctx->processors / TE_CLUSTER);
 }
-/* The key under which the choice for this GEMM is stored in the context and in a tuning file. Strategy TE_STRATEGY_BARE
- * means cuBLASLt, TE_STRATEGY_CUSTOM the custom kernel. */
+/* Return the key under which the choice of a kernel for this GEMM is stored in the context and in a tuning file. In a
+ * choice, TE_STRATEGY_BARE means cuBLASLt, and TE_STRATEGY_CUSTOM the custom kernel. */
 TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const te__operands_text text = te__operands_text_of(&t);
@@ -333,7 +333,7 @@ TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
     return found ? found->strategy == TE_STRATEGY_CUSTOM : -1;
 }
-/* Whether te_gemm_fp8_run runs the custom kernel. */
+/* Whether te_gemm_fp8_run runs this GEMM by the custom kernel. */
 TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) {
     const int can = te__fp8_can(g, ctx), choice = can ? te__fp8_choice(g, ctx) : 0;
     return choice < 0 ? te__fp8_pays(g, ctx) : choice;

@@ -64,8 +64,8 @@ typedef struct te_fallback {
 
 /* ---- the scheduler: a block's tile ------------------------------------------------------------------------------- */
 
-/* The tile of D that a block computes (its first row and column), and the range [k_begin, k_end) of k over which the
- * block sums. */
+/* What a block computes: the tile of D whose first row and column are row and col, summed over the range [k_begin,
+ * k_end) of k. */
 typedef struct te_fallback_tile { int row, col, k_begin, k_end; } te_fallback_tile;
 TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
     te_fallback_tile t;
@@ -184,8 +184,8 @@ TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, 
     te__fallback_ldmatrix(w, te__fallback_address(tile, row, vector, VECTORS), MN_MAJOR);
 }
 
-/* The functions of the kernel for operands of dtype T. TA: 1 if A is transposed; TB: 1 if B is transposed; M: the
- * number of rows of a tile. */
+/* The functions of the kernel for 16-bit operands of dtype T. TA: 1 if A is transposed; TB: 1 if B is transposed; M:
+ * the number of rows of a tile. */
 template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
     enum {
         BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp computes M / 2 rows x 32 columns, which are BLOCKS_M x BLOCKS_N
@@ -318,8 +318,8 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
 
 /* ---- the state of a context's GEMMs ------------------------------------------------------------------------------ */
 
-/* te_context.gemm: the workspace, and the strategies that autotuning chose for steps. There is no choice for a single
- * GEMM, because without cuBLASLt it has only one candidate, the fallback kernel. */
+/* The state to which te_context.gemm points: the workspace, and the strategies that autotuning chose for steps. There
+ * is no choice for a single GEMM, because without cuBLASLt it has only one candidate, the fallback kernel. */
 typedef struct te__gemm_state {
     void *workspace;
     int choices;
@@ -332,8 +332,8 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the state on first use. The first use is before the first step, when the size of a plan's workspace is
- * computed. */
+/* Creates the state of the GEMMs on first use. The first use is before the first step, when the size of a plan's
+ * workspace is computed. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -343,7 +343,7 @@ TE_API te_status te__gemm_open(te_context *ctx) {
     if (status != TE_OK) te__gemm_close(ctx);
     return status;
 }
-/* Returns the state, or null if it cannot be created. */
+/* Returns the state of the context's GEMMs, or null if it cannot be created. */
 TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
@@ -353,7 +353,8 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* The number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs some. */
+/* Return the number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs
+ * some. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
 /* ---- for the tuning file ----------------------------------------------------------------------------------------- */
@@ -422,7 +423,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Does the same as te_gemm_run, but supports only products of dtype T. */
+/* Runs a GEMM as te_gemm_run does, but supports only products of dtype T. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
@@ -458,7 +459,7 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     if (p.splits == 1) return TE_OK;
     return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
 }
-/* The function that runs the GEMMs of a list of ops of dtype T. trains: 1 if this function must also support the GEMMs
+/* The function by which a list of ops of dtype T runs its GEMMs. trains: 1 if this function must also support the GEMMs
  * of backward. */
 #define TE_GEMM_RUN_OF(T, trains) te__fallback_run<T, trains>
 /* Runs a GEMM of any dtype. A program that calls this function contains the kernels of all dtypes. */

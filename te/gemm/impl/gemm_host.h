@@ -243,7 +243,7 @@ TE_API te_status te__skinny_run(const te_gemm *g, te_context *ctx) {
 enum { TE__SCALED_M = 64, TE__SCALED_N = 64, TE__SCALED_REG_N = 16, TE__SCALED_REG_M = 4 };
 typedef float te__scaled_sum __attribute__((vector_size(4 * TE__SCALED_REG_N), aligned(4)));
 
-/* The data for a tile of D: the tile's slices of A and B for 128 elements of k, as floats, and the sums. */
+/* The working memory for one tile of D: the tile's slices of A and B for 128 elements of k, as floats, and the sums. */
 typedef struct te__scaled_tile {
     float a[TE__SCALED_M][TE_FP8_BLOCK], b[TE__SCALED_N / TE__SCALED_REG_N][TE_FP8_BLOCK][TE__SCALED_REG_N];
     float sum[TE__SCALED_M][TE__SCALED_N];
@@ -313,7 +313,7 @@ TE_API te_status te__scaled_run(const te_gemm *g, te_context *ctx) {
 
 /* ---- te_gemm_run ------------------------------------------------------------------------------------------------- */
 
-/* Computes D = alpha op(A) op(B) + beta C. */
+/* Computes D = alpha op(A) op(B) + beta C on the host. */
 TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
     TE_REQUIRE(te__gemm_supports(product, ctx), ctx, TE_ERROR_VALUE, "te_gemm_run: epilogue %s on the host",
@@ -341,7 +341,7 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     n.g = g, n.product = scratch;
     return te__round_launch(ctx, te__grid_of(g->m, 1), &n);
 }
-/* The function that runs the GEMMs of a list of ops of dtype T. trains: 1 if this function must also support the GEMMs
+/* The function by which a list of ops of dtype T runs its GEMMs. trains: 1 if this function must also support the GEMMs
  * of backward, which te_gemm_run does on the host in any case. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 

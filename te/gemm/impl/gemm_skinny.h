@@ -42,7 +42,8 @@ enum {
     TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
 };
 
-/* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
+/* The arguments of the skinny kernel. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8
+ * numbers. */
 typedef struct te_skinny {
     const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale of x and of W; null if all scales are 1 */
@@ -99,7 +100,8 @@ TE_FN void te__skinny_load_x(uint32_t x[TE_SKINNY_WARP_K / 32][4], const te_skin
         if (row < p->m && k + 32 * i < p->k) te__load16_readonly(x[i], p->x + (int64_t)row * p->k + k + 32 * i);
     }
 }
-/* The blockwise scales of a step: those of W, and those of the two rows of x whose sums this lane holds. */
+/* The blockwise scales that a lane needs in one step: TE_SKINNY_STEP_SCALES of W, and as many for each of the two rows
+ * of x whose sums the lane holds. */
 enum { TE_SKINNY_STEP_SCALES = TE_SKINNY_WARP_K / (TE_FP8_BLOCK / 2) };
 typedef struct te_skinny_step_scales {
     float x[TE_SKINNY_STEP_SCALES][2], w[TE_SKINNY_STEP_SCALES];
@@ -146,7 +148,7 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
 /* The tensorwise or rowwise scales for the one element of y, among the 16 columns from `col` on, whose partial sums
- * this thread will add up in the epilogue. They are loaded before the mainloop computes those columns. */
+ * this thread will add up in the epilogue. These scales are loaded before the mainloop computes those columns. */
 typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
 TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands) {
     const int row = (int)threadIdx.x / TE_SKINNY_COLUMNS, at = col + (int)threadIdx.x % TE_SKINNY_COLUMNS;
@@ -249,7 +251,7 @@ TE_API te_gemm_operands te__skinny_operands_of(const te_gemm *g) {
     return !te__gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
            : g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8;
 }
-/* Whether the skinny kernel supports this GEMM. */
+/* Whether the skinny kernel supports this GEMM: its sizes, formats and scalings. */
 TE_API int te__skinny_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
     const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&

@@ -65,7 +65,8 @@ TE_FN void te__sm90_gemm_init_barriers(te__sm90_gemm_barriers *bars) {
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* The body of a kernel with config k. The kernel's epilogue is `pair_epilogue` if k has a pairing, else `epilogue`. */
+/* The body of a GEMM kernel with the compile-time config k. The kernel's epilogue is `pair_epilogue` if k has a
+ * pairing, else `epilogue`. */
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
                               te_epilogue_pair_fn pair_epilogue, te_epilogue_outputs outputs, const void *arg,
                               const te__sm90_gemm_config k) {
@@ -90,7 +91,8 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
     if (threadIdx.x >= 32 && k.pairing.group) te__sm90_gemm_epilogue_pairs(p, ring, bars, pair_epilogue, arg, k);
     else if (threadIdx.x >= 32) te__sm90_gemm_epilogue(p, ring, bars, epilogue, outputs, arg, k);
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
+    te__cluster_sync(); /* a block may not exit while the other block of its cluster can still write to its shared
+                         * memory */
 }
 #else
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
@@ -102,7 +104,7 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
 
 /* ---- macros that define a kernel --------------------------------------------------------------------------------- */
 
-/* Returns the config of a kernel whose epilogue needs only eight elements of D at a time. */
+/* Returns the compile-time config of a GEMM kernel whose epilogue needs only eight elements of D at a time. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_config_of(te_dtype dtype, te_dtype dtype_a, te_dtype dtype_b, int trans_b) {
     te__sm90_gemm_config c = {};
     c.dtype = dtype, c.dtype_a = dtype_a, c.dtype_b = dtype_b, c.trans_b = trans_b;
@@ -142,7 +144,8 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
         if (exists)                                                                                                   \
             te__sm90_gemm_body((const te__sm90_gemm_params *)&p, &bars, epilogue, pair_epilogue, outputs, &p, config); \
     }
-/* Defines a kernel in 16 bits. trans_b: 1 if B is stored [n, k], 0 if [k, n]; epilogue: a te_epilogue_fn. */
+/* Defines a GEMM kernel for 16-bit operands. trans_b: 1 if B is stored [n, k], 0 if [k, n]; epilogue: a
+ * te_epilogue_fn. */
 #define TE_SM90_GEMM_KERNEL(name, type, dtype, trans_b, epilogue, exists) \
     TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype, dtype, trans_b, epilogue, exists)
 /* Defines a kernel in FP8: dtype_a and dtype_b, the formats of A and B, are e4m3 or e5m2, and trans_b is 1. If both are

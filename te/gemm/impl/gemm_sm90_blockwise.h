@@ -94,7 +94,8 @@ typedef struct te__sm90_blockwise_consumer {
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    /* scale[i][h]: the scale of the tile's i-th block of 128 columns times the scale of this lane's h-th row */
+    /* scale[i][h] is the product of two scales: that of the tile's i-th block of 128 columns, and that of this lane's
+     * h-th row */
     float scale[2][2];
     /* used instead of `scale` for a wgrad (weight gradient): the scales of this lane's 16 columns, and of its two rows
      * in the current subtile */
@@ -166,7 +167,8 @@ TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const i
         else sum[i] = fmaf(d[i], s->scale[block][h], sum[i]);
     }
 }
-/* Signal to the producers of both blocks of the cluster that this warp has read the stage. */
+/* Signal to the producers of both blocks of the cluster that this warp has read the stage, which may then be filled
+ * again. */
 TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g, int stage) {
     __syncwarp();
     if ((int)threadIdx.x % 32 < TE_CLUSTER)
@@ -213,7 +215,7 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
         }
     }
 }
-/* Store a tile of a wgrad, in f32. Four lanes store 32 adjacent bytes of a row. */
+/* Store a tile of a wgrad (weight gradient), in f32. Four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                           int x, int y) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4, warpgroup = (int)threadIdx.x / 128 - 1;
@@ -270,7 +272,8 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     TE_UNROLL
     for (int i = 1; i < subtiles; i++) {
         const int subtile = i % TE_SM90_BLOCKWISE_SUBTILES, begins_step = subtile == 0, stage = g->at.stage;
-        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted in this iteration */
+        const int before = begins_step ? last : subtile - 1; /* the subtile whose sums are promoted to f32 in this
+                                                              * iteration */
         if (begins_step) {
             te__sm90_pipeline_advance(&g->at);
             te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
@@ -309,7 +312,7 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
     g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
     return g;
 }
-/* Does the work of a consumer warpgroup, which computes its half of every tile of the block. */
+/* The body of a consumer warpgroup, which computes its half of every tile of the block. */
 TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
@@ -338,8 +341,8 @@ TE_FN int te__sm90_elect_one(void) {
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(is));
     return is;
 }
-/* Does the work of the producer thread, which fills the stages with both operands and their scales by TMA, for all
- * tiles of the block. */
+/* The body of the producer thread, which fills the stages with both operands and their scales by TMA, for all tiles of
+ * the block. */
 TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const te__sm90_gemm_params *h = &p->gemm;
@@ -393,7 +396,8 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
         te__sm90_blockwise_consume(p, ring, full, wgrad);
     }
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
+    te__cluster_sync(); /* a block may not exit while the other block of its cluster can still write to its shared
+                         * memory */
 }
 #else
 TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,
@@ -414,7 +418,7 @@ te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
 
 enum { TE_SM90_BLOCKWISE_MIN_K = (int)TE_SM90_BLOCKWISE_UNROLL * TE_FP8_BLOCK };
 
-/* Whether the product is a weight gradient: both operands have scales of 1 x 128. */
+/* Whether the product is a weight gradient. In that case both operands have one scale per 1 x 128 elements. */
 TE_API int te__sm90_blockwise_is_wgrad(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_BLOCKWISE_1D; }
 TE_API int te__sm90_blockwise_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30;

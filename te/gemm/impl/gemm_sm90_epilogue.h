@@ -126,10 +126,11 @@ TE_FN te__sm90_epilogue_slice te__sm90_epilogue_slice_of(int warp, int quarter, 
 /* The tile that the epilogue works on, as seen by one lane. */
 typedef struct te__sm90_epilogue_tile {
     const te__sm90_gemm_params *p;
-    const void *arg; /* the argument of the te_epilogue_fn: the kernel's parameters, which begin with *p */
+    const void *arg; /* the argument with which the te_epilogue_fn is called: the kernel's parameters, which begin with
+                      * *p */
     te__sm90_gemm_barriers *bars;
     uint32_t ring;
-    int x, y;           /* x: the tile's first column in D; y: its first row */
+    int x, y;           /* x: the first column of the tile in D; y: the first row of the tile in D */
     int warp, lane;
     int is_last;        /* 1: the tile is the last one of the block, on which all eleven warps work */
     /* 1: the te_epilogue_fn is called with outputs that are known at compile time (te_epilogue_outputs), and the whole
@@ -229,8 +230,8 @@ TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_
 
 /* ---- a quarter of a tile ----------------------------------------------------------------------------------------- */
 
-/* Runs the epilogue on the parts of a slice, one part at a time. next: the epilogue's input for the first part, already
- * loaded. */
+/* Runs the epilogue on those parts of a quarter (four rows each) that belong to a slice, one part at a time. next: the
+ * epilogue's input for the first part, already loaded. */
 TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                   te_epilogue_fn epilogue, te_epilogue_state *state,
                                   uint32_t next[TE_SM90_GEMM_SOURCE_WORDS], const te__sm90_gemm_config k) {

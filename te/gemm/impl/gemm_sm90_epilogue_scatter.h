@@ -45,7 +45,7 @@ typedef struct te__gemm_scatter_params {
 /* the number of other ranks whose sums are loaded ahead of their use, by one part of a tile */
 enum { TE_GEMM_SCATTER_PREFETCHED = 3 };
 
-/* Returns the i-th of the other ranks, counted from 0 in ascending order. */
+/* Returns the index of the i-th of the other ranks, where these are counted from 0 in ascending order. */
 TE_FN int te__gemm_scatter_peer(const te__gemm_scatter_params *s, int i) { return i + (i >= s->gemm.overlap.rank); }
 /* Return the address of the eight elements that rank q has sent for the columns of D from `col` on in row `row`, which
  * this rank owns. */

@@ -63,8 +63,8 @@ typedef struct te__generation_input {
     char *memory;
     size_t decode_bytes, bytes;
 } te__generation_input;
-/* The results of a step, in one block of memory that is copied to the host. Each array is [sequences], or [sequences,
- * top]. */
+/* The results of a step, in one block of memory that is copied to the host. Each array is [sequences] or, for the most
+ * likely tokens, [sequences, top]. */
 typedef struct te__generation_result {
     int32_t *token, *code;
     float *log_prob;
@@ -73,11 +73,12 @@ typedef struct te__generation_result {
     char *memory;
     size_t bytes;
 } te__generation_result;
-/* The arrays that stay on the device. Each is [sequences], unless its comment says otherwise. */
+/* The arrays of a generation that stay on the device. Each array is [sequences], unless its comment says otherwise. */
 typedef struct te__generation_state {
     uint64_t *counter;
     int32_t *last_token, *ended;
-    /* of the current step. slot: the batch's slots; sampled: the tokens that the op sample has chosen */
+    /* slot: the entries of te_batch.slots in the current step; sampled: the tokens that the op sample has chosen in
+     * this step */
     int32_t *slot, *sampled;
     int32_t *tokens;         /* [rows]: the tokens of the current step's batch */
     uint16_t *history;       /* [sequences, vocabulary]: how often each token was generated; null: there are no
@@ -194,8 +195,8 @@ typedef struct te__generation_args {
                           * `to` */
 } te__generation_args;
 
-/* Sets the batch's tokens and slots before the models run. Grid: a block processes TE__GENERATION_THREADS rows, and as
- * many sequences. */
+/* The kernel that runs before the models: it sets the batch's tokens and slots. Grid: a block processes
+ * TE__GENERATION_THREADS rows, and as many sequences. */
 TE_FN void te__generation_begin_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;
@@ -218,7 +219,8 @@ TE_FN int te__generation_is_stop(const te__generation_args *a, int i, int token)
     for (int k = 0; k < TE_GENERATION_MAX_STOPS; k++) is |= a->in.stop[i * TE_GENERATION_MAX_STOPS + k] == token;
     return is;
 }
-/* Sets the results of the step after the models have run. Grid: a block processes TE__GENERATION_THREADS sequences. */
+/* The kernel that runs after the models: it sets the results of the step. Grid: a block processes
+ * TE__GENERATION_THREADS sequences. */
 TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;
@@ -246,8 +248,8 @@ TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
 TE_KERNEL_IF_USED(te__generation_end, TE__GENERATION_THREADS, 1, te__generation_args,
                   te__generation_end_body(te_args, te_at))
 
-/* Copies the state of sequence a->from to sequence a->to. Grid: a block copies TE__GENERATION_FORK bytes of the
- * history. */
+/* The kernel that copies the state of sequence a->from to sequence a->to. Grid: a block copies TE__GENERATION_FORK
+ * bytes of the history. */
 TE_FN void te__generation_fork_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;

@@ -25,7 +25,7 @@
 
 typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shard_format;
 
-/* A shard of a tensor: a range of the tensor's elements that this rank has. */
+/* A shard of a tensor, i.e. a range of the tensor's elements that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
     int64_t from, elements;  /* the range of elements in the shard; `from` is an index among this rank's elements of the
@@ -147,7 +147,7 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
     if (l->sharded) memset(&l->sharded[l->count], 0, sizeof *l->sharded);
     l->count++;
 }
-/* Whether several ranks save or load one file. */
+/* Whether several ranks save or load one checkpoint together. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
 /* Kinds of an optimizer's tensors, from which the prefix of a tensor's name is made. rule: the rule that updates the
  * parameter; state: one of these constants. */
@@ -343,8 +343,8 @@ TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_saf
     TE_TRY(te__gather_part(g, n, ctx));
     return te_copy(ctx, to, g->part, n);
 }
-/* Gather all remaining parts. For a rank that does not write, these are all parts. For rank 0 parts remain only if its
- * write has failed; it gathers them so that the other ranks do not wait for it. */
+/* Gather all remaining parts of the tensors. For a rank that does not write, these are all parts. For rank 0 parts
+ * remain only if its write has failed; it gathers them so that the other ranks do not wait for it. */
 TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;

@@ -29,7 +29,8 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
     return e;
 }
 
-/* The beginning of a sealed file's header. The digits of the checksum follow directly after this text. */
+/* The text with which the header of a sealed file begins (a sealed file has a checksum). The digits of the checksum
+ * follow directly after this text. */
 #define TE__SAFETENSORS_SEAL "{\"__metadata__\":{\"" TE_SAFETENSORS_SUM "\":\""
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */

@@ -142,7 +142,8 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
     t->run.memory = r->memory;
     t->run.dry = 0;
-    /* the trial has only the step's own parameters, so the FP8 state of the GEMMs cannot be read from the model */
+    /* the trial has only the step's own parameters, so the FP8 state of the GEMMs cannot be read from the model and is
+     * set up here */
     te__linear_trial_fp8(t, r);
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);

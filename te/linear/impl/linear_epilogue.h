@@ -96,8 +96,8 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
 }
 #define TE_UNFUSED_GEMM(dtype, pass) \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
-/* The kernels for the GEMM of step `name` without the step's other ops: 16-bit kernels or, if the linear has a recipe,
- * FP8 kernels. */
+/* Returns the kernels for the GEMM of step `name` without the step's other ops: 16-bit kernels or, if the linear has a
+ * recipe, FP8 kernels. */
 #define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                              \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8,          \
                              (te_gemm_operands)name##_skinny_form,                         \
@@ -143,8 +143,8 @@ typedef struct te_product {
  * is the GEMM's result), `params` marks the ops with a parameter. */
 typedef struct te_product_facts { te_pointwise_result result; int saved, params; } te_product_facts;
 
-/* Returns which variant of the epilogue fits the arguments: ALL if all outputs of training are to be stored, RESULT if
- * only the result is to be stored, ANY for all other arguments. */
+/* Returns which variant of the epilogue fits the arguments: TE_OUTPUTS_ALL if all outputs of training are to be stored,
+ * _RESULT if only the result is, _ANY for all other arguments. */
 TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k,
                                            const te_product_facts facts) {
     const te_pointwise_fp8 *fp8 = &p->pointwise.fp8;
@@ -201,7 +201,7 @@ TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane
     } else if (c->y) te_store_lane(l, c->y, k);
     if (fp8) te__product_store_fp8(p, l, scale, k, state);
 }
-/* Compile-time constants of a step's kernel. */
+/* The compile-time constants of the kernel of a step with a GEMM. */
 typedef struct te_product_constants {
     te_pointwise_shape shape;
     te_product_facts facts;
@@ -411,8 +411,8 @@ TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
 }
-/* Runs the step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles
- * no backward code. */
+/* Runs the forward of a step as one kernel. Forward and backward are separate functions, so that an inference-only
+ * program compiles no backward code. */
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     te_product p;

@@ -46,7 +46,8 @@ TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int
  * the table of cosines and sines; fused: the GEMM with rope in its epilogue. A null member means that there is no such
  * kernel. */
 typedef struct te__rope_kernels {
-    te__linear_kernels linear; /* the kernels of the linear and its bias, without rope */
+    te__linear_kernels linear; /* the kernels of the linear and its bias, for running the step without rope in the
+                                * epilogue */
     te_rope_launch_fn rope, table;
     te_product_kernels *fused;
     /* number of columns of q and k together; columns below this number are rotated, the columns of v, which follow, are
@@ -64,7 +65,8 @@ typedef struct te_rope_product {
     int rotated_columns;         /* number of columns of q and k together, which are rotated */
 } te_rope_product;
 
-/* Compile-time constants of the heads. dtype: a 16-bit format; TE_f32 means that the kernel does not exist. */
+/* The compile-time constants of the heads that are rotated. dtype: a 16-bit format; TE_f32 means that the kernel does
+ * not exist. */
 typedef struct te_rope_heads {
     te_dtype dtype;
     int head_dim, rotary, interleaved;

@@ -63,7 +63,7 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     return same;
 }
 
-/* Whether a back end can run the GEMM g with the epilogue that g names. */
+/* Whether a back end (such as cuBLASLt) can run the GEMM g with the epilogue that g names. */
 TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
     if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D)
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);

@@ -201,8 +201,8 @@ TE_API int te__reads_x(const te_plan *p) {
 }
 /* Whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
-/* Add a region of memory to the table. Returns an error if the new region overlaps one that is already in the table and
- * this overlap is not permitted. */
+/* Add a region of memory to the table of regions that a call accesses. Returns an error if the new region overlaps one
+ * that is already in the table and this overlap is not permitted. */
 TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
                                 int end) {
     te__region to;

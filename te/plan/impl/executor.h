@@ -84,7 +84,8 @@ TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
 }
-/* Close all open regions. At the end of backward a region is still open if the backward stop lies inside it. */
+/* Close all open recompute regions. At the end of backward a region is still open if the backward stop lies inside
+ * it. */
 TE_API void te__recompute_close_all(te_run *r) {
     for (int k = 0; k < r->plan->region_count; k++)
         if (r->region[k].data) te__recompute_close(r, k);
@@ -383,17 +384,17 @@ TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use u
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
-/* Like te_plan_saved_bytes, but for one rank of the context's tensor group: a rank saves only its own shard of those
- * values that are sharded by rows. */
+/* Return the bytes that te_plan_saved_bytes returns, but for one rank of the context's tensor group: a rank saves only
+ * its own shard of those values that are sharded by rows. */
 TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
-/* Like te_plan_saved_bytes, but for calls in which no GEMM runs under the recipe; forward then saves all values in the
- * list's format. */
+/* Return the bytes that te_plan_saved_bytes returns, but for calls in which no GEMM runs under the recipe; forward then
+ * saves all values in the list's format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
-/* The same as te_plan_saved_bytes_without_recipe, for a rank of the context's tensor group. */
+/* Return the bytes that te_plan_saved_bytes_without_recipe returns, but for one rank of the context's tensor group. */
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }

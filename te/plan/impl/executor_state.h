@@ -33,7 +33,7 @@ typedef struct te_recompute_target {
 typedef struct te_deferred_work {
     te_value from;   /* the input of the deferred work, whose memory is held until the work is done. For deferred_gather
                       * it is this rank's rows of the current value; for deferred_product it is operand A of the GEMM */
-    te_gemm product; /* deferred_product: the GEMM whose output, its matrix D, is the current value */
+    te_gemm product; /* for deferred_product: the GEMM whose output, its matrix D, is the current value */
     struct te_product_kernels *kernels; /* deferred_product: the kernels that run the GEMM if it does not overlap with a
                                          * collective */
 } te_deferred_work;
@@ -49,7 +49,8 @@ typedef struct te_deferred_wgrad {
 
 /* A column sum: total[c] (+)= the sum of partial[i, c] over all i < count, for each column c. A kernel has stored
  * partial[count, width], one row of partial sums for each of its blocks (gradients.h). */
-enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* the most sums that one step has: dgamma, dbeta, dbias */ };
+enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* TE_SUMS_A_STEP: the largest number of column sums that one step has:
+                                             * dgamma, dbeta, dbias */ };
 typedef struct te_sum_job {
     const float *partial; /* [count, width] */
     float *total;         /* [width] */
@@ -103,7 +104,7 @@ typedef struct te_run {
      * workspace */
     te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps again
                                     * for a recompute region */
-    size_t saved_bytes;            /* bytes of te_saved.memory that this call uses */
+    size_t saved_bytes;            /* how many bytes of te_saved.memory this call uses */
     void *act[TE_MAX_OPS];         /* for each op: the address of its output; null: the output is not saved */
     float *stats[TE_MAX_OPS];      /* for each op: its statistics of each row, such as mean and rstd, [rows, stats] in
                                     * f32 */
@@ -165,7 +166,7 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
     s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, r->tokens) : b->seq;
     return s;
 }
-/* The number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
+/* Return the number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
 /* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has.
  * Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that run
@@ -238,12 +239,12 @@ TE_API void te__finish_deferred(te_run *r) {
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
-/* Call this in forward when op i has read the value of its fork. Releases that value if op i is the last op that uses
+/* Called in forward when op i has read the value of its fork: releases that value if op i is the last op that uses
  * it. */
 TE_API void te__release_fork(te_run *r, int i) {
     if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());
 }
-/* The entry of te_batch.edges that has the caller's tensors for (input, name) or (output, name); null: there is
+/* Return the entry of te_batch.edges that has the caller's tensors for (input, name) or (output, name); null: there is
  * none. */
 TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
     for (int i = r->batch ? r->batch->edge_count - 1 : -1; i >= 0; i--)

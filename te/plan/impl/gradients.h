@@ -68,8 +68,8 @@ TE_API int te__accumulates(const te_run *r, const te_param *p) {
 TE_API te_status te__notify_final(te_run *r, const te_param *p) {
     return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
 }
-/* After step s: tell the listener which gradients are final, namely those of the parameters of the step's ops, except
- * gradients that are deferred column sums. */
+/* Called after step s: tell the listener which gradients are final, namely those of the parameters of the step's ops,
+ * except gradients that are deferred column sums. */
 TE_API te_status te__notify_step(te_run *r, const te_step *s) {
     for (int j = 0; r->watch && j < s->count; j++)
         for (int k = 0; k < r->plan->op[s->op[j]].params; k++) {

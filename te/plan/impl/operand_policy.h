@@ -40,7 +40,7 @@ typedef enum te_input_source {
 
 typedef struct te_operand_policy {
     unsigned char fp8;               /* 1: the op is a GEMM that runs in FP8 in this pass */
-    unsigned char scaling;           /* a te_scaling: how the operand of this GEMM is scaled */
+    unsigned char scaling;           /* a te_scaling, which says how the operand of this GEMM is scaled */
     unsigned char
         stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; this is possible because the
                              * scale is known before the kernel runs */
@@ -48,8 +48,8 @@ typedef struct te_operand_policy {
                                       * determines the scale */
     unsigned char gathered;          /* 1: if the operand is gathered over the ranks, it can be gathered in FP8, because
                                       * all ranks have the same scale */
-    unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the records
-                                      * of both passes have the same value */
+    unsigned char input;             /* a te_input_source, which says where backward gets the input of this GEMM from;
+                                      * the records of both passes have the same value */
     unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves this output; the records of
                                       * both passes have the same value */
     unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because output_read is 1 or
@@ -81,8 +81,8 @@ TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE 
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
 
-/* The op whose output op i reads in forward, not counting ops that only pass a value through. -1: op i reads the list's
- * x. */
+/* Return the op whose output op i reads in forward, not counting ops that only pass a value through. -1: op i reads the
+ * list's x. */
 TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;

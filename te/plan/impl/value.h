@@ -34,7 +34,7 @@ typedef struct te_value {
     te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE: the value is in the list's format */
     float *inverse_scale; /* 1 / scale of an FP8 value, for each row or for each 1 x 128 tile; null: there is only one
                            * scale, which is in the te_scales of the GEMM that reads the value */
-    const float *amax;    /* the amax of the value, computed by its producer; null: it has not been computed */
+    const float *amax;    /* the amax of the value, computed by its producer; null: the amax has not been computed */
     void *transposed;     /* the transpose in FP8, [cols, rows rounded up to a multiple of 16]; null: not stored */
     float *transposed_inverse_scale; /* fp8_block: 1 / scale of each 1 x 128 tile of `transposed` */
     int transposed_block; /* the id of the workspace block that holds the transpose; -1: the transpose is not in the

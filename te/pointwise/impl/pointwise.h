@@ -88,7 +88,7 @@ typedef struct te_lane {
  * one call for each op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
-/* The properties that a kernel is compiled for. All members are compile-time constants, with one exception: if the
+/* The properties for which a kernel is compiled. All members are compile-time constants, with one exception: if the
  * list's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
@@ -112,7 +112,7 @@ typedef struct te_kernel_shape {
     /* the FP8 format, a te_dtype, in which the result may be stored; 0: the result is never stored in FP8, because the
      * list names no recipe */
     int fp8;
-    te_scaling scaled;         /* the kind of scales that the kernel computes for the FP8 result
+    te_scaling scaled;         /* the kind of scales that the kernel computes itself for its FP8 result
                                 * (pointwise_quantize.h) */
     /* 1: the step also has a tile kernel, which stores the transpose of the result (pointwise_quantize_transpose.h) */
     int transposes;
@@ -136,7 +136,7 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
  * but 0 if a group of lanes must hold a whole row to compute the row's scale: such a kernel is launched like a norm. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
     ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROWWISE ? 0 : (int)name##_norm)
-/* The number of lanes of a group: `lanes`, but at least a whole warp in a kernel that computes scales, because such a
+/* The number of lanes in a group: `lanes`, but at least a whole warp in a kernel that computes scales, because such a
  * kernel finds the amax by warp shuffles. */
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
@@ -161,8 +161,8 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-/* Macros that compute constants; pointwise_macros.h defines enumerators with these values. w: columns of a row. norm
- * and sums: te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
+/* Macros that compute a kernel's constants; pointwise_macros.h defines enumerators with these values. w: the number of
+ * columns of a row. norm and sums: te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
 /* Forward: a row of up to 1024 columns is processed by one warp, a longer one by 64 to 1024 threads. Backward: if a row
@@ -309,7 +309,8 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
  * k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
     int tile; /* index, within a row, of the first vector of eight elements on which the block works */
-    int64_t first, step; /* first: the group's first row; step: the distance to its next row */
+    int64_t first, step; /* first: the index of the group's first row; step: the distance, in rows, to the group's next
+                          * row */
     float *sums;
     te_vec8 *rows;
     te_smem16 *smem_gamma;

@@ -64,8 +64,8 @@ typedef struct te_map_slice {
     float *sums;
     uint32_t *amax_bits;
 } te_map_slice;
-/* Runs the kernel's ops on `count` rows of a slice. All these rows are loaded before the first of them is computed, so
- * that the loads overlap. */
+/* Runs the kernel's ops on `count` rows of a slice (eight columns of several rows). All these rows are loaded before
+ * the first of them is computed, so that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
     const int second = 8 * k.chunks; /* index, within the lane's sums, at which those for the second half of the row

@@ -208,8 +208,8 @@
         (void)half;                                                                                                   \
         return finish(k);                                                                                             \
     }
-/* Defines the kernel. kernel##_registers: the sums and the vectors of rows that a thread holds in registers. exists: 0
- * if the kernel is never launched; its body is then empty. */
+/* Defines one pointwise kernel. kernel##_registers: the sums and the vectors of rows that a thread holds in registers.
+ * exists: 0 if the kernel is never launched; its body is then empty. */
 #define TE__POINTWISE_KERNEL(kernel, name, exists)                                                                    \
     typedef struct kernel##_registers {                                                                               \
         float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                                                               \
@@ -238,8 +238,8 @@
     TE__POINTWISE_KERNEL(kernel, name, exists)
 #define TE__POINTWISE_NORM_backward TE__POINTWISE_MAP
 #if TE_CUDA
-/* A forward step with a norm has a second kernel for calls with at most as many rows as multiprocessors, unless both
- * kernels would use the same number of lanes for a row. */
+/* Defines the second kernel of a forward step with a norm, for calls with at most as many rows as multiprocessors. The
+ * step has no second kernel if both kernels would use the same number of lanes for a row. */
 #define TE__POINTWISE_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                     \
     TE__POINTWISE_MAP(kernel##_bulk, name, dtype, pass, eps, lanes, exists)                                           \
     TE__POINTWISE_MAP(kernel##_low_latency, name, dtype, pass, eps, TE_LOW_LATENCY_LANES,                             \

@@ -119,7 +119,8 @@ TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i
     return TE_OK;
 }
 /* Backward under fp8_block: makes the kernel also store the transpose of v, the gradient that GEMM i reads, with a
- * scale for each tile of 1 x 128, and attaches the transpose to v. The GEMM for the weight's gradient reads it. */
+ * scale for each tile of 1 x 128, and attaches the transpose to v. The GEMM for the weight's gradient reads this
+ * transpose. */
 TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed;
     c->scaled.tiles = 1;
@@ -242,7 +243,8 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The state of the gradient while it passes through the ops of a step in backward. */
+/* The gradient while it passes through the ops of a step in backward: where it was last stored, and whether it has
+ * changed since. */
 typedef struct te_pointwise_grad {
     te_value stored; /* the tensor to which the gradient was last stored */
     int changed;     /* 1: an op has changed the gradient since the gradient was last stored */
@@ -386,7 +388,7 @@ TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwis
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* Recomputes the output of the step's last op, and runs no other op of the step. r->recompute says in which form the
+/* Recompute the output of the step's last op, and run no other op of the step. r->recompute says in which form the
  * output is to be stored. */
 TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
     const te_recompute_target *to = r->recompute;
@@ -422,7 +424,7 @@ TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, 
         if (!(r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS)) return 0;
     return 1;
 }
-/* Makes the kernel compute only the amax. The current value is then not in memory. */
+/* Make the kernel compute only the amax of its result; the current value is then not in memory. */
 TE_API void te__pointwise_set_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
