@@ -115,14 +115,14 @@ TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t r
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
 }
-/* Whether dropout drops a pair: it does if the pair's 16 bits of the random word (the high 16 if `high` is set, else
- * the low 16) are below the limit, which is 65536 p for the dropout probability p. */
+/* Returns whether dropout drops a pair: it does if the pair's 16 bits of the random word (the high 16 if `high` is set,
+ * else the low 16) are below the limit, which is 65536 p for the dropout probability p. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
     /* `limit << 16` has zeros in its lower half, so the comparison depends only on the upper halves of both
      * operands. */
     return (high ? word : word << 16) < limit << 16;
 }
-/* Whether dropout drops the pair (query, key). The function draws the pair's random word, and tests it. */
+/* Returns whether dropout drops the pair (query, key). The function draws the pair's random word, and tests it. */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
     uint32_t word[4];
     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
@@ -285,7 +285,7 @@ TE_BOTH int te__decode_tiles(int rows, int group) {
  * divided by the sums of the softmax, and each row's maximum and sum of the softmax. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
-/* Whether the cache stores rows of d elements swizzled (see te_attention_cache). */
+/* Returns whether the cache stores rows of d elements swizzled (see te_attention_cache). */
 TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }
 /* Returns the offset, in elements from the start of the cache's pages, of the row of one key (or value). pages: the
  * page numbers of the sequence; head_rows: the result of te__cache_head_rows; d: the number of elements of a row. */

@@ -24,8 +24,8 @@
  * the padding between these. */
 typedef struct te__grad_range { float *from, *to; } te__grad_range;
 
-/* Whether parameter p has a gradient that must be summed over ranks. A tied parameter has no gradient of its own; a
- * frozen parameter needs none. */
+/* Returns whether parameter p has a gradient that must be summed over ranks. A tied parameter has no gradient of its
+ * own; a frozen parameter needs none. */
 TE_API int te__is_reduced(const te_param *p) { return !p->tied && !p->frozen && p->grad; }
 /* Enqueues the all-reduce of the range, and makes the range empty. */
 TE_API te_status te__grad_range_reduce(te__grad_range *range, const te_group *g, te_context *ctx) {

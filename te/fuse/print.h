@@ -27,9 +27,9 @@ TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway. This
- * point is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the step does
- * not change the gradient after this point, the step stores nothing in FP8. */
+/* Return whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway.
+ * This point is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the step
+ * does not change the gradient after this point, the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -71,7 +71,7 @@ TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const long in_list_format = te__saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
     return in_list_format - layouts * (width + scales);
 }
-/* Whether a step reads and writes nothing, because its ops neither change nor move the value (in backward, the
+/* Return whether a step reads and writes nothing, because its ops neither change nor move the value (in backward, the
  * gradient). */
 TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pass) {
     for (int j = 0; j < s->count; j++) {
@@ -81,14 +81,14 @@ TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pa
     }
     return 1;
 }
-/* Whether a backward step leaves the gradient unchanged: its ops only sum the gradient over rows (a bias), or add it to
- * the gradient of a fork (an add). */
+/* Return whether a backward step leaves the gradient unchanged: its ops only sum the gradient over rows (a bias), or
+ * add it to the gradient of a fork (an add). */
 TE_API int te__step_leaves_gradient(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++)
         if (te__changes_gradient(p->op[s->op[j]].flags)) return 0;
     return 1;
 }
-/* Whether an op of the step has the flag TE_SUMS, so that the step's backward sums a gradient over rows. */
+/* Return whether an op of the step has the flag TE_SUMS, so that the step's backward sums a gradient over rows. */
 TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     int sums = 0;
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
@@ -178,8 +178,8 @@ TE_API const char *te__step_result(te_run *r, const te_step *s) {
     default: return "; stores e4m3 by 1x128 and 128x1";
     }
 }
-/* Whether step s is a fused collective pattern with a norm. Such a pattern has a kernel that reads and writes the
- * memory of the other ranks directly (te/comm/impl/fused_collective_norm.h). */
+/* Return whether step s is a fused collective pattern with a norm. Such a pattern has a kernel that reads and writes
+ * the memory of the other ranks directly (te/comm/impl/fused_collective_norm.h). */
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;

@@ -82,7 +82,7 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
 TE_API int te__gemm_is_fp8(const te_gemm *g) {
     return g->a_fp8.scaling != TE_SCALING_NONE || g->b_fp8.scaling != TE_SCALING_NONE;
 }
-/* Whether an operand has an array of scales (rowwise or blockwise), rather than one scale (tensorwise). */
+/* Returns whether an operand has an array of scales (rowwise or blockwise), rather than one scale (tensorwise). */
 TE_API int te__gemm_has_scale_arrays(const te_gemm *g) {
     return g->a_fp8.scaling > TE_SCALING_TENSORWISE || g->b_fp8.scaling > TE_SCALING_TENSORWISE;
 }
@@ -95,7 +95,7 @@ TE_API te_dtype te__gemm_b_dtype(const te_gemm *g) {
 
 /* ---- checks of the arguments ------------------------------------------------------------------------------------- */
 
-/* Whether A with scaling `a` can be multiplied by B with scaling `b`. Four combinations are supported: (tensor,
+/* Returns whether A with scaling `a` can be multiplied by B with scaling `b`. Four combinations are supported: (tensor,
  * tensor), (row, row), (1x128, 128x128) and (1x128, 1x128). */
 TE_API int te__scalings_match(te_scaling a, te_scaling b) {
     return a == b ? a == TE_SCALING_TENSORWISE || a == TE_SCALING_ROWWISE || a == TE_SCALING_BLOCKWISE_1D
@@ -145,7 +145,7 @@ TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *c
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-/* Whether the memory of D and that of `operand`, a matrix with `elements` elements, do not overlap. */
+/* Returns whether the memory of D and that of `operand`, a matrix with `elements` elements, do not overlap. */
 TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||

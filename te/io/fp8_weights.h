@@ -265,7 +265,7 @@ TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     return bytes;
 }
 
-/* Whether the file has the tensor called `name` in F32, BF16 or F16, so that it must be cast to FP8. */
+/* Return whether the file has the tensor called `name` in F32, BF16 or F16, so that it must be cast to FP8. */
 TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     const te_safetensor *t = te_safetensors_find(f, name);
     te_dtype dtype;
@@ -293,8 +293,8 @@ TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_it
     if (it->recipe == TE_RECIPE_fp8_delayed && te_safetensors_find(f, name)) te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* Whether the current parameter of `it` is a weight that must be cast to FP8. first: the index, within the list l, of
- * the parameter's first tensor. */
+/* Return whether the current parameter of `it` is a weight that must be cast to FP8. first: the index, within the list
+ * l, of the parameter's first tensor. */
 TE_API int te__fp8_must_cast(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     return it->recipe != TE_RECIPE_none && l->tensor[first].dtype != TE_SAFETENSORS_F8_E4M3;
 }

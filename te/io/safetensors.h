@@ -172,8 +172,8 @@ TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetenso
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Whether loading can convert numbers of dtype `from`; it can convert only F32, BF16 and F16. *to: output, the te_dtype
- * that corresponds to `from`. */
+/* Return whether loading can convert numbers of dtype `from`; it can convert only F32, BF16 and F16. *to: output, the
+ * te_dtype that corresponds to `from`. */
 TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
     for (int t = TE_f32; t <= TE_f16; t++)
         if (te__safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
@@ -184,7 +184,7 @@ TE_API int te__safetensors_fits(const te_safetensor *t, const te_safetensor *wan
     return t->dtype == want->dtype ||
            (te__safetensors_converts(&dtype, t->dtype) && te__safetensors_converts(&dtype, want->dtype));
 }
-/* Whether the shapes of two tensors are equal, where [1, n] counts as equal to [n]. */
+/* Return whether the shapes of two tensors are equal, where [1, n] counts as equal to [n]. */
 TE_API int te__safetensors_same_shape(const te_safetensor *a, const te_safetensor *b) {
     const int skip_a = a->rank == 2 && b->rank == 1 && a->shape[0] == 1;
     const int skip_b = b->rank == 2 && a->rank == 1 && b->shape[0] == 1;
@@ -276,8 +276,8 @@ TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const 
     free(staging);
     return status;
 }
-/* Whether an entry of a list is valid: it has a name, its shape, bytes and data are consistent, and its slice (if it is
- * one) lies within the tensor. */
+/* Return whether an entry of a list is valid: it has a name, its shape, bytes and data are consistent, and its slice
+ * (if it is one) lies within the tensor. */
 TE_API int te__safetensors_is_valid(const te_safetensor *w) {
     uint64_t bytes;
     if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes) return 0;

@@ -139,7 +139,7 @@ TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int
 }
 TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2 ? t->shape[0] : 1; }
 TE_API int64_t te__safetensor_cols(const te_safetensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
-/* Whether t is not a slice, or is a slice that lies within the file's tensor. */
+/* Return whether t is not a slice, or is a slice that lies within the file's tensor. */
 TE_API int te__safetensor_has_slice(const te_safetensor *t) {
     const int64_t rows = te__safetensor_rows(t), cols = te__safetensor_cols(t);
     return !t->sliced || (t->rank <= 2 && t->first[0] >= 0 && t->first[1] >= 0 && t->count[0] >= 1 &&

@@ -78,7 +78,7 @@
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | (TE__CACHED(op) ? TE_IS_CACHED : 0))
-/* Whether the op accepts an input with the layout `in`. With alibi, a score bias or value_dim, the heads cannot be
+/* Says whether the op accepts an input with the layout `in`. With alibi, a score bias or value_dim, the heads cannot be
  * split over a tensor group: ALiBi slopes and biases depend on the head's index, and a rank does not know the indices
  * of its heads; with value_dim, the parts q, k and v that the GEMM before the attention computes (te/ops/linear.h)
  * would have different sizes. */
@@ -283,14 +283,14 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
  * the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
  * amax. */
 
-/* Whether attention's kernels are declared with the option fp8_output. In backward this option makes the kernels 2 to
- * 4% slower at some head sizes. Therefore the kernels of backward have it only under fp8_current, the recipe that needs
- * the amax of every tensor. */
+/* Says whether attention's kernels are declared with the option fp8_output. In backward this option makes the kernels 2
+ * to 4% slower at some head sizes. Therefore the kernels of backward have it only under fp8_current, the recipe that
+ * needs the amax of every tensor. */
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_names_recipe)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Whether the kernel of an attention stores its output in FP8. It does so in inference if the only consumer of the
- * output is the next GEMM. */
+/* Return whether the kernel of an attention stores its output in FP8. It does so in inference if the only consumer of
+ * the output is the next GEMM. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;

@@ -109,7 +109,7 @@ TE_FN int te_head_lanes(te_head_shape k) {
     const int chunks = te_head_chunks(k);
     return !TE_CUDA ? 1 : chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks > 1 ? 2 : 1;
 }
-/* Whether every vector of eight columns is complete and begins at a multiple of 16 bytes. */
+/* Return whether every vector of eight columns is complete and begins at a multiple of 16 bytes. */
 TE_FN int te_head_aligned(te_head_shape k) {
     return k.pairs % 8 == 0 && (k.dim - 2 * k.pairs) % 16 == 0;
 }

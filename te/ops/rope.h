@@ -286,7 +286,7 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
     }
 }
 
-/* Whether all columns can be loaded and rotated in vectors of eight. */
+/* Return whether all columns can be loaded and rotated in vectors of eight. */
 TE_FN int te_rope_is_aligned(const te_rope_shape k) {
     return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.rotary_dim % (k.interleaved ? 8 : 16) == 0;
 }

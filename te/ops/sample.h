@@ -152,7 +152,7 @@ TE_FN uint32_t te__sample_key(float x) {
     const uint32_t u = te_bits_of_float(x + 0.0f);
     return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
 }
-/* Whether a row whose largest key is `top` has tokens that can be drawn. */
+/* Return whether a row whose largest key is `top` has tokens that can be drawn. */
 TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);

@@ -205,7 +205,8 @@ TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_pl
 
 /* ---- tied parameters --------------------------------------------------------------------------------------------- */
 
-/* Whether backward writes a's gradient before b's. Each of a and b is `owner` or is tied to it. There are three cases:
+/* Return whether backward writes a's gradient before b's. Each of a and b is `owner` or is tied to it. There are three
+ * cases:
  * - Both are in one list: the gradient of the parameter that is later in the list is written first, but gradients that
  *   are deferred column sums are written last.
  * - Only one of them is in the owner's list: the other one's gradient is written first, because the backward of its

@@ -37,7 +37,7 @@ enum {
     ((w) < 0 && ((w) % TE_DIM(0) == 0 || (w) % TE_DIM(1) == 0 || (w) % TE_DIM(2) == 0 || (w) % TE_DIM(3) == 0 ||       \
                  (w) % TE_DIM(4) == 0 || (w) % TE_DIM(5) == 0 || (w) % TE_DIM(6) == 0 || (w) % TE_DIM(7) == 0))
 
-/* Whether w is allowed as a width in the list of `model`: a positive number or, if the list was declared with
+/* Says whether w is allowed as a width in the list of `model`: a positive number or, if the list was declared with
  * TE_SEQUENTIAL_DIMS, also a symbol times a constant. */
 #define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
 /* The width that a kernel uses: `constant`, the width in the list, if that is a number; if it is a symbol,

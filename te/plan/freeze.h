@@ -27,8 +27,8 @@
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Whether p belongs to the op named `op`, and p's own name is `field` ("weight"). If `op` or `field` is null, every
- * name matches it. */
+/* Return whether p belongs to the op named `op`, and p's own name is `field` ("weight"). If `op` or `field` is null,
+ * every name matches it. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }

@@ -390,32 +390,34 @@ typedef struct te_saved {
  * computes a loss, so that y is this loss. */
 TE_API int te__from_tokens(const te_plan *p) { return (p->op[0].flags & TE_FROM_TOKENS) != 0; }
 TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_TO_LOSS) != 0; }
-/* Whether the plan has an extra input whose rows are of kind TE_ROWS_memory (rows that a decoder attends to). */
+/* Returns whether the plan has an extra input whose rows are of kind TE_ROWS_memory (rows that a decoder attends
+ * to). */
 TE_API int te__has_memory(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         if (p->op[i].flags & TE_OF_MEMORY) return 1;
     return 0;
 }
-/* Whether any value of the plan has rows of kind TE_ROWS_shard (only this rank's part of the tokens). */
+/* Returns whether any value of the plan has rows of kind TE_ROWS_shard (only this rank's part of the tokens). */
 TE_API int te__has_sharded_rows(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
     return 0;
 }
-/* Whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not frozen. */
+/* Returns whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not
+ * frozen. */
 TE_API int te_is_trained(const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     return p->grad && owner && !owner->frozen;
 }
-/* Whether op i is the last op in the list that uses the value of its fork. If so, op i is the first one that
+/* Returns whether op i is the last op in the list that uses the value of its fork. If so, op i is the first one that
  * contributes to the fork's gradient, because backward runs in reverse. */
 TE_API int te__is_last_use(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
 }
-/* Whether op i is the GEMM that produces the logits, and forward does not save the logits: then this GEMM and the loss
- * are one step of backward, which recomputes the logits. */
+/* Returns whether op i is the GEMM that produces the logits, and forward does not save the logits: then this GEMM and
+ * the loss are one step of backward, which recomputes the logits. */
 TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;

@@ -31,17 +31,17 @@ using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEA
  * The template parameter H is the type of the kernel for compute capability 9.0, F has the options. Cross-attention
  * needs the code of both kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
 
-/* Whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
+/* Return whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::SHIFTED;
 }
-/* Whether the forward kernel for sm_80 is left empty because the code is compiled only for sm_90a, where that kernel
- * would never run. */
+/* Return whether the forward kernel for sm_80 is left empty because the code is compiled only for sm_90a, where that
+ * kernel would never run. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
-/* Whether each query sees at least one key, as the kernels for compute capability 9.0 require. In self-attention this
- * is always so. */
+/* Return whether each query sees at least one key, as the kernels for compute capability 9.0 require. In self-attention
+ * this is always so. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }

@@ -225,9 +225,9 @@ TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0,
 TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
-/* Whether one side of the tile's diagonal is completely masked, so that products may skip that side: for each i, no
- * query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the first query
- * that sees the key advances by at most one. */
+/* Returns whether one side of the tile's diagonal is completely masked, so that products may skip that side: for each
+ * i, no query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the first
+ * query that sees the key advances by at most one. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }

@@ -59,12 +59,12 @@ TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int
     m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
     return m;
 }
-/* Whether later queries see more keys than earlier ones (with a window on the left, until the window is full). If so,
- * kernels process the last queries first, so that the blocks with the least work come last and the multiprocessors
- * finish together. */
+/* Return whether later queries see more keys than earlier ones (with a window on the left, until the window is full).
+ * If so, kernels process the last queries first, so that the blocks with the least work come last and the
+ * multiprocessors finish together. */
 TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 
-/* Whether the mask hides any key from any query. If not, every query sees every key. */
+/* Return whether the mask hides any key from any query. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
 /* Returns the first token that is at most `count` tokens before `token`, or token 0 if count < 0. */
@@ -121,22 +121,22 @@ TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
 /* Return whether at >= first. `at` is never negative; therefore, if `first` is the constant 0, the compiler replaces
  * the call by 1. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
-/* Whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
+/* Return whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Whether at least one of the `count` tokens from `at` on is masked for at least one token of a block, so that the mask
- * must be applied to the scores. s: the ranges of keys or queries for that block. */
+/* Return whether at least one of the `count` tokens from `at` on is masked for at least one token of a block, so that
+ * the mask must be applied to the scores. s: the ranges of keys or queries for that block. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Whether a query sees a key. te__attn_sees is cheap if a thread has few queries and many keys. */
+/* Return whether a query sees a key. te__attn_sees is cheap if a thread has few queries and many keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* Whether a query sees a key, if the key is inside the sequence. te__attn_seen is cheap if a thread has few keys and
- * many queries. */
+/* Return whether a query sees a key, if the key is inside the sequence. te__attn_seen is cheap if a thread has few keys
+ * and many queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

@@ -125,7 +125,7 @@ TE_FN float te__attn_f32_row_sum(float v) {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Whether dropout drops the probability of the pair (query, key). */
+/* Return whether dropout drops the probability of the pair (query, key). */
 template <int HEADS, class F>
 TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
     const int head = te__attn_global_head(a->whole, h.batch * HEADS + h.head, HEADS);

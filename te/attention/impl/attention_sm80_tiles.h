@@ -415,13 +415,13 @@ template <class F> TE_FN void te__attn_drain_copies(int steps) {
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
     return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Whether a row has seen no key. sum: the sum of the row's exponentials. The output of such a row is 0, and its lse is
- * infinity, so that all its probabilities are 0 in backward. */
+/* Returns whether a row has seen no key. sum: the sum of the row's exponentials. The output of such a row is 0, and its
+ * lse is infinity, so that all its probabilities are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
-/* Whether at least one pair of a tile of queries by keys is not masked. */
+/* Returns whether at least one pair of a tile of queries by keys is not masked. */
 template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
     if (q0 >= m.queries || k0 >= m.keys) return 0;
     return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);

@@ -248,9 +248,9 @@ struct te__attn_sm90_backward {
         }
     };
 
-    /* Whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In cross-attention the
-     * wgmma kernels are slower if there are many key tiles and few queries, because blocks then wait for their turn to
-     * add dQ (measurements: docs/notes/attention_sm90.md). */
+    /* Returns whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In
+     * cross-attention the wgmma kernels are slower if there are many key tiles and few queries, because blocks then
+     * wait for their turn to add dQ (measurements: docs/notes/attention_sm90.md). */
     static int pays(const te_attention_args *a) {
         return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }

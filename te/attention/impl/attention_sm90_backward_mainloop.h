@@ -370,7 +370,7 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Whether this warpgroup computes the dQ of step j, or half of that dQ. */
+/* Returns whether this warpgroup computes the dQ of step j, or half of that dQ. */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }

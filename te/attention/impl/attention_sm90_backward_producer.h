@@ -189,11 +189,11 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
-/* Whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns, with
- * ones, and Q and dO get sixteen more columns, which hold each query's -lse / scale or -delta as three terms in bf16;
- * the sum of the terms has all bits of the f32 value. In each step this takes 128 cycles of the tensor cores and saves
- * 192 cycles of shared memory, which is the bottleneck. Folding is not possible with options that need S before lse is
- * subtracted, nor in f16, whose range is too small for these terms. */
+/* Return whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns,
+ * with ones, and Q and dO get sixteen more columns, which hold each query's -lse / scale or -delta as three terms in
+ * bf16; the sum of the terms has all bits of the f32 value. In each step this takes 128 cycles of the tensor cores and
+ * saves 192 cycles of shared memory, which is the bottleneck. Folding is not possible with options that need S before
+ * lse is subtracted, nor in f16, whose range is too small for these terms. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -202,12 +202,12 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Whether each key tile processes its tiles of queries in descending order, from the last to the first. */
+/* Return whether each key tile processes its tiles of queries in descending order, from the last to the first. */
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Whether a key tile that has processed the last tile of queries continues with the first tile of queries. That is the
- * case in full attention, where each key tile processes all queries. */
+/* Return whether a key tile that has processed the last tile of queries continues with the first tile of queries. That
+ * is the case in full attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Returns the item (a key tile of one head) at position i of the schedule for `heads` heads of K and V. */
 template <int HEADS, int KV_HEADS, class F>

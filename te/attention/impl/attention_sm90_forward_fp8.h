@@ -262,7 +262,7 @@ template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> 
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
 }
-/* Whether in any lane of this warp the sum of P of one of the lane's rows exceeds `limit` or is NaN. */
+/* Returns whether in any lane of this warp the sum of P of one of the lane's rows exceeds `limit` or is NaN. */
 TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }

@@ -53,12 +53,12 @@ template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r,
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_mask_score(r.s, i);
 }
 
-/* Whether all keys of the first tile that a query processes may be masked. That is possible if the mask has a bound on
- * the right, except in causal self-attention, where the first tile always contains the query's own key. */
+/* Returns whether all keys of the first tile that a query processes may be masked. That is possible if the mask has a
+ * bound on the right, except in causal self-attention, where the first tile always contains the query's own key. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
     return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0);
 }
-/* Whether tiles of keys after the first one may be partly masked, too. */
+/* Returns whether tiles of keys after the first one may be partly masked, too. */
 template <class F> TE_FN constexpr int te__attn_masks_later_tiles(void) {
     return F::LEFT >= 0 || te__attn_may_start_hidden<F>();
 }
@@ -148,8 +148,8 @@ template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }
-/* Whether in some lane of this warp one of the two rows' sums exceeds te__attn_rescale_threshold or is NaN. sum: this
- * lane's sums of P in its two rows. */
+/* Returns whether in some lane of this warp one of the two rows' sums exceeds te__attn_rescale_threshold or is NaN.
+ * sum: this lane's sums of P in its two rows. */
 template <te_dtype T> TE_FN int te__attn_needs_rescale(const float sum[2]) {
     const float limit = te__attn_rescale_threshold<T>();
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));

@@ -114,14 +114,15 @@ TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) 
                                                                          : (int)model##_gradients),    \
                                       forward>()
 
-/* Whether the slots are large enough for the output of the GEMM, and whether there are enough flags for its tiles. */
+/* Returns whether the slots are large enough for the output of the GEMM, and whether there are enough flags for its
+ * tiles. */
 TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memory *m) {
     const int64_t tiles = g->m / m->ranks / TE_TILE_M * te_ceil_div(g->n, TE_TILE_N);
     return (size_t)(g->m * g->n) * 2 <= m->capacity && tiles * TE_SCATTER_FLAGS_PER_TILE <= TE_SCATTER_MAX_FLAGS;
 }
-/* Whether the second kernel adds up the slots, rather than the GEMM's epilogue. This happens in two cases: k is so
- * short that adding up in the epilogue would take longer than the main loop of a tile; or the pass is a backward that
- * te_buckets watches. In such a backward, a GEMM that waits for other ranks could deadlock with the reductions of
+/* Returns whether the second kernel adds up the slots, rather than the GEMM's epilogue. This happens in two cases: k is
+ * so short that adding up in the epilogue would take longer than the main loop of a tile; or the pass is a backward
+ * that te_buckets watches. In such a backward, a GEMM that waits for other ranks could deadlock with the reductions of
  * buckets, which occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
 TE_API int te__reduce_scatter_is_separate(const te_gemm *g, const te_run *r) {
     return r->watch || g->k * (int64_t)te_dtype_bytes(te__gemm_a_dtype(g)) <= r->tensor->memory->two_kernel_bytes;

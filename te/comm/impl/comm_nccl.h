@@ -86,8 +86,8 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
-/* Whether this library made the group's NCCL communicator, and so must free it. In a te_comm that te_comm_from_native
- * has made, the NCCL communicator of the world group belongs to the caller. */
+/* Returns whether this library made the group's NCCL communicator, and so must free it. In a te_comm that
+ * te_comm_from_native has made, the NCCL communicator of the world group belongs to the caller. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
 /* Frees the symmetric memory of a group. A rank frees its own memory only when all other ranks have unmapped this
  * memory, or after the timeout. The all-reduce serves only as a barrier: it is complete once all ranks have unmapped

@@ -425,8 +425,8 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
     }
     return TE_OK;
 }
-/* Whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there must be
- * no gated activation. */
+/* Return whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there
+ * must be no gated activation. */
 TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_shape k) {
     return kernels.launch && k.norm > 0 && k.aligned && k.in_halves == 1;
 }

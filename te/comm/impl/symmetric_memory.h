@@ -117,9 +117,9 @@ TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t ep
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
-/* Whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit mask of
- * the ranks that the thread waits for; the lowest one is reported as failed. *since: when the wait began; 0 before the
- * first call. */
+/* Return whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit
+ * mask of the ranks that the thread waits for; the lowest one is reported as failed. *since: when the wait began; 0
+ * before the first call. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;
@@ -156,7 +156,7 @@ TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, u
 TE_FN int te__peer_next(const te_peer_args *a, int i) {
     return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
 }
-/* Whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
+/* Return whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
  * TE_PEER_MAX_RANKS. */
 TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
     return ranks < TE_PEER_MAX_RANKS || r < a->ranks;

@@ -54,13 +54,13 @@ TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer
            cudaMemcpyAsync(info, staging, all, cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
            cudaStreamSynchronize(stream) == cudaSuccess;
 }
-/* Whether this rank can map the memory of the rank `other`: that rank must be another process on the same host, and
- * have a buffer of the same size. */
+/* Return whether this rank can map the memory of the rank `other`: that rank must be another process on the same host,
+ * and have a buffer of the same size. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
     return other->is_ready && local->host && other->host == local->host && other->process != local->process &&
            other->max_bytes == local->max_bytes;
 }
-/* Whether `ok` is true on all ranks. Waits for all ranks. staging: device memory for te_peer_info[size]. */
+/* Return whether `ok` is true on all ranks. Waits for all ranks. staging: device memory for te_peer_info[size]. */
 TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS];
     memset(info, 0, sizeof info);
@@ -181,9 +181,9 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
     return ok && m->write && m->wait;
 }
-/* Whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a probe word to
- * all ranks, waits for the word that it wrote to itself, and checks the words that the others wrote to it. All ranks
- * must call this function. */
+/* Return whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a probe
+ * word to all ranks, waits for the word that it wrote to itself, and checks the words that the others wrote to it. All
+ * ranks must call this function. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {
     const cudaStream_t side = (cudaStream_t)m->copy_stream;

@@ -162,8 +162,8 @@ typedef struct te_launches {
 TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
     return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
 }
-/* Whether the context's stream is being captured. Also returns 1 if the query fails: this happens if the context's
- * stream is the default stream and some other stream is being captured. */
+/* Return whether the context's stream is being captured. Also returns 1 if the query fails: this happens if the
+ * context's stream is the default stream and some other stream is being captured. */
 TE_API int te__cuda_capturing(te_context *ctx) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess)
@@ -171,9 +171,9 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Whether kernels are launched with programmatic dependent launch (PDL). This requires two things: ctx->pdl is set, and
- * the code that runs on the context's device was compiled for compute capability 9.0 or higher, because only such code
- * contains the wait of te_kernel_begin. */
+/* Return whether kernels are launched with programmatic dependent launch (PDL). This requires two things: ctx->pdl is
+ * set, and the code that runs on the context's device was compiled for compute capability 9.0 or higher, because only
+ * such code contains the wait of te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
@@ -285,8 +285,8 @@ TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     return 0;
 }
 
-/* Whether graph r has the same kernels and calls as the recorded launches, so that only the arguments of its kernels
- * have to be updated. */
+/* Return whether graph r has the same kernels and calls as the recorded launches, so that only the arguments of its
+ * kernels have to be updated. */
 TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     if (r->count != s->count || r->bytes != s->bytes) return 0;
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
@@ -360,10 +360,11 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
-/* Whether the next launch directly follows a kernel of the same pass. A recorded call does not count as a kernel: the
- * kernel that the call launches may allow the next kernel to start before the launched kernel has itself waited for its
- * predecessor. If the function returns 1, all work before this pass is done when the next kernel starts. That next
- * kernel may therefore read memory that the pass does not write, such as weights, before it calls te_kernel_wait. */
+/* Return whether the next launch directly follows a kernel of the same pass. A recorded call does not count as a
+ * kernel: the kernel that the call launches may allow the next kernel to start before the launched kernel has itself
+ * waited for its predecessor. If the function returns 1, all work before this pass is done when the next kernel starts.
+ * That next kernel may therefore read memory that the pass does not write, such as weights, before it calls
+ * te_kernel_wait. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));

@@ -342,16 +342,16 @@ enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* if a kernel has at most this many byt
 #else
 #define TE_SM90_ONLY 1
 #endif
-/* Whether the code of this kernel that the device runs was compiled for sm_90a. Such code is recognised by its static
- * shared memory, which holds the kernel's barriers: in code for another architecture the kernel is empty and has no
- * static shared memory. *is: set to the kernel's attributes. */
+/* Return whether the code of this kernel that the device runs was compiled for sm_90a. Such code is recognised by its
+ * static shared memory, which holds the kernel's barriers: in code for another architecture the kernel is empty and has
+ * no static shared memory. *is: set to the kernel's attributes. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();
     return compiled;
 }
-/* Whether the kernel *k runs on the device. The first call also sets the kernel's limit of dynamic shared memory to
- * `shared` bytes. */
+/* Return whether the kernel *k runs on the device. The first call also sets the kernel's limit of dynamic shared memory
+ * to `shared` bytes. */
 TE_API int te__sm90_kernel_ready(te_sm90_kernel *k, int shared, int device) {
     const uint64_t bit = 1ull << (device & 63);
     struct cudaFuncAttributes is;

@@ -329,13 +329,13 @@ TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Whether steps look up their strategy by te__gemm_find_choice. They do if any strategies are stored in the context, or
- * if tuning is on. */
+/* Return whether steps look up their strategy by te__gemm_find_choice. They do if any strategies are stored in the
+ * context, or if tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
-/* Whether a step may be timed now. Tuning must be on, there must be space for another strategy, and the stream must not
- * be capturing, because timing waits for the stream. */
+/* Return whether a step may be timed now. Tuning must be on, there must be space for another strategy, and the stream
+ * must not be capturing, because timing waits for the stream. */
 TE_API int te__gemm_may_time(te_context *ctx) {
     const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
     return s && s->choices < TE_GEMM_MAX_CHOICES && !te__cuda_capturing(ctx);

@@ -266,8 +266,8 @@ TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */
 
-/* Whether the algorithms that cuBLASLt proposes for this product were timed already, or will be timed because tuning is
- * on. */
+/* Returns whether the algorithms that cuBLASLt proposes for this product were timed already, or will be timed because
+ * tuning is on. */
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
@@ -276,8 +276,8 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     const uint16_t slot = *te__gemm_slot(&key, s);
     return ctx->gemm_tune || (slot && s->plan[slot - 1].timed > 0);
 }
-/* Whether te_gemm_run supports this product with its epilogue. In f32 the gelu epilogues are left to a pointwise
- * kernel, because cuBLASLt's approximation of tanh is too coarse for an accuracy of 1e-5. */
+/* Returns whether te_gemm_run supports this product with its epilogue. In f32 the gelu epilogues are left to a
+ * pointwise kernel, because cuBLASLt's approximation of tanh is too coarse for an accuracy of 1e-5. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     if (te__gemm_has_scale_arrays(g)) return g->epilogue == TE_EPILOGUE_NONE;
     if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
@@ -326,9 +326,9 @@ TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     }
     return 0;
 }
-/* Whether an algorithm from a tuning file may be used. It may only if cuBLASLt itself proposes it for this product on
- * this device: the data of an algorithm is opaque, and cuBLASLt may crash on data that it did not make. Sets *added to
- * 1 if the cache does not have the product yet, else to 0. */
+/* Returns whether an algorithm from a tuning file may be used. It may only if cuBLASLt itself proposes it for this
+ * product on this device: the data of an algorithm is opaque, and cuBLASLt may crash on data that it did not make. Sets
+ * *added to 1 if the cache does not have the product yet, else to 0. */
 TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     te__gemm_plan p;

@@ -60,9 +60,9 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 #include "gemm_skinny.h"        /* te__skinny_can */
 #include "gemm_small_m.h"       /* te__small_m_can */
 
-/* Whether the small-m kernels in 16 bits are compiled. By default a build with cuBLASLt does not have them: they would
- * make the code of a GPT block a quarter larger and would hardly ever be faster than cuBLASLt. A test, or a program
- * that wants them as candidates of autotuning, defines this as 1. */
+/* Says whether the small-m kernels in 16 bits are compiled. By default a build with cuBLASLt does not have them: they
+ * would make the code of a GPT block a quarter larger and would hardly ever be faster than cuBLASLt. A test, or a
+ * program that wants them as candidates of autotuning, defines this as 1. */
 #ifndef TE_SMALL_M_16BIT
 #define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
 #endif
@@ -103,18 +103,18 @@ enum {
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
-/* Whether the skinny kernel is expected to be faster than the alternative. It is if at most 1/8 of the elements of k
- * that its steps cover are padding, or if W is so small that the launch dominates the time. In a build without cuBLASLt
- * the answer is always yes. */
+/* Returns whether the skinny kernel is expected to be faster than the alternative. It is if at most 1/8 of the elements
+ * of k that its steps cover are padding, or if W is so small that the launch dominates the time. In a build without
+ * cuBLASLt the answer is always yes. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
     return te__skinny_can(g) && (8 * k >= 7 * te_round_up(k, TE_SKINNY_STEP) || g->n * k <= TE_SKINNY_LAUNCH_BOUND);
 }
-/* Whether the persistent kernel is expected to be faster than the alternative. It is if there are enough waves and if k
- * is large enough to amortise a tile's prologue. In FP8 an element of k takes half the time that it takes in 16 bits,
- * so the smallest k is twice as large. In a build without cuBLASLt the alternative is gemm_fallback.h, whose kernels
- * use mma.sync and take nearly twice as long: there half a wave is enough, if D has more rows than one tile.
+/* Returns whether the persistent kernel is expected to be faster than the alternative. It is if there are enough waves
+ * and if k is large enough to amortise a tile's prologue. In FP8 an element of k takes half the time that it takes in
+ * 16 bits, so the smallest k is twice as large. In a build without cuBLASLt the alternative is gemm_fallback.h, whose
+ * kernels use mma.sync and take nearly twice as long: there half a wave is enough, if D has more rows than one tile.
  * gemm_fallback.h has no kernels for FP8, so in such a build the persistent kernel always pays in FP8. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
@@ -123,9 +123,9 @@ TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
                                      2 * tiles >= ctx->processors);
     return te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K && tiles >= TE_PERSISTENT_MIN_WAVES * ctx->processors;
 }
-/* Whether the persistent kernel is expected to be faster for a fused pattern than the alternative. The epilogue is
- * hidden behind the mainloop of the next tile, which in FP8 takes half the time that it takes in 16 bits. So in FP8 a
- * fused pattern needs more waves than a GEMM alone, and a pattern that draws random numbers needs still more
+/* Returns whether the persistent kernel is expected to be faster for a fused pattern than the alternative. The epilogue
+ * is hidden behind the mainloop of the next tile, which in FP8 takes half the time that it takes in 16 bits. So in FP8
+ * a fused pattern needs more waves than a GEMM alone, and a pattern that draws random numbers needs still more
  * (docs/notes/gemm.md, "Dispatch"). */
 TE_API int te__persistent_fused_pays(te_product_kernels *kernels, const te_gemm *g, const te_context *ctx) {
     const int waves = kernels->is_random ? TE_FP8_RANDOM_MIN_WAVES : TE_FP8_MIN_WAVES;
@@ -144,26 +144,26 @@ TE_API te_sm90_kernel *te__gemm_skinny_of(te_product_kernels *kernels, const te_
 TE_API te_sm90_kernel *te__gemm_small_m_of(te_product_kernels *kernels, const te_gemm *g) {
     return te__gemm_is_fp8(g) ? &kernels->small_m_fp8 : &kernels->small_m;
 }
-/* Whether the skinny kernel is available for the GEMM. If it is, te__gemm_run_custom launches it. */
+/* Returns whether the skinny kernel is available for the GEMM. If it is, te__gemm_run_custom launches it. */
 TE_API int te__gemm_is_skinny(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__skinny_can(g)) return 0;
     if (te__gemm_is_fp8(g) && te__skinny_operands_of(g) != kernels->skinny_fp8_operands) return 0;
     return te__sm90_kernel_ready(te__gemm_skinny_of(kernels, g), TE_SKINNY_SHARED, ctx->device);
 }
-/* Whether the small-m kernel is available for the GEMM. If it is, and the skinny kernel is not, te__gemm_run_custom
- * launches it. */
+/* Returns whether the small-m kernel is available for the GEMM. If it is, and the skinny kernel is not,
+ * te__gemm_run_custom launches it. */
 TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
 }
-/* Whether the skinny or the small-m kernel is available for the GEMM. Neither of the two prefetches the tensors that
- * the epilogue reads, so the epilogue loads them itself. */
+/* Returns whether the skinny or the small-m kernel is available for the GEMM. Neither of the two prefetches the tensors
+ * that the epilogue reads, so the epilogue loads them itself. */
 TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
-/* Whether the small-m kernel is expected to be faster than cuBLASLt's fastest algorithm. It is only with rowwise scales
- * (times: docs/notes/gemm.md). This rule is not used when patterns are autotuned: the small-m kernel is then one of the
- * candidates that are timed (te/linear/impl/linear_autotune.h). */
+/* Returns whether the small-m kernel is expected to be faster than cuBLASLt's fastest algorithm. It is only with
+ * rowwise scales (times: docs/notes/gemm.md). This rule is not used when patterns are autotuned: the small-m kernel is
+ * then one of the candidates that are timed (te/linear/impl/linear_autotune.h). */
 TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_small_m(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));
@@ -171,21 +171,22 @@ TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_co
 TE_API int te__skinny_or_small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (te__gemm_is_skinny(kernels, g, ctx) && te__skinny_pays(g)) || te__small_m_pays(kernels, g, ctx);
 }
-/* Whether one of `kernels` can run the GEMM on this device, with the epilogue for which the kernels were compiled. */
+/* Returns whether one of `kernels` can run the GEMM on this device, with the epilogue for which the kernels were
+ * compiled. */
 TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_custom || !kernels) return 0;
     if (te__gemm_is_skinny_or_small_m(kernels, g, ctx)) return 1;
     return te__sm90_gemm_supports(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_persistent_of(kernels, g), TE_SM90_GEMM_SMEM_BYTES, ctx->device);
 }
-/* Whether the rules select one custom kernel for a GEMM and the pointwise ops that follow it. */
+/* Returns whether the rules select one custom kernel for a GEMM and the pointwise ops that follow it. */
 TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     return ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) ||
            te__persistent_fused_pays(kernels, g, ctx);
 }
-/* Whether a GEMM without pointwise ops is to run as a custom kernel. In 16 bits the persistent kernel is as fast as
- * cuBLASLt's fastest algorithm if B is not transposed and the last wave is even, that is, has work for all
+/* Returns whether a GEMM without pointwise ops is to run as a custom kernel. In 16 bits the persistent kernel is as
+ * fast as cuBLASLt's fastest algorithm if B is not transposed and the last wave is even, that is, has work for all
  * multiprocessors. Otherwise the persistent kernel is only as fast as the algorithm that cuBLASLt proposes first, so it
  * is selected only if cuBLASLt's algorithms are not timed. In FP8 this rule selects the persistent kernel only for
  * GEMMs that overlap with a collective (g->ranks), and leaves the others to cuBLASLt. Times: docs/notes/gemm.md. */
@@ -195,9 +196,9 @@ TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_c
     if (!te__persistent_pays(g, ctx) || te__gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
-/* Whether `kernel` is to overlap the GEMM with a collective of this group (gemm_comm_overlap.h). The answer is 1 even
- * for GEMMs that cuBLASLt runs faster, because a collective that is not overlapped costs more than the difference. But
- * there must be enough tiles for all multiprocessors. */
+/* Returns whether `kernel` is to overlap the GEMM with a collective of this group (gemm_comm_overlap.h). The answer is
+ * 1 even for GEMMs that cuBLASLt runs faster, because a collective that is not overlapped costs more than the
+ * difference. But there must be enough tiles for all multiprocessors. */
 TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
     return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) &&
            te__gemm_state_of(ctx) && te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
@@ -301,14 +302,15 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
 
 /* ---- an FP8 GEMM alone: dispatch --------------------------------------------------------------------------------- */
 
-/* Whether the custom kernel supports this FP8 GEMM, including its bias and beta. */
+/* Returns whether the custom kernel supports this FP8 GEMM, including its bias and beta. */
 TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_without_bias(g);
     return te__gemm_is_fp8(g) && te__sm90_gemm_supports(&bare) && (g->beta == 0 || g->beta == 1) &&
            te__gemm_can_fuse(te__gemm_fp8_kernels(g), &bare, ctx);
 }
-/* Whether the custom kernel is expected to be faster than cuBLASLt for an FP8 GEMM that was not timed: with at least
- * TE_FP8_MIN_WAVES waves it is faster than the algorithm that cuBLASLt proposes first (times: docs/notes/gemm.md). */
+/* Returns whether the custom kernel is expected to be faster than cuBLASLt for an FP8 GEMM that was not timed: with at
+ * least TE_FP8_MIN_WAVES waves it is faster than the algorithm that cuBLASLt proposes first (times:
+ * docs/notes/gemm.md). */
 TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
     if (!TE_HAS_CUBLASLT) return 1;
     return g->k >= TE_PERSISTENT_MIN_K && !te__gemm_is_timed(g, ctx) &&
@@ -333,7 +335,7 @@ TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
     return found ? found->strategy == TE_STRATEGY_CUSTOM : -1;
 }
-/* Whether te_gemm_fp8_run runs this GEMM by the custom kernel. */
+/* Returns whether te_gemm_fp8_run runs this GEMM by the custom kernel. */
 TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) {
     const int can = te__fp8_can(g, ctx), choice = can ? te__fp8_choice(g, ctx) : 0;
     return choice < 0 ? te__fp8_pays(g, ctx) : choice;

@@ -348,8 +348,8 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
-/* Whether te_gemm_run supports this GEMM. The only epilogue that the kernels of this file support is a bias; a gelu is
- * computed by a separate pointwise kernel. */
+/* Returns whether te_gemm_run supports this GEMM. The only epilogue that the kernels of this file support is a bias; a
+ * gelu is computed by a separate pointwise kernel. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }

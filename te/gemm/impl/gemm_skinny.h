@@ -251,7 +251,7 @@ TE_API te_gemm_operands te__skinny_operands_of(const te_gemm *g) {
     return !te__gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
            : g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8;
 }
-/* Whether the skinny kernel supports this GEMM: its sizes, formats and scalings. */
+/* Return whether the skinny kernel supports this GEMM: its sizes, formats and scalings. */
 TE_API int te__skinny_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
     const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&

@@ -193,18 +193,18 @@ TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g
 /* The number of bytes of a row of A. */
 TE_API int64_t te__sm90_gemm_row_bytes(const te_gemm *g) { return 2 * te__sm90_gemm_k(g); }
 
-/* Whether the sizes are within the limits of TMA and the pipeline: rows of A, B and D are multiples of 16 bytes,
- * indices fit into 32 bits, and k fills the pipeline at least once. */
+/* Returns whether the sizes are within the limits of TMA and the pipeline: rows of A, B and D are multiples of 16
+ * bytes, indices fit into 32 bits, and k fills the pipeline at least once. */
 TE_API int te__sm90_gemm_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30, k = te__sm90_gemm_k(g);
     return k > 3 * TE_TILE_K && k % 8 == 0 && g->n % 8 == 0 && g->m < limit && g->n < limit && k < limit;
 }
-/* Whether g meets the additional conditions for FP8 GEMMs: one scale per tensor (or none), fast accumulation, and both
- * operands stored with k contiguous. */
+/* Returns whether g meets the additional conditions for FP8 GEMMs: one scale per tensor (or none), fast accumulation,
+ * and both operands stored with k contiguous. */
 TE_API int te__sm90_gemm_fp8_fits(const te_gemm *g) {
     return g->fast && g->trans_b && g->k % 16 == 0 && !te__gemm_has_scale_arrays(g);
 }
-/* Whether the kernel supports this product: its dtypes, sizes, transposes and epilogue. */
+/* Returns whether the kernel supports this product: its dtypes, sizes, transposes and epilogue. */
 TE_API int te__sm90_gemm_supports(const te_gemm *g) {
     const int sixteen_bits = g->dtype != TE_f32 && g->out == g->dtype;
     return sixteen_bits && !g->trans_a && te__sm90_gemm_shape_fits(g) && g->epilogue == TE_EPILOGUE_NONE &&
@@ -245,8 +245,8 @@ TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, 
     p->partials_ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* split no tile */
 }
-/* Whether all clusters have work in the last wave of tiles, either because the wave is full or because its tiles are
- * split along k. */
+/* Returns whether all clusters have work in the last wave of tiles, either because the wave is full or because its
+ * tiles are split along k. */
 TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
     te__sm90_gemm_params p;
     p.k = (int)te__sm90_gemm_k(g);
@@ -257,8 +257,8 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
 
 /* ---- overlap of a collective ------------------------------------------------------------------------------------- */
 
-/* Whether the product can overlap with a collective of this group. This requires that the number of rows of each rank
- * is a multiple of the number of rows of a cluster tile. */
+/* Returns whether the product can overlap with a collective of this group. This requires that the number of rows of
+ * each rank is a multiple of the number of rows of a cluster tile. */
 TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
     const te__overlap_memory *m = group->memory;
     return TE_HAS_COMM_OVERLAP && m && te__sm90_gemm_supports(g) && g->m > 0 &&

@@ -418,7 +418,7 @@ te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
 
 enum { TE_SM90_BLOCKWISE_MIN_K = (int)TE_SM90_BLOCKWISE_UNROLL * TE_FP8_BLOCK };
 
-/* Whether the product is a weight gradient. In that case both operands have one scale per 1 x 128 elements. */
+/* Return whether the product is a weight gradient. In that case both operands have one scale per 1 x 128 elements. */
 TE_API int te__sm90_blockwise_is_wgrad(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_BLOCKWISE_1D; }
 TE_API int te__sm90_blockwise_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30;
@@ -432,8 +432,8 @@ TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
            (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
                                            : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
 }
-/* Whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because it has no
- * registers left for more. */
+/* Return whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because it has
+ * no registers left for more. */
 TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
     const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
                               (g->epilogue == TE_EPILOGUE_BIAS && !te__sm90_blockwise_is_wgrad(g));
@@ -497,8 +497,9 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Whether te__gemm_blockwise_run can add a bias to the product in the epilogue. It can if this kernel, not cuBLASLt, is
- * chosen for the product without a bias. With gemm_tune on, this call times both if they were not timed yet. */
+/* Return whether te__gemm_blockwise_run can add a bias to the product in the epilogue. It can if this kernel, not
+ * cuBLASLt, is chosen for the product without a bias. With gemm_tune on, this call times both if they were not timed
+ * yet. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

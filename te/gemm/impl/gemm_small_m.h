@@ -368,7 +368,7 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Whether this kernel supports the GEMM: 16 bits, or e4m3 with tensorwise or rowwise scales. */
+/* Returns whether this kernel supports the GEMM: 16 bits, or e4m3 with tensorwise or rowwise scales. */
 TE_API int te__small_m_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
     const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&

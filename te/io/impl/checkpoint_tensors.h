@@ -54,8 +54,8 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
     else w.cols *= w.runs.ranks;
     return w;
 }
-/* Whether this rank of the tensor group g saves its part of parameter p. A replicated parameter is saved by rank 0
- * only. */
+/* Return whether this rank of the tensor group g saves its part of parameter p. A replicated parameter is saved by rank
+ * 0 only. */
 TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
 
 /* A part of a whole tensor: its elements [at, at + count), in target memory. */
@@ -147,7 +147,7 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
     if (l->sharded) memset(&l->sharded[l->count], 0, sizeof *l->sharded);
     l->count++;
 }
-/* Whether several ranks save or load one checkpoint together. */
+/* Return whether several ranks save or load one checkpoint together. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
 /* Kinds of an optimizer's tensors, from which the prefix of a tensor's name is made. rule: the rule that updates the
  * parameter; state: one of these constants. */

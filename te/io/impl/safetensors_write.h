@@ -123,8 +123,8 @@ TE_API te_status te__safetensors_unique(const char **name, int n, const char *ki
 }
 /* ---- numbers that are not finite --------------------------------------------------------------------------------- */
 
-/* Whether any element among n bytes is an infinity or a NaN, i.e. has all bits of its exponent set. The loops have no
- * early exit, so that the compiler can vectorise them. */
+/* Return whether any element among n bytes is an infinity or a NaN, i.e. has all bits of its exponent set. The loops
+ * have no early exit, so that the compiler can vectorise them. */
 TE_API int te__safetensors_any_nonfinite32(const char *bytes, size_t n) {
     uint32_t any = 0, bits;
     for (size_t i = 0; i < n; i += sizeof bits) {
@@ -141,8 +141,8 @@ TE_API int te__safetensors_any_nonfinite16(const char *bytes, size_t n, uint16_t
     }
     return any;
 }
-/* Whether any element among n bytes is an infinity or a NaN. size: bytes of an element: 4 for f32, or 2 for a 16-bit
- * format, whose exponent mask is `exponent`. */
+/* Return whether any element among n bytes is an infinity or a NaN. size: bytes of an element: 4 for f32, or 2 for a
+ * 16-bit format, whose exponent mask is `exponent`. */
 TE_API int te__safetensors_any_nonfinite(const char *bytes, size_t n, size_t size, uint16_t exponent) {
     return size == 4 ? te__safetensors_any_nonfinite32(bytes, n)
                      : te__safetensors_any_nonfinite16(bytes, n, exponent);

@@ -29,8 +29,8 @@
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Whether the linear that begins step s can overlap communication. fp8: 1 if a linear whose recipe has one scale per
- * tensor is accepted, too, else 0. */
+/* Returns whether the linear that begins step s can overlap communication. fp8: 1 if a linear whose recipe has one
+ * scale per tensor is accepted, too, else 0. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -56,8 +56,8 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
-/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next step.
- * Overlap is not possible if the next step has a custom op, unless it is a step of linear_rope.h. */
+/* Returns whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next
+ * step. Overlap is not possible if the next step has a custom op, unless it is a step of linear_rope.h. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -66,10 +66,10 @@ TE_API int te__defers_gather(const te_run *r, const te_step *s) {
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_custom) return 0;
     return 1;
 }
-/* Whether step s, which must consist of a linear only, defers its GEMM to the next step, which sums the GEMM's result
- * over the ranks. The next step is either a reduce_scatter (in backward an all_gather), which runs at the same time as
- * the GEMM, or a pattern with an all_reduce. In the second case the GEMM's kernel sends its result to the ranks of the
- * all_reduce (te/comm/impl/collective_step.h). */
+/* Returns whether step s, which must consist of a linear only, defers its GEMM to the next step, which sums the GEMM's
+ * result over the ranks. The next step is either a reduce_scatter (in backward an all_gather), which runs at the same
+ * time as the GEMM, or a pattern with an all_reduce. In the second case the GEMM's kernel sends its result to the ranks
+ * of the all_reduce (te/comm/impl/collective_step.h). */
 TE_API int te__defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
@@ -197,9 +197,9 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     return te__wgrad_now(r);
 }
 
-/* Whether the weight gradient of step s is deferred. It is deferred if the next step sums the dx of step s over the
- * ranks, and if a step between s and the next linear gathers rows for that linear. It is not deferred if gradients are
- * watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
+/* Returns whether the weight gradient of step s is deferred. It is deferred if the next step sums the dx of step s over
+ * the ranks, and if a step between s and the next linear gathers rows for that linear. It is not deferred if gradients
+ * are watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;

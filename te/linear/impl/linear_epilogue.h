@@ -348,9 +348,9 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return &kernels;                                                                                               \
     }
 
-/* Whether the kernel must store the value whose memory is at `p`: because an op of the step or another use of a fork
- * reads this value, or because the value is the result of the step. Call this function after the kernel's arguments
- * have been set up. */
+/* Returns whether the kernel must store the value whose memory is at `p`: because an op of the step or another use of a
+ * fork reads this value, or because the value is the result of the step. Call this function after the kernel's
+ * arguments have been set up. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {

@@ -121,8 +121,8 @@ TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint3
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
 }
-/* Whether the two columns of a pair lie 128 apart, in different halves of a tile. If so, the kernel swaps the second
- * and the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
+/* Says whether the two columns of a pair lie 128 apart, in different halves of a tile. If so, the kernel swaps the
+ * second and the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
  * te__sm90_gemm_pairing). */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
@@ -139,7 +139,7 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
     return &kernels;
 }
 
-/* Whether the epilogue can rotate heads with these constants within a tile: the head size divides the tile's 256
+/* Says whether the epilogue can rotate heads with these constants within a tile: the head size divides the tile's 256
  * columns, and both columns of each pair lie in the same 128 columns, or are brought there by the swap
  * (TE__ROPE_CROSSED). */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \

@@ -17,9 +17,9 @@ typedef struct te__linear_kernels {
     te_product_kernels *fused, *unfused;
 } te__linear_kernels;
 
-/* Whether one kernel for the whole step can store the step's result in the format that the consumer reads. Such a
- * kernel can store FP8 only if the list names a recipe. Under a recipe, a step with a gated op runs as one kernel only
- * in inference (linear_epilogue.h). */
+/* Returns whether one kernel for the whole step can store the step's result in the format that the consumer reads. Such
+ * a kernel can store FP8 only if the list names a recipe. Under a recipe, a step with a gated op runs as one kernel
+ * only in inference (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
     if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te__policy(r, s->op[0])->fp8) return 0;
@@ -52,7 +52,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Whether all values that the step's ops write, and all fork values that they add, are in the list's format. */
+/* Returns whether all values that the step's ops write, and all fork values that they add, are in the list's format. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
@@ -63,7 +63,7 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     return same;
 }
 
-/* Whether a back end (such as cuBLASLt) can run the GEMM g with the epilogue that g names. */
+/* Returns whether a back end (such as cuBLASLt) can run the GEMM g with the epilogue that g names. */
 TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
     if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D)
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);

@@ -172,9 +172,9 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of `from`,
- * the value that the first step reads. The pass may run in place if its last step works element by element or row by
- * row, or does not read `from`. */
+/* Return whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of
+ * `from`, the value that the first step reads. The pass may run in place if its last step works element by element or
+ * row by row, or does not read `from`. */
 TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
@@ -187,8 +187,8 @@ TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
-/* Whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks) saves its
- * input or is recomputed, or if an op later in the list uses a fork of x. */
+/* Return whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks)
+ * saves its input or is recomputed, or if an op later in the list uses a fork of x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;

@@ -18,7 +18,7 @@
  * in list order, that computes a gradient which is needed: the gradient of a trained parameter, of x, or of an extra
  * input. */
 
-/* Whether op i is an extra input of the list whose gradient the caller wants, so that backward must compute this
+/* Return whether op i is an extra input of the list whose gradient the caller wants, so that backward must compute this
  * gradient. */
 TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
@@ -370,7 +370,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Whether a call can have this many rows (te_batch.batch times te_batch.seq). */
+/* Return whether a call can have this many rows (te_batch.batch times te_batch.seq). */
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
 TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
     if (!plan || plan->takes_dims || !plan->training || !te__can_rows(rows)) return 0;

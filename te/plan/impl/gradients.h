@@ -59,7 +59,7 @@ TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args
 
 /* ---- final gradients --------------------------------------------------------------------------------------------- */
 
-/* Whether backward adds its result to the gradient of p instead of overwriting the gradient. */
+/* Return whether backward adds its result to the gradient of p instead of overwriting the gradient. */
 TE_API int te__accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate);
 }

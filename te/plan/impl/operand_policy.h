@@ -58,14 +58,14 @@ typedef struct te_operand_policy {
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
 
-/* Whether backward can recompute an op's output, in the list's format, from the op's saved input and parameters alone.
- * This requires that the op is deterministic and does not use a fork's value. */
+/* Return whether backward can recompute an op's output, in the list's format, from the op's saved input and parameters
+ * alone. This requires that the op is deterministic and does not use a fork's value. */
 TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
     const int reads_fork = TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS;
     return (flags & TE_SAVES_INPUT) && !(flags & (TE_DRAWS | reads_fork)) && out == list;
 }
-/* Whether an op with these flags changes the gradient, i.e. whether the gradient of its input differs from that of its
- * output. */
+/* Return whether an op with these flags changes the gradient, i.e. whether the gradient of its input differs from that
+ * of its output. */
 TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED); }
 /* The distance, in ops, from an op to the op that consumes its result: 1 (the next op), or 2 if the next op only passes
  * the value through. next_flags: the flags of the next op. passes_through: the flag of ops that only pass values
@@ -75,8 +75,8 @@ TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return n
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
-/* Whether a kernel that stores an operand in FP8 can compute the scales itself: it can if each scale belongs to one row
- * or to a part of one row. */
+/* Return whether a kernel that stores an operand in FP8 can compute the scales itself: it can if each scale belongs to
+ * one row or to a part of one row. */
 TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
@@ -123,7 +123,7 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
         return TE_INPUT_recomputed;
     return TE_INPUT_saved_fp8;
 }
-/* Whether GEMM i runs in FP8 in forward or in inference, under the assumption or choice `use`. */
+/* Return whether GEMM i runs in FP8 in forward or in inference, under the assumption or choice `use`. */
 TE_API int te__recipe_is_on(const te_plan *p, int i, te_recipe_use use, te_param *const *param) {
     if (p->op[i].recipe == TE_RECIPE_none) return 0;
     return use == TE_USE_as_bound ? param[i]->fp8.on : use != TE_USE_off;
@@ -148,9 +148,9 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
-/* Whether backward reads the output of op i in the list's format, or a fork saves this output. backward: the policies
- * of backward. If a GEMM consumes the output, and the backward of this GEMM runs in FP8, then backward reads the GEMM's
- * FP8 input instead. */
+/* Return whether backward reads the output of op i in the list's format, or a fork saves this output. backward: the
+ * policies of backward. If a GEMM consumes the output, and the backward of this GEMM runs in FP8, then backward reads
+ * the GEMM's FP8 input instead. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & TE_PASSES_VALUE)) i++;
@@ -158,9 +158,9 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     if (te__recomputes_logits(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
-/* Whether backward has to recompute something of op i in recompute region k: its output, its FP8 input or its row
- * statistics, which forward would have saved without the region. The last op of a region never needs this, because its
- * output is saved for the ops behind the region. */
+/* Return whether backward has to recompute something of op i in recompute region k: its output, its FP8 input or its
+ * row statistics, which forward would have saved without the region. The last op of a region never needs this, because
+ * its output is saved for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;

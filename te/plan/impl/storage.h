@@ -8,7 +8,7 @@
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* Whether backward must compute the gradient of op i's input. */
+/* Return whether backward must compute the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
 /* The op that reads the result of op i, i.e. its output in forward or the gradient of its input in backward. This op is
  * the next one in the order of the pass or, if the next op only passes the value through, the op after that. */
@@ -31,9 +31,9 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     if (back && !te__needs_input_grad(r, i)) return -1;
     return te__policy(r, next)->gathered ? next : -1;
 }
-/* Whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's amax.
- * The kernel does not do so while backward runs the forward steps of a recompute region again, because these steps may
- * end before the GEMM that would read the amax. */
+/* Return whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's
+ * amax. The kernel does not do so while backward runs the forward steps of a recompute region again, because these
+ * steps may end before the GEMM that would read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
@@ -74,7 +74,8 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     k.x = r->saved_input[i] && saved ? r->saved_input[i] + te__saved_scale_bytes(r, i) : 0;
     return k;
 }
-/* Whether the input of GEMM i is saved transposed. There is one bit for each GEMM, which the GEMM's forward sets. */
+/* Return whether the input of GEMM i is saved transposed. There is one bit for each GEMM, which the GEMM's forward
+ * sets. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
@@ -184,8 +185,8 @@ TE_API int te__last_step(const te_run *r, const te_step *s) {
         return s == &p->backward[p->backward_count - 1] || s->op[s->count - 1] <= r->backward_stop;
     return r->pass == TE_INFER ? s == &p->infer[p->infer_count - 1] : s == &p->forward[p->forward_count - 1];
 }
-/* Whether forward saves the output of op i. If so, the output has memory in te_saved or in a recompute region, and the
- * step does not acquire memory for the output. */
+/* Return whether forward saves the output of op i. If so, the output has memory in te_saved or in a recompute region,
+ * and the step does not acquire memory for the output. */
 TE_API int te__saves_output(const te_run *r, int i) { return r->pass == TE_FORWARD && te__policy(r, i)->output_saved; }
 /* In forward: set *v to the output of op i, the last op of step s, and provide the memory for this output. */
 TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {

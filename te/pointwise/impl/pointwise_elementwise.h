@@ -82,8 +82,8 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
     }
 }
 
-/* Whether each block works on one batch of neighbouring rows only. Otherwise a block loops over the tensor, and after
- * each of its rows skips the rows that the other blocks of the grid work on. */
+/* Return whether each block works on one batch of neighbouring rows only. Otherwise a block loops over the tensor, and
+ * after each of its rows skips the rows that the other blocks of the grid work on. */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
 /* Return the i-th slice (eight columns of several rows) of part p on which this lane of the group works. */

@@ -7,8 +7,8 @@
 #include "pointwise_elementwise.h" /* te_store_saved */
 #include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
-/* Whether column `col` lies beyond the end of the row. In kernels that may store FP8, the answer is the constant 0 if
- * the lanes cover the row exactly, so that the compiler removes the branches on it: the time of these kernels is
+/* Return whether column `col` lies beyond the end of the row. In kernels that may store FP8, the answer is the constant
+ * 0 if the lanes cover the row exactly, so that the compiler removes the branches on it: the time of these kernels is
  * limited by the number of their instructions. */
 TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;

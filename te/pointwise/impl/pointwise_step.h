@@ -58,9 +58,9 @@ typedef struct te_pointwise_exit {
     int gathered; /* the index of the GEMM that reads the result after it was gathered in FP8; -1: there is none */
 } te_pointwise_exit;
 
-/* Whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether forward
- * also saves the result in the list's format. In training under fp8_block, backward needs the transpose of the operand
- * as well, and only a tile kernel stores the transpose. */
+/* Returns whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
+ * forward also saves the result in the list's format. In training under fp8_block, backward needs the transpose of the
+ * operand as well, and only a tile kernel stores the transpose. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -409,10 +409,10 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     c->scaled.scale = to->scale;
     return launch(r->ctx, te__grid_of(1, 1), c);
 }
-/* Whether the kernel computes only the amax of the result and does not store the result. Once the scale is known, the
- * kernel runs a second time and stores the result in FP8 (TE_VALUE_amax_only). Two runs pay if the last op reads no
- * more than it writes, and if the ops before the last one do nothing in the second run (a bias, whose parameter is null
- * in that run). */
+/* Returns whether the kernel computes only the amax of the result and does not store the result. Once the scale is
+ * known, the kernel runs a second time and stores the result in FP8 (TE_VALUE_amax_only). Two runs pay if the last op
+ * reads no more than it writes, and if the ops before the last one do nothing in the second run (a bias, whose
+ * parameter is null in that run). */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
