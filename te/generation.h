@@ -155,7 +155,7 @@ typedef struct te_generation {
     int event_count, event_next;
     te_graph graph[TE__GENERATION_GRAPHS];
     int graph_sequences[TE__GENERATION_GRAPHS], graph_count;
-    void *pinned;  /* host memory that te_generation_init has pinned; null: none */
+    void *pinned;  /* the host memory that te_generation_init has page-locked for fast copies; null: none */
     int is_broken; /* 1: a step has failed half-way, so that the generation can only be closed */
 } te_generation;
 

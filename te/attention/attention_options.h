@@ -238,7 +238,8 @@ typedef struct te_attention_cache {
      * new rows are not stored */
     const int32_t *past;
     int64_t page_elements;
-    int page_rows, page_shift; /* page_rows is 1 << page_shift; or page_shift is 31, if each sequence has one page */
+    int page_rows, page_shift; /* page_rows: the number of tokens (rows) of a page, which is 1 << page_shift. If each
+                                * sequence has a single page, page_shift is 31 */
     int table_width;
     /* the members for decoding: */
     /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of queries with the

@@ -319,7 +319,7 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
         free_count += total;
     }
     const int length = t->length[a->slot], keeps_tokens = a->length < length ? a->length : length;
-    te_block_sync(); /* after this all threads have read free_count and the length, so these may be changed */
+    te_block_sync(); /* after this barrier all threads have read free_count and the length, so these may be changed */
     if (g.id != 0) return;
     *t->free_count = free_count, t->copy[0] = t->copy[1] = -1, t->length[a->slot] = keeps_tokens;
     const int last = keeps ? t->table[(int64_t)a->slot * t->table_width + keeps - 1] : 0;

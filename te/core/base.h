@@ -80,7 +80,8 @@
 #endif
 #ifdef __CUDA_ARCH__
 #define TE_UNROLL _Pragma("unroll")
-#define TE_UNROLL_1 _Pragma("unroll 1") /* forbids unrolling of the following loop, where small code matters more */
+#define TE_UNROLL_1 _Pragma("unroll 1") /* forbids unrolling of the following loop; used where small code matters more
+                                         * than the speed of the loop */
 #define TE_UNROLL_4 _Pragma("unroll 4")
 #define TE_UNROLL_8 _Pragma("unroll 8")
 #else

@@ -5,8 +5,8 @@
  *     uint32_t r[4];
  *     te_philox(r, seed, index, stream, offset);     // four random words of this index, no state
  *
- * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Seven is the smallest number of rounds that
- * passes BigCrush.
+ * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Philox4x32-7 has seven rounds, the smallest
+ * number with which it passes the statistical tests of BigCrush.
  */
 #ifndef TE_PHILOX_H
 #define TE_PHILOX_H

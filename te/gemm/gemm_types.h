@@ -48,8 +48,8 @@ typedef struct te_gemm {
     /* 1: the operand is stored transposed. A is stored as [m, k], or as [k, m] if trans_a is 1; B as [k, n], or as [n,
      * k] if trans_b is 1 */
     int trans_a, trans_b;
-    /* dtype: number format of bias and aux, and of A and B unless they are FP8. out: number format of C and D, either
-     * `dtype` or f32 */
+    /* dtype: the number format of bias and aux, and of A and B unless these are in FP8. out: the number format of C and
+     * D, which is either `dtype` or f32 */
     te_dtype dtype, out;
     /* formats and scales of A and B for an FP8 GEMM, else zeros. In FP8 A must be [m, k] and B [n, k], and D = alpha
      * inverse_a inverse_b A B^T */
@@ -257,8 +257,8 @@ typedef enum te_gemm_strategy {
     TE_STRATEGY_BIAS,     /* the epilogue of the GEMM adds the bias; a pointwise kernel after it computes the other ops
                            * of the pattern */
     TE_STRATEGY_EPILOGUE, /* te_gemm_run computes all ops of the pattern: the GEMM, and the other ops in its epilogue */
-    TE_STRATEGY_CUSTOM,   /* one kernel of this library, not of cuBLASLt, computes the GEMM and all other ops of the
-                           * pattern */
+    TE_STRATEGY_CUSTOM,   /* a single kernel of this library, not of cuBLASLt, computes the GEMM and all other ops of
+                           * the pattern */
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
 
@@ -293,9 +293,9 @@ typedef enum te_gemm_operands {
  * the epilogue need not test its output pointers for null. Then the epilogue has no branches, and the compiler
  * interleaves the instructions for several vectors of eight elements. */
 typedef enum te_epilogue_outputs {
-    TE_OUTPUTS_ANY,   /* those whose pointers are not null; the epilogue tests the pointers at run time */
-    TE_OUTPUTS_ALL,   /* all tensors that the pattern stores in training */
-    TE_OUTPUTS_RESULT /* only the pattern's result, which is what inference stores */
+    TE_OUTPUTS_ANY,   /* the outputs whose pointers are not null; the epilogue tests the pointers at run time */
+    TE_OUTPUTS_ALL,   /* the epilogue stores all tensors that the pattern stores in training */
+    TE_OUTPUTS_RESULT /* the epilogue stores only the pattern's result, which is what inference stores */
 } te_epilogue_outputs;
 /* What a thread keeps from one call of a GEMM's epilogue to the next. */
 typedef struct te_epilogue_state {

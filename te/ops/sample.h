@@ -82,7 +82,7 @@ typedef struct te__sample_found {
 /* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
-    uint64_t list[TE__SAMPLE_LIST]; /* entries key << 32 | token, in any order; used only in the first block of a row */
+    uint64_t list[TE__SAMPLE_LIST]; /* [listed]: tokens as key << 32 | token, unordered; only in a row's first block */
     uint64_t top[TE_SAMPLE_MAX_TOP]; /* the most likely tokens, as entries key << 32 | token */
     uint64_t published[3];
     te__sample_found found;

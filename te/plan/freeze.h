@@ -18,9 +18,9 @@
  * not save the op's input, because only the weight's gradient would need this input. For a (linear, ..), forward saves
  * the input even after te_freeze.
  *
- * A tied parameter is trained if its owner is. Backward runs from the end of the list back to the first op that has a
- * gradient to compute, and stops there. Therefore, if dx is not wanted, the backward of the ops before the first
- * trained parameter costs nothing.
+ * A tied parameter is trained if the parameter whose memory it shares is trained. Backward runs from the end of the
+ * list back to the first op that has a gradient to compute, and stops there. Therefore, if dx is not wanted, the
+ * backward of the ops before the first trained parameter costs nothing.
  */
 #ifndef TE_FREEZE_H
 #define TE_FREEZE_H

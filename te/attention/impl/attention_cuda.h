@@ -1,5 +1,5 @@
 /* attention_cuda.h -- the dispatch of attention on CUDA: which kernels are compiled for an attention, which of them a
- * call runs, and the macros that declare them. Also the gradient of a score bias.
+ * call runs, and the macros that declare them. This file also computes the gradient of a score bias.
  *
  *     f32              attention_simt_f32.h, on CUDA cores
  *     bf16 and f16     on compute capability 9.0: attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if
@@ -296,7 +296,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             sums s;
             s.clear();
             s.add(a, head, q0, k0);
-            __syncthreads(); /* after this all threads have read the sums of the previous tile, which may be
+            __syncthreads(); /* after this barrier all threads have read the sums of the previous tile, which may be
                               * overwritten */
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();

@@ -10,11 +10,12 @@
  *     args.scratch = scratch;
  *     TE_TRY(block_attn_launch(ctx, &args));
  *
- * Of the options of attention_options.h it supports left and right. head_dim is 64, 128 or 256, dtype bf16 or f16, and
- * a call has up to TE_ATTENTION_FP8_MAX_SEQUENCES sequences. On CUDA it needs compute capability 9.0 (sm_90a).
+ * Of the options of attention_options.h, this attention supports only left and right. head_dim is 64, 128 or 256, dtype
+ * bf16 or f16, and a call has up to TE_ATTENTION_FP8_MAX_SEQUENCES sequences. On CUDA it needs compute capability 9.0
+ * (sm_90a).
  *
  * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
- * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because it is an
+ * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because row_max is an
  * integer, how P's fraction is rounded does not depend on the previous tiles. Probabilities below 2^-14 of the largest
  * become 0. The softmax sum and lse use P before it is rounded to e4m3. If a head has an infinity, all results that
  * depend on that head are NaN.

@@ -88,10 +88,10 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
  * the edge of a causal mask. te__attn_product may compute more than the part that is needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
-    TE__ATTN_COLUMNS_FROM_ROW, /* for an element of the product in row i and column j: needed only if j >= i */
-    TE__ATTN_COLUMNS_TO_ROW,   /* for an element of the product in row i and column j: needed only if j <= i */
-    TE__ATTN_DEPTH_FROM_ROW,   /* all elements; but the sum of an element in row i has only the terms k >= i */
-    TE__ATTN_DEPTH_TO_ROW      /* all elements; but the sum of an element in row i has only the terms k <= i */
+    TE__ATTN_COLUMNS_FROM_ROW, /* only the elements of the product in row i and column j >= i are needed */
+    TE__ATTN_COLUMNS_TO_ROW,   /* only the elements of the product in row i and column j <= i are needed */
+    TE__ATTN_DEPTH_FROM_ROW,   /* all elements are needed; each sum in row i has only the terms k >= i */
+    TE__ATTN_DEPTH_TO_ROW      /* all elements are needed; each sum in row i has only the terms k <= i */
 };
 
 /* Arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is set. Element (i, k) of a is

@@ -1,6 +1,6 @@
-/* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm
- * 2, in two kernels. Each block owns the rows that it writes, so that there are no atomic additions. Also the gradient
- * of a score bias.
+/* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Two kernels run algorithm 2 of
+ * FlashAttention-2 (Dao 2023). Each block owns the rows that it writes, so that there are no atomic additions. This
+ * file also computes the gradient of a score bias.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
  *     dq kernel (blocks own queries): delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
@@ -100,7 +100,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* after this the tile has arrived, and all warps have finished reading the other stage */
+        __syncthreads(); /* after this barrier the tile has arrived, and all warps have finished reading the other
+                          * stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             const int64_t at = (k0 + TILE) * KV;
@@ -371,8 +372,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
          * head of the group. */
         const int tile_now = tile, head = head0 + member;
         te__attn_wait_copies();
-        /* after this the tile has arrived, and all warps have finished reading the other stage and the P^T of the last
-         * step */
+        /* after this barrier the tile has arrived, and all warps have finished reading the other stage and the P^T of
+         * the last step */
         __syncthreads();
         if (i + 1 < steps) {
             const int next = (i + 1) & 1;
@@ -480,7 +481,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         const uint32_t k_tile = do_tile + ROWS * V_ROW, v_tile = k_tile + TILE * ROW;
         const uint32_t q_lane = (uint32_t)warp * 16 * ROW + te__attn_lane_a<D>(lane);
         const uint32_t do_lane = (uint32_t)warp * 16 * V_ROW + te__attn_lane_a<V>(lane);
-        __syncthreads(); /* after this all warps have finished reading the tiles of the previous sequence */
+        __syncthreads(); /* after this barrier all warps have finished reading the tiles of the previous sequence */
         te__attn_tile_load<ROWS, D, QKV, THREADS>(q_tile, qkv + h.q + q0 * QKV, h.seq - q0);
         te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);

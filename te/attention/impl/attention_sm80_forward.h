@@ -1,6 +1,6 @@
 /* attention_sm80_forward.h -- attention forward on tensor cores, bf16 and f16, for the cases that
- * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. Dao 2023,
- * FlashAttention-2, algorithm 1.
+ * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. The kernel runs algorithm
+ * 1 of FlashAttention-2 (Dao 2023).
  *
  * A block processes WARPS * M * 16 queries of one head, each warp M * 16 of them; keys and values are loaded in tiles
  * of TILE keys, in two stages. A warp with 32 rows (M = 2) uses each B fragment that it loads for two products; with 16
@@ -123,7 +123,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* after this the tile has arrived, and all warps have finished reading the other stage */
+        __syncthreads(); /* after this barrier the tile has arrived, and all warps have finished reading the other
+                          * stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(next, a, h, 0, k0 + TILE);

@@ -156,7 +156,8 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
      * that writes the items */
     enum { RECEIVERS = CONSUMERS + 3 * WARP };
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* At these mbarriers arrive one thread, which issues the TMA load, and the warp that loads lse and delta. */
+        /* At each of these mbarriers one thread arrives, which issues the TMA load, and so do the lanes of the warp
+         * that loads lse and delta. */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);

@@ -2,7 +2,7 @@
  * of scores: masks, softcap, ALiBi and dropout; softmax; and the epilogue, which stores O.
  *
  * Softmax subtracts the same number from all scores of a row before it exponentiates. That number need not be the
- * maximum, as long as P neither overflows nor underflows. So row_max, the number that is subtracted, stays the maximum
+ * maximum, as long as P neither overflows nor underflows. So the number that is subtracted, row_max, stays the maximum
  * of the first tile of keys until, in some later tile, the sum of a lane's elements of P in one row exceeds
  * te__attn_rescale_threshold. Then P of that tile is discarded: the warp recomputes S of the tile from Q and K, which
  * are still in shared memory, updates row_max, and rescales O and the rows' sums of P (the conditional rescale of
@@ -24,8 +24,8 @@ template <class C> struct te__attn_fwd_fragments {
     typename C::scores s;         /* S, which P later replaces */
     uint32_t p[C::PACKED];        /* P in 16 bits, two numbers in each register: the A operand of the product P V */
     float o[C::V / 2];            /* O, the output, not yet divided by the rows' sums of P */
-    /* for each of the two rows. row_max: the number that is subtracted from the row's scores; row_sum: this lane's part
-     * of the row's sum of P */
+    /* one number for each of the thread's two rows. row_max: the number that is subtracted from the row's scores;
+     * row_sum: this lane's part of the row's sum of P */
     float row_max[2], row_sum[2];
 };
 

@@ -6,7 +6,7 @@
  *                           memory (te/gemm/impl/gemm_sm90_epilogue_scatter.h). Each rank then sums its own
  *                           rows over the N ranks, in the epilogue or in a second kernel, te_reduce_scatter_add, which
  *                           reads N partial sums of these rows, one from each rank, and writes the rows once.
- *   GEMM + all_reduce       For the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
+ *   GEMM + all_reduce       For patterns of fused_collective_norm.h: the epilogue stores its tiles, and also sends
  *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
  *                           waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
  *                           bytes, to each other rank (if the all-reduce is one-shot).

@@ -28,8 +28,8 @@
 /* ---- small fills become kernels ---------------------------------------------------------------------------------- */
 
 enum {
-    TE_SMALL_FILL_MAX_BYTES = 1024, /* bytes; larger fills are not replaced, because the kernel that replaces a fill has
-                                     * only one warp */
+    TE_SMALL_FILL_MAX_BYTES = 1024, /* the size in bytes up to which a fill is replaced by a kernel; the kernel has only
+                                     * one warp, which would be slow for larger fills */
     TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most this many nodes, and if at most
                                      * this many nodes depend on it */
 };
@@ -108,8 +108,8 @@ typedef struct te_grid { int x, y; } te_grid;
 enum {
     TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the largest size of a record of launches, in bytes; when a record is full, its
                                         * launches are enqueued */
-    TE_LAUNCH_MIN_GRAPH = 4,           /* if a pass has fewer launches than this, they are enqueued one by one, without
-                                        * a graph */
+    TE_LAUNCH_MIN_GRAPH = 4,           /* the smallest number of launches for which a graph is used; the launches of a
+                                        * shorter pass are enqueued one by one, without a graph */
     TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
 };
 

@@ -330,9 +330,9 @@ typedef struct te_sm90_kernel {
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* if a kernel has at most this many bytes of local memory per thread, they are
-                                         * taken for spilled registers; accumulators in local memory would take 256
-                                         * bytes or more */
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the largest number of bytes of local memory per thread that is taken for
+                                         * spilled registers; accumulators in local memory would take 256 bytes or
+                                         * more */
 
 /* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: this
  * compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS), where sm_90a kernels do

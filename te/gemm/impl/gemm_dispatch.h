@@ -80,20 +80,20 @@ typedef struct te_product_kernels {
 
 /* Limits that decide which kernel runs a GEMM. A wave is one tile on every multiprocessor. */
 enum {
-    /* if the weight W has at most this many 16-bit elements, the skinny kernel's time is mostly that of its launch, not
-     * that of reading W */
+    /* a size of the weight W, in 16-bit elements; up to this size the skinny kernel's time is mostly that of its
+     * launch, not that of reading W */
     TE_SKINNY_LAUNCH_BOUND = 1 << 22,
     TE_PERSISTENT_MIN_K = 1024,         /* the smallest k for which the persistent kernel is used; with fewer, a tile's
                                          * prologue would take too large a share of the time */
     TE_PERSISTENT_MIN_WAVES = 4,
     /* the smallest number of waves from which on a custom kernel is expected to be faster than cuBLASLt in FP8 */
     TE_FP8_MIN_WAVES = 5,
-    /* the same limit for a fused pattern that draws random numbers (dropout) */
+    /* the same limit as TE_FP8_MIN_WAVES, for a fused pattern that draws random numbers (dropout) */
     TE_FP8_RANDOM_MIN_WAVES = 9,
     TE_OVERLAP_MIN_K = 256,             /* the smallest k for which a GEMM overlaps with a collective */
     TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of tiles of a GEMM that overlaps with a
                                          * collective */
-    /* in FP8 with rowwise scales, the small-m kernel is faster than cuBLASLt up to this many rows */
+    /* the largest number of rows for which the small-m kernel is faster than cuBLASLt in FP8 with rowwise scales */
     TE_SMALL_M_PAYING_ROWS = 64,
     TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
 };

@@ -231,8 +231,8 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            __syncthreads(); /* after this, step s has arrived, and all warps have read step s - 1, whose stage is
-                              * filled next */
+            __syncthreads(); /* after this barrier, step s has arrived, and all warps have read step s - 1, whose stage
+                              * is filled next */
             load(p, &t, ring, s + STAGES - 1);
             multiply(c, ring + (uint32_t)(s % STAGES * STAGE), row, column);
         }
@@ -301,7 +301,7 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
     for (int k = t.k_begin; k < t.k_end; k += TE_FALLBACK_F32_TILE_K) {
         te__fallback_f32_load(a, (const float *)p.a, p.m, p.k, t.row, k, t.k_end, p.trans_a);
         te__fallback_f32_load(b, (const float *)p.b, p.n, p.k, t.col, k, t.k_end, !p.trans_b);
-        __syncthreads(); /* after this, all threads have read the tiles of the previous step, so these may be
+        __syncthreads(); /* after this barrier, all threads have read the tiles of the previous step, so these may be
                           * overwritten */
         te__fallback_f32_to_shared(s.a, a, p.trans_a), te__fallback_f32_to_shared(s.b, b, !p.trans_b);
         __syncthreads();

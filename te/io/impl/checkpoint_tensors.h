@@ -3,8 +3,8 @@
  *
  * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
  * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for a range of its
- * parameter's elements, and for a second range in the replicated remainder (zero1.h). Moments in 8 bits are bf16 in the
- * file.
+ * parameter's elements, and for a second range in the replicated remainder (zero1.h). An optimizer's moments in 8 bits
+ * are stored as bf16 in the file.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
  * a time. Each rank fills a buffer with -0.0, because x + -0.0 is x for every x, and copies its shards into the buffer.
@@ -88,8 +88,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     }
     return TE_OK;
 }
-/* Call te__tensor_shard_copy for all shards of the tensor that this rank saves or, if `loads`, for all shards that it
- * has. */
+/* Copy the shards of a tensor between memory and a part of the tensor in the file. If `loads` is set, copy to all
+ * shards that this rank has; else copy from those shards that this rank saves. */
 TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w, const te__tensor_part *part, int loads,
                                                     te_context *ctx) {
     for (int i = 0; i < w->shards; i++)

@@ -93,7 +93,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
     r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
-    /* memory follows for the operand that is saved for the next GEMM, and for that operand's inverse scale */
+    /* the next part of the memory holds the operand that is saved for the next GEMM, and that operand's inverse
+     * scale */
     const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     /* memory of the pool, for blocks of `widest` bytes: up to four for a strategy, two for te__linear_trial_rest, and
@@ -219,8 +220,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* an FP8 GEMM with arrays of scales has no strategy with an
                                                             * epilogue that could be compared with the default */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        /* the default strategy is kept (one kernel, if a rule expects that to be faster), because here the kernel
-         * computes only the amax and so stores less */
+        /* keep the default strategy (one kernel for the whole step, if a rule expects that to be faster): here the
+         * kernel computes only the amax, and so stores less than otherwise */
         return TE_OK;
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);

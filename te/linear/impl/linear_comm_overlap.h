@@ -18,8 +18,9 @@
  * preceding pointwise kernel (te__gathered_consumer), or a cast, stores a rank's rows in FP8 before the gather.
  * Otherwise rows are gathered in the list's format, and the GEMM starts after the gather.
  *
- * Nothing overlaps in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are not a multiple of
- * 256, or if the gathered tensor must be in memory that other ranks have not mapped (te_comm_allocate).
+ * A GEMM and a collective do not overlap in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are
+ * not a multiple of 256, or if the gathered tensor must be in memory that other ranks have not mapped
+ * (te_comm_allocate).
  */
 #ifndef TE_LINEAR_COMM_OVERLAP_H
 #define TE_LINEAR_COMM_OVERLAP_H

@@ -9,7 +9,7 @@
  *
  * The input of a gated op has rows of two halves. In backward the epilogue reads the saved halves and writes the
  * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored
- * (te__sm90_gemm_config.source_has_halves). In forward a tile contains the same columns of both halves
+ * (te__sm90_gemm_config.source_has_halves). In forward each tile of the GEMM contains the same columns of both halves
  * (te__sm90_gemm_pairing.halves), so inference need not store the input of the gated op. Under a recipe this forward
  * kernel is for inference only, because training would have to store both halves as well. With few rows, a gated step
  * runs as a GEMM and a pointwise kernel.
@@ -17,7 +17,7 @@
  * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
  * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
  * which backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the floor is 0.81 ms.
- * Three separate kernels take 0.21 ms more. Measurements: docs/notes/linear.md.
+ * Three separate kernels (GEMM, pointwise kernel, transpose) take 0.21 ms more. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_EPILOGUE_H
 #define TE_LINEAR_EPILOGUE_H

@@ -13,10 +13,10 @@
  *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
  *   fp8_row      one for each row of x and of the weight    the kernel that produces x, else a cast; no FP8 in backward
  *
- * te_operand_policy.input says in which of three ways backward obtains x_t. Forward has saved x in FP8, and backward
- * transposes it, unless a cast or a GEMM has already stored the transpose. Or backward casts x again. Or backward runs
- * the kernel that produces x again, and this time the kernel stores only x_t. Under fp8_block each transpose is rounded
- * from the original values, not from the FP8 values of the other layout.
+ * te_operand_policy.input says in which of three ways backward obtains x_t. First: forward has saved x in FP8, and
+ * backward transposes it, unless a cast or a GEMM has already stored the transpose. Second: backward casts x again.
+ * Third: backward runs the kernel that produces x again, and this time the kernel stores only x_t. Under fp8_block each
+ * transpose is rounded from the original values, not from the FP8 values of the other layout.
  */
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H

@@ -17,8 +17,9 @@
  * docs/notes/linear.md.
  *
  * The GEMM sums in f32 and rounds to 16 bits, as in a separate step. The epilogue then adds the bias and rotates in
- * f32, and rounds once more. So the result of linear_rope is bitwise identical to that of the two steps. The result of
- * linear_bias_rope is not identical, because the two steps round after the bias as well.
+ * f32, and rounds once more. So the result of linear_rope is bitwise identical to that of two separate steps, linear
+ * and then rope. The result of linear_bias_rope differs, because separate steps also round after they have added the
+ * bias.
  */
 #ifndef TE_LINEAR_ROPE_H
 #define TE_LINEAR_ROPE_H

@@ -70,8 +70,8 @@ typedef struct te_pointwise {
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
     int half; /* the value of te_pointwise_shape.half, for kernels whose width is known only at run time */
-    te_rng_args take; /* with which the kernel advances the random state in forward; take.taken null: another kernel
-                       * advances it */
+    te_rng_args take; /* the arguments with which the kernel advances the random state in forward; take.taken null:
+                       * another kernel advances it */
     te_pointwise_quantize scaled;
 } te_pointwise;
 
@@ -165,9 +165,10 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
  * columns of a row. norm and sums: te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
-/* Forward: a row of up to 1024 columns is processed by one warp, a longer one by 64 to 1024 threads. Backward: if a row
- * has up to 4096 columns, a lane has one vector of the row, because the sums over rows take most of the registers; but
- * a lane has two vectors of the row if the gradient of a bias is summed as well. */
+/* The number of lanes that share a row in a kernel with a norm. Forward: a row of up to 1024 columns is processed by
+ * one warp, a longer one by 64 to 1024 threads. Backward: if a row has up to 4096 columns, a lane has one vector of the
+ * row, because the sums over rows take most of the registers; but a lane has two vectors of the row if the gradient of
+ * a bias is summed as well. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
