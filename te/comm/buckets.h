@@ -44,8 +44,8 @@ typedef struct te_buckets_config {
                      * gradients and their sums are rounded to bf16, half as many bytes cross the link, and each device
                      * needs up to te_buckets_config.bytes / 2 more bytes of memory */
     /* used on CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final before
-     * the end of backward's last GEMM; NCCL reduces the others. This requires symmetric memory in the data group
-     * (te_comm_config.peer_bytes), and takes up to 2 * te_buckets_config.bytes bytes of memory on each device until
+     * the end of backward's last GEMM; NCCL reduces the others. DMA engines require symmetric memory in the data group
+     * (te_comm_config.peer_bytes), and take up to 2 * te_buckets_config.bytes bytes of memory on each device until
      * te_comm_destroy. 0: NCCL reduces all buckets */
     int dma;
 } te_buckets_config;

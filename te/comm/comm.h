@@ -162,8 +162,8 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
     return te__comm_finish_create(comm, status, ctx);
 }
 
-/* Allocates memory to be used as te_saved.memory. It is a block of symmetric memory, so all ranks of the tensor group
- * can access it. If forward saves the result of an all_gather in such a block, the all_gather can overlap a GEMM
+/* Allocates memory to be used as te_saved.memory. The memory is a block of symmetric memory, so all ranks of the tensor
+ * group can access it. If forward saves the result of an all_gather in such a block, the all_gather can overlap a GEMM
  * (te/linear/impl/linear_comm_overlap.h). All ranks of the group must make the same calls of this function in the same
  * order, with the same `bytes`, and use each block for the same purpose. Each call waits for the other ranks. If the
  * group has no symmetric memory, or 15 such blocks exist already, the result is ordinary memory, as from

@@ -126,7 +126,8 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 
 /* ---- status ------------------------------------------------------------------------------------------------------ */
 
-/* The list of all statuses, X(name, text) for each. It is expanded once to the enumerators and once to the texts. */
+/* The list of all statuses, X(name, text) for each. The list is expanded once to the enumerators and once to the
+ * texts. */
 #define TE_STATUSES(X)                                                                         \
     X(OK, "success")                                                                           \
     X(ERROR_NULL, "a required pointer is null")                                                \

@@ -89,8 +89,8 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
 /* Return the error text of the last call that failed on this context; "" if no call has failed. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
-/* Says whether the program contains the code that times GEMMs (te_context.gemm_tune). It does not contain this code if
- * it is compiled with -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
+/* Says whether the program contains the code that times GEMMs (te_context.gemm_tune). The program does not contain this
+ * code if the program is compiled with -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
 #ifdef TE_NO_TUNE
 #define TE_HAS_AUTOTUNE 0
 #else

@@ -101,7 +101,8 @@ typedef struct te_side_stream {
 } te_side_stream;
 
 #if TE_CUDA
-/* Create the side stream. It has the highest priority, because work on the context's own stream waits for it. */
+/* Create the side stream. The side stream has the highest priority, because work on the context's own stream waits for
+ * it. */
 TE_API te_status te_side_stream_open(te_side_stream *s, te_context *ctx) {
     int least = 0, greatest = 0;
     cudaStream_t stream = 0;

@@ -190,10 +190,10 @@ TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past
     return count > 0 ? count : 0;
 }
 
-/* Finds, for one tile after another, the sequence to which the tile belongs. It is meant for a thread that asks for
- * tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of `first` are wrong,
- * each tile is visited once, because a sequence that begins before the end of the previous one is taken to begin at
- * that end. */
+/* Finds, for one tile after another, the sequence to which the tile belongs. The cursor is meant for a thread that asks
+ * for tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of `first` are
+ * wrong, each tile is visited once, because a sequence that begins before the end of the previous one is taken to begin
+ * at that end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
     int index, tile; /* index: the index of the current sequence; tile: the number of the first tile of the current

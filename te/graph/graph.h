@@ -162,8 +162,8 @@ enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size in bytes of a generated name
 
 struct te_graph;
 /* The function that a graph records. It enqueues library calls on ctx->stream, which during a capture is a stream that
- * only the capture uses. It may not allocate or release memory, wait, copy from or to pageable memory, or use another
- * stream without joining it to this one by events. */
+ * only the capture uses. The function may not allocate or release memory, wait, copy from or to pageable memory, or use
+ * another stream without joining it to this one by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
 /* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */
@@ -241,7 +241,7 @@ TE_API void te_graph_retire(te_graph *g) {
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
             if (g->pool->block[k].id == g->tensor[i].id) te__graph_pool_free(g->pool, k), g->tensor[i].id = 0;
 }
-/* Retire the graph and free it. It is also allowed to destroy a graph whose capture failed, or a struct of zeros;
+/* Retire the graph and free it. The caller may also destroy a graph whose capture failed, or a struct of zeros;
  * destroying a copy of a graph does nothing. */
 TE_API void te_graph_destroy(te_graph *g) {
     if (!g || (g->at && g->at != g)) return;

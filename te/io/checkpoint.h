@@ -218,7 +218,7 @@ TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_saf
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
 /* Check that a checkpoint can be saved at `path`: its folder is writable, and `path` is not the path of a device or
- * folder. Leaves no file behind. It is useful to call this before a training run that takes days. */
+ * folder. Leaves no file behind. Call this function before a training run that takes days. */
 TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     te__new_file f;
     TE_REQUIRE(path && ctx, ctx, TE_ERROR_NULL, "checkpoint: the path or the context is null");

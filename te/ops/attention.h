@@ -196,7 +196,7 @@
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
 /* The values of the options for those kernels of an attention that use a key-value cache: varlen and cached are 1,
- * dropout is 0, and all other options are as in the op's declaration. They are in the order of
+ * dropout is 0, and all other options are as in the op's declaration. The values are in the order of
  * te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
@@ -289,8 +289,8 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_names_recipe)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Return whether the kernel of an attention stores its output in FP8. It does so in inference if the only consumer of
- * the output is the next GEMM. */
+/* Return whether the kernel of an attention stores its output in FP8. The kernel does so in inference if the only
+ * consumer of the output is the next GEMM. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;

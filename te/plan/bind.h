@@ -94,7 +94,7 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
         }
     return n;
 }
-/* Return the format of an op's parameters. This is the list's dtype, with one exception: with the list's option
+/* Return the format of an op's parameters. The format is the list's dtype, with one exception: with the list's option
  * (weights, f32), the weights of FP8 GEMMs are f32. */
 TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
@@ -272,8 +272,8 @@ typedef struct te_shard_layout {
     int64_t count;       /* number of runs */
     int64_t first, each; /* first: number of elements in run 0 of the shard; each: number of elements in each other
                           * run */
-    int rank, ranks;     /* rank: this rank's index in the group; ranks: the number of ranks. They are 0 and 1 if the
-                          * parameter is not sharded */
+    int rank, ranks;     /* rank: this rank's index in the group; ranks: the number of ranks. The two numbers are 0 and
+                          * 1 if the parameter is not sharded */
 } te_shard_layout;
 typedef struct te_shard_run {
     int64_t at, whole; /* at: index, within the shard, of the run's first element; whole: index of the same element

@@ -264,7 +264,7 @@ typedef struct te_training {
     te_status (*end)(struct te_run *run);
 } te_training;
 
-/* The plan that TE_SEQUENTIAL makes from a list. It is constant. */
+/* The plan that TE_SEQUENTIAL makes from a list. A plan is constant. */
 typedef struct te_plan {
     const char *name;
     te_dtype dtype;               /* number format of the parameters, and of each value whose op states no other

@@ -38,7 +38,7 @@
 #define TE_STRING_(...) #__VA_ARGS__
 #define TE_NOTHING(...)
 
-/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. This is how the macros test whether a name
+/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. In this way the macros test whether a name
  * is in a set: all names in the set are #defined as a comma. */
 #define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
 /* Expands to `yes` if x is in parentheses, else to `no`. */
@@ -187,8 +187,8 @@
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
 /* static_asserts that check the arguments of an op. as: the family whose facts list the permitted options and the
- * number of shapes. These are errors: an option that the family does not have, an option whose value has the wrong
- * type, and too many shapes. The messages name the model, the op and the option. */
+ * number of shapes. The following are errors: an option that the family does not have, an option whose value has the
+ * wrong type, and too many shapes. The messages name the model, the op and the option. */
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)

@@ -324,7 +324,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         if constexpr (RELATIVE) buckets(a);
         else table(a);
     }
-    /* Launch the kernel that computes the gradient of a score bias. This must be called after the backward, because the
+    /* Launch the kernel that computes the gradient of a score bias. Call this function after the backward, because the
      * kernel reads delta, which backward writes. */
     static te_status launch(te_context *ctx, te__attn_kernel *k, const te_attention_args *a, const char *name) {
         const int tables = RELATIVE || F::BIAS == TE_BIAS_heads ? HEADS : 1;

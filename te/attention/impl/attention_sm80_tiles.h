@@ -58,7 +58,7 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 /* Returns the offset of the row whose address this lane passes to ldmatrix.x4, in bytes from the first element of a 16
- * x 16 square. This is for the operand A of te__attn_product_nt, and for B of te__attn_product_nn. */
+ * x 16 square. This address is for the operand A of te__attn_product_nt, and for B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
 }

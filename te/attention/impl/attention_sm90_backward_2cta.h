@@ -159,8 +159,8 @@ TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_w
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This is used at the end of
- * a key tile, where there are no other products to issue between these operations. */
+/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This function is called at
+ * the end of a key tile, where there are no other products to issue between these operations. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_2cta_issue_dq<T, C, G>(dq, g, j);

@@ -206,8 +206,8 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Return whether a key tile that has processed the last tile of queries continues with the first tile of queries. That
- * is the case in full attention, where each key tile processes all queries. */
+/* Return whether a key tile that has processed the last tile of queries continues with the first tile of queries. A key
+ * tile does so in full attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Returns the item (a key tile of one head) at position i of the schedule for `heads` heads of K and V. */
 template <int HEADS, int KV_HEADS, class F>

@@ -53,8 +53,9 @@ template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r,
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_mask_score(r.s, i);
 }
 
-/* Returns whether all keys of the first tile that a query processes may be masked. That is possible if the mask has a
- * bound on the right, except in causal self-attention, where the first tile always contains the query's own key. */
+/* Returns whether all keys of the first tile that a query processes may be masked. All of these keys can be masked only
+ * if the mask has a bound on the right, except in causal self-attention, where the first tile always contains the
+ * query's own key. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
     return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0);
 }
@@ -176,10 +177,10 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         }
     }
 }
-/* Return the number to subtract from a row's scores when their maximum so far is row_max. It is row_max itself, unless
- * all keys of the row so far were masked: then row_max is -inf, and the number is 0, which makes P of the row 0. In the
- * row's first later tile with a visible key, te__attn_exp_row is called with row_max = -inf, which makes P infinite;
- * that exceeds the threshold, so that row_max is updated. */
+/* Return the number to subtract from a row's scores when their maximum so far is row_max. The number is row_max itself,
+ * unless all keys of the row so far were masked: then row_max is -inf, and the number is 0, which makes P of the row 0.
+ * In the row's first later tile with a visible key, te__attn_exp_row is called with row_max = -inf, which makes P
+ * infinite; that exceeds the threshold, so that row_max is updated. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
 }

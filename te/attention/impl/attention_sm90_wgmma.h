@@ -85,9 +85,9 @@ template <int N> struct te__wgmma_atom;
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
 
 /* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
- * know. This empty asm claims to change the registers. It is called before the fence that precedes the wgmma, so that
- * the compiler does not move the registers' initialisation below that fence; and after the wait for the wgmma, so that
- * it does not move their first use above that wait (CUTLASS's warpgroup_fence_operand). */
+ * know. This empty asm claims to change the registers. The function is called before the fence that precedes the wgmma,
+ * so that the compiler does not move the registers' initialisation below that fence; and after the wait for the wgmma,
+ * so that it does not move their first use above that wait (CUTLASS's warpgroup_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_operand(float (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
 }

@@ -186,9 +186,9 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
     TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
         te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, i)], a, from->epoch, a->rank, packets, result), sum);
 }
-/* The load function (te_norm_load_fn) of a fused collective kernel. It does what te_norm_row_load does, but the row
- * that it loads is the sum over the ranks. Loads gamma and the residual before it waits for the first packet, so that
- * these loads overlap the wait. row_x: registers for the row, for gamma, and for the residual. */
+/* The load function (te_norm_load_fn) of a fused collective kernel. The function does what te_norm_row_load does, but
+ * the row that it loads is the sum over the ranks. Loads gamma and the residual before it waits for the first packet,
+ * so that these loads overlap the wait. row_x: registers for the row, for gamma, and for the residual. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
@@ -343,9 +343,10 @@ typedef struct te_fused_collective {
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
- * There are such kernels if the pattern has a norm and its widths are compile-time constants. They are variants of the
- * low-latency pointwise kernel, because latency dominates here, too. gathers: 0: all_reduce; 1: reduce_scatter ..
- * all_gather. widths: how the widths are known, as constants or at run time (te/fuse/impl/kernels.h). */
+ * There are such kernels if the pattern has a norm and its widths are compile-time constants. The fused kernels are
+ * variants of the low-latency pointwise kernel, because latency dominates here, too. gathers: 0: all_reduce; 1:
+ * reduce_scatter .. all_gather. widths: how the widths are known, as constants or at run time
+ * (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
     TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
                  TE__NO_FUSED_COLLECTIVE)                                                                       \

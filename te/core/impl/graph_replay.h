@@ -171,7 +171,7 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Return whether kernels are launched with programmatic dependent launch (PDL). This requires two things: ctx->pdl is
+/* Return whether kernels are launched with programmatic dependent launch (PDL). PDL requires two things: ctx->pdl is
  * set, and the code that runs on the context's device was compiled for compute capability 9.0 or higher, because only
  * such code contains the wait of te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {

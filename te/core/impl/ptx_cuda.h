@@ -93,8 +93,8 @@ TE_FN void te__barrier_wait(uint32_t bar, int phase) {
         : "memory");
 }
 /* te__barrier_arrive_remote_release: like te__barrier_arrive_remote, with release semantics.
- * te__barrier_wait_acquire_cluster: like te__barrier_wait, with acquire semantics. Both have cluster scope. They are
- * needed if the barrier orders stores to another block's shared memory. */
+ * te__barrier_wait_acquire_cluster: like te__barrier_wait, with acquire semantics. Both have cluster scope. The two
+ * functions are needed if the barrier orders stores to another block's shared memory. */
 TE_FN void te__barrier_arrive_remote_release(uint32_t bar, int cta) {
     asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(bar),

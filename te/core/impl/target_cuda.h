@@ -16,8 +16,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     return g;
 }
 
-/* Define a kernel `name` with blocks of `threads` threads. It has one argument, a struct of type `type`, and the body
- * `...`. The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
+/* Define a kernel `name` with blocks of `threads` threads. The kernel has one argument, a struct of type `type`, and
+ * the body `...`. The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
 /* Do what TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on a
  * multiprocessor. */

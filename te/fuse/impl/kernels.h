@@ -30,8 +30,8 @@
  *         for two custom ops with a pointwise kernel between them; TE_AROUND_<a>_<b> must be #defined as a comma
  * A pattern can have further variants of its pointwise kernel, which read their input from elsewhere, for example from
  * other ranks (te/comm/impl/fused_collective_norm.h). The macro TE_SOURCE_<family>(widths, name, ops...) defines these
- * variants. It is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if TE_HAS_SOURCE_<family> is
- * #defined as a comma. */
+ * variants. This macro is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if
+ * TE_HAS_SOURCE_<family> is #defined as a comma. */
 
 #define TE__PAIR_OR_POINTWISE(a, ...) \
     TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__CUSTOM_PAIR, \

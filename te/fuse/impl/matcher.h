@@ -48,8 +48,8 @@
 #define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
 #define TE_PLAN_(...) TE_EVAL(TE_MATCH_NEXT(__VA_ARGS__))
 #define TE_MATCH_NEXT(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
-/* TE_MATCH_AT(list, ops...) expands to the number of ops in the step that begins with the first of these ops. It is 0
- * if that first op is a mark, (recompute, ..) or (end_recompute, ..), because no step contains marks. */
+/* TE_MATCH_AT(list, ops...) expands to the number of ops in the step that begins with the first of these ops. The
+ * number is 0 if that first op is a mark, (recompute, ..) or (end_recompute, ..), because no step contains marks. */
 #define TE_MATCH_AT(...) TE_MATCH_AT_(__VA_ARGS__)
 #define TE_MATCH_AT_(l, a, b, c, d, e, f, g, h, ...)                                                          \
     TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \

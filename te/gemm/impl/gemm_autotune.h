@@ -67,8 +67,8 @@ TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_conte
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
 /* Enqueues a sample: `repeats` runs of a candidate between two small kernels. These stand for the kernels that run
- * before and after the GEMM in a pass. They are needed because a custom kernel, unlike cuBLASLt's kernels, starts and
- * loads its weights while the previous kernel is still running (programmatic dependent launch,
+ * before and after the GEMM in a pass. The small kernels are needed because a custom kernel, unlike cuBLASLt's kernels,
+ * starts and loads its weights while the previous kernel is still running (programmatic dependent launch,
  * te__launch_follows_kernel). */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
@@ -329,7 +329,7 @@ TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Return whether steps look up their strategy by te__gemm_find_choice. They do if any strategies are stored in the
+/* Return whether steps look up their strategy by te__gemm_find_choice. Steps do so if any strategies are stored in the
  * context, or if tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));

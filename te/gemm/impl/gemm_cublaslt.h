@@ -326,9 +326,9 @@ TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     }
     return 0;
 }
-/* Returns whether an algorithm from a tuning file may be used. It may only if cuBLASLt itself proposes it for this
- * product on this device: the data of an algorithm is opaque, and cuBLASLt may crash on data that it did not make. Sets
- * *added to 1 if the cache does not have the product yet, else to 0. */
+/* Returns whether an algorithm from a tuning file may be used. The algorithm may be used only if cuBLASLt itself
+ * proposes it for this product on this device: the data of an algorithm is opaque, and cuBLASLt may crash on data that
+ * it did not make. Sets *added to 1 if the cache does not have the product yet, else to 0. */
 TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     te__gemm_plan p;

@@ -103,19 +103,20 @@ enum {
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
-/* Returns whether the skinny kernel is expected to be faster than the alternative. It is if at most 1/8 of the elements
- * of k that its steps cover are padding, or if W is so small that the launch dominates the time. In a build without
- * cuBLASLt the answer is always yes. */
+/* Returns whether the skinny kernel is expected to be faster than the alternative. The skinny kernel is faster if at
+ * most 1/8 of the elements of k that its steps cover are padding, or if W is so small that the launch dominates the
+ * time. In a build without cuBLASLt the answer is always yes. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
     return te__skinny_can(g) && (8 * k >= 7 * te_round_up(k, TE_SKINNY_STEP) || g->n * k <= TE_SKINNY_LAUNCH_BOUND);
 }
-/* Returns whether the persistent kernel is expected to be faster than the alternative. It is if there are enough waves
- * and if k is large enough to amortise a tile's prologue. In FP8 an element of k takes half the time that it takes in
- * 16 bits, so the smallest k is twice as large. In a build without cuBLASLt the alternative is gemm_fallback.h, whose
- * kernels use mma.sync and take nearly twice as long: there half a wave is enough, if D has more rows than one tile.
- * gemm_fallback.h has no kernels for FP8, so in such a build the persistent kernel always pays in FP8. */
+/* Returns whether the persistent kernel is expected to be faster than the alternative. The persistent kernel is faster
+ * if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8 an element of k takes half
+ * the time that it takes in 16 bits, so the smallest k is twice as large. In a build without cuBLASLt the alternative
+ * is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: there half a wave is enough, if D has
+ * more rows than one tile. gemm_fallback.h has no kernels for FP8, so in such a build the persistent kernel always pays
+ * in FP8. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
@@ -161,9 +162,9 @@ TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te
 TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
-/* Returns whether the small-m kernel is expected to be faster than cuBLASLt's fastest algorithm. It is only with
- * rowwise scales (times: docs/notes/gemm.md). This rule is not used when patterns are autotuned: the small-m kernel is
- * then one of the candidates that are timed (te/linear/impl/linear_autotune.h). */
+/* Returns whether the small-m kernel is expected to be faster than cuBLASLt's fastest algorithm. The small-m kernel is
+ * faster only with rowwise scales (times: docs/notes/gemm.md). This rule is not used when patterns are autotuned: the
+ * small-m kernel is then one of the candidates that are timed (te/linear/impl/linear_autotune.h). */
 TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_small_m(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));

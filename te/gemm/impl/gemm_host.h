@@ -26,10 +26,10 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Returns whether the skinny loop, which is for few rows, computes the product. It does if D has few rows and B is
- * transposed, as in x weight^T. The loop adds up the terms of a sum in another order than the blocked loop. A program
- * that needs bitwise identical rows in batches of any size is compiled with -DTE_BATCH_INVARIANT, which leaves the
- * skinny loop out. */
+/* Returns whether the skinny loop, which is for few rows, computes the product. The skinny loop is chosen if D has few
+ * rows and B is transposed, as in x weight^T. The loop adds up the terms of a sum in another order than the blocked
+ * loop. A program that needs bitwise identical rows in batches of any size is compiled with -DTE_BATCH_INVARIANT, which
+ * leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;

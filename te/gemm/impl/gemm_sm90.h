@@ -257,8 +257,8 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
 
 /* ---- overlap of a collective ------------------------------------------------------------------------------------- */
 
-/* Returns whether the product can overlap with a collective of this group. This requires that the number of rows of
- * each rank is a multiple of the number of rows of a cluster tile. */
+/* Returns whether the product can overlap with a collective of this group. The overlap requires that the number of rows
+ * of each rank is a multiple of the number of rows of a cluster tile. */
 TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
     const te__overlap_memory *m = group->memory;
     return TE_HAS_COMM_OVERLAP && m && te__sm90_gemm_supports(g) && g->m > 0 &&

@@ -497,9 +497,9 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Return whether te__gemm_blockwise_run can add a bias to the product in the epilogue. It can if this kernel, not
- * cuBLASLt, is chosen for the product without a bias. With gemm_tune on, this call times both if they were not timed
- * yet. */
+/* Return whether te__gemm_blockwise_run can add a bias to the product in the epilogue. The bias can be added if this
+ * kernel, not cuBLASLt, is chosen for the product without a bias. With gemm_tune on, this call times both if they were
+ * not timed yet. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

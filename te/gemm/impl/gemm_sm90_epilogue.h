@@ -187,8 +187,8 @@ TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t sour
 /* ---- column sums, amax ------------------------------------------------------------------------------------------- */
 
 /* Store the sum of each column over those rows of a quarter that this warp has processed. params.column_sums has space
- * for the sums of three warps of each tile. In a block's last tile eleven warps have sums. These are stored in shared
- * memory instead, and te__sm90_epilogue_add_last_sums reduces them to three per column. */
+ * for the sums of three warps of each tile. In a block's last tile eleven warps have sums. The sums of these warps are
+ * stored in shared memory instead, and te__sm90_epilogue_add_last_sums reduces them to three per column. */
 TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                         float sum[8]) {
     const te__sm90_gemm_params *p = t->p;

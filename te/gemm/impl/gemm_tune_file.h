@@ -301,8 +301,8 @@ TE_API te_status te__tune_parse_product(te__tune_reader *r) {
     for (int i = 0; i < 8; i++) TE_TRY(te__tune_hex(&t->algo[i], r, 16 + i, "a word of the algorithm"));
     return TE_OK;
 }
-/* Read a `gemm` line. It is an error if an earlier line of the file has the same product, if cuBLASLt does not propose
- * the line's algorithm for this product, or if the context has no space for so many products. */
+/* Read a `gemm` line. The function returns an error if an earlier line of the file has the same product, if cuBLASLt
+ * does not propose the line's algorithm for this product, or if the context has no space for so many products. */
 TE_API te_status te__tune_read_product(te__tune_reader *r) {
     TE_TRY(te__tune_parse_product(r));
     const te_gemm_tuned *t = &r->product[r->products];

@@ -198,9 +198,9 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     return te__wgrad_now(r);
 }
 
-/* Returns whether the weight gradient of step s is deferred. It is deferred if the next step sums the dx of step s over
- * the ranks, and if a step between s and the next linear gathers rows for that linear. It is not deferred if gradients
- * are watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
+/* Returns whether the weight gradient of step s is deferred. The gradient is deferred if the next step sums the dx of
+ * step s over the ranks, and if a step between s and the next linear gathers rows for that linear. The gradient is not
+ * deferred if gradients are watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
@@ -216,8 +216,8 @@ TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
 }
 /* Called before the GEMM for dx of the next linear runs. ranks: the gather that this GEMM overlaps; the deferred weight
  * gradient, if there is one, is attached to the gather and runs after the gather has started. If ranks is null, because
- * the GEMM overlaps no gather, the deferred weight gradient is computed now. It is also computed now under autotuning,
- * so that nothing runs at the same time as a GEMM that is being timed. */
+ * the GEMM overlaps no gather, the deferred weight gradient is computed now. The gradient is also computed now under
+ * autotuning, so that nothing runs at the same time as a GEMM that is being timed. */
 TE_API te_status te__wgrad_flush(te_run *r, te__gemm_overlap *ranks) {
     if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);
     if (r->deferred_wgrad.is_there) ranks->overlapped = te__wgrad_now, ranks->overlapped_arg = r;

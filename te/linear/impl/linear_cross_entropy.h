@@ -180,8 +180,8 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Run linear and cross_entropy as separate steps, with all logits in memory. This is done under a recipe, and if
- * backward runs the two ops as separate steps. */
+/* Run linear and cross_entropy as separate steps, with all logits in memory. The steps are separate under a recipe, and
+ * if backward runs the two ops as separate steps. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *unfused) {
     te_step first = *s;
@@ -307,8 +307,8 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
  * even if te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every
  * piece. */
 
-/* Run linear and a vocabulary-parallel cross_entropy as separate steps, with all logits in memory. This is done under a
- * recipe, and if backward runs the two ops as separate steps. */
+/* Run linear and a vocabulary-parallel cross_entropy as separate steps, with all logits in memory. The steps are
+ * separate under a recipe, and if backward runs the two ops as separate steps. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *unfused) {
     te_step first = *s;

@@ -116,7 +116,7 @@ TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x)
     g->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_2D, TE_e4m3, f->inverse);
     return TE_OK;
 }
-/* Compute the transpose, in FP8, of the input of linear i. This is for an input that forward did not save. */
+/* Compute the transpose, in FP8, of the input of linear i. The function is for an input that forward did not save. */
 TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix transposed) {
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};

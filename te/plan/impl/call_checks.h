@@ -37,8 +37,8 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     return TE_OK;
 }
 
-/* Check te_batch.memory_seq, the number of rows per sequence that a decoder attends to. This is called for lists with
- * an extra input that has such rows, declared as (input, .., (rows, memory)). */
+/* Check te_batch.memory_seq, the number of rows per sequence that a decoder attends to. The function is called for
+ * lists with an extra input that has such rows, declared as (input, .., (rows, memory)). */
 TE_API te_status te__check_memory(const te_batch *b, const char *name, te_context *ctx) {
     TE_REQUIRE(b->memory_seq > 0, ctx, TE_ERROR_SHAPE,
                "%s: batch.memory_seq is %d; a list with an input of (rows, memory) needs a positive one", name,

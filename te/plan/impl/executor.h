@@ -14,9 +14,9 @@
 
 /* ---- where backward stops ---------------------------------------------------------------------------------------- */
 
-/* Backward runs from the last op of the list towards the first, and ends at the "backward stop". This is the first op,
- * in list order, that computes a gradient which is needed: the gradient of a trained parameter, of x, or of an extra
- * input. */
+/* Backward runs from the last op of the list towards the first, and ends at the "backward stop". The backward stop is
+ * the first op, in list order, that computes a gradient which is needed: the gradient of a trained parameter, of x, or
+ * of an extra input. */
 
 /* Return whether op i is an extra input of the list whose gradient the caller wants, so that backward must compute this
  * gradient. */

@@ -59,7 +59,7 @@ typedef struct te_operand_policy {
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
 
 /* Return whether backward can recompute an op's output, in the list's format, from the op's saved input and parameters
- * alone. This requires that the op is deterministic and does not use a fork's value. */
+ * alone. Recomputation requires that the op is deterministic and does not use a fork's value. */
 TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
     const int reads_fork = TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS;
     return (flags & TE_SAVES_INPUT) && !(flags & (TE_DRAWS | reads_fork)) && out == list;

@@ -110,7 +110,7 @@ TE_API void te__pool_root(te_pool *p, int id, int by) {
             return;
         }
 }
-/* Free all blocks that no value holds. This is called at the end of each step. */
+/* Free all blocks that no value holds. The function is called at the end of each step. */
 TE_API void te__pool_sweep(te_pool *p) {
     int live = 0;
     for (int i = 0; i < p->count; i++)

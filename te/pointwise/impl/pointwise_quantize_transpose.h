@@ -73,8 +73,8 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
 /* The statistics of a row. Together with gamma and beta of a piece's columns they are what the norm needs in addition
- * to x. They are loaded together with x, because a load that is issued after the stores of a row would wait for these
- * stores. */
+ * to x. These statistics are loaded together with x, because a load that is issued after the stores of a row would wait
+ * for these stores. */
 typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
@@ -248,8 +248,9 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
 /* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows beyond
- * the last row of the tensor are computed like the other rows. This is safe: the results for these rows are not stored,
- * and the only tensor that an op reads there is the input, whose elements beyond the last row count as zero. */
+ * the last row of the tensor are computed like the other rows. Computing these rows is safe: the results for these rows
+ * are not stored, and the only tensor that an op reads there is the input, whose elements beyond the last row count as
+ * zero. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
