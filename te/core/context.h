@@ -1,5 +1,5 @@
-/* context.h -- te_context, which says where work runs: a target, a stream and a workspace. It also has the random state
- * and the text of the last error.
+/* context.h -- te_context, which says where work runs: a target, a stream and a workspace. A te_context also has the
+ * random state and the text of the last error.
  *
  * Do this:
  *     te_context ctx;

@@ -7,7 +7,7 @@
  *     ...
  *     TE_TRY(te_cache_load(&cache, slot, tokens, &length, "prompt.safetensors", &ctx));  // replaces sequence `slot`
  *
- * The file is a safetensors file with a checksum. It has, for each attention op of the cache's models, in order,
+ * The file is a safetensors file with a checksum. The file has, for each attention op of the cache's models, in order,
  *     layer.0.keys      [kv_heads, length, head_dim], in the list's dtype
  *     layer.0.values    [kv_heads, length, value_dim]
  *     tokens            [length], I32, if the program passes the sequence's tokens

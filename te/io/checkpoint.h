@@ -328,7 +328,8 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     TE_TRY(te__moments_8bit_clear(c->optimizer, ctx));
     if (l->is_sharded || l->has_8bit) {
         TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
-        /* This is needed because te__sharded_tensors_load skips the scales of recipes, which belong to no parameter. */
+        /* te__sharded_tensors_load has skipped the scales of recipes, which belong to no parameter, so they are loaded
+         * here */
         if (c->recipes) TE_TRY(te_safetensors_load(f, l->tensor + first, 1, 0, ctx));
     } else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
     l->state.step = l->step[0], l->state.skipped = l->step[1];

@@ -31,7 +31,7 @@ enum {
                                  * the op's fusion pattern must contain no norm or gated op */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
-    /* forks, and the ops that use a fork's value */
+    /* flags of forks, and of the ops that use a value of a fork */
     TE_IS_FORK = 1 << 7,    /* a fork: passes its input on unchanged, and also keeps this value for a later op */
     TE_IS_ADD = 1 << 8,     /* adds a fork's value to the op's input */
     TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value, element by element */

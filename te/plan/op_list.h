@@ -1,5 +1,6 @@
-/* op_list.h -- macros by which the preprocessor reads a list of ops. An op of a list is a tuple (kind, name, ..). Its
- * kind belongs to a family of ops, and the family defines facts about its ops, such as the width of an op's output.
+/* op_list.h -- macros by which the preprocessor reads a list of ops. An op of a list is a tuple (kind, name, ..). The
+ * kind of an op belongs to a family of ops, and the family defines facts about its ops, such as the width of an op's
+ * output.
  *
  * Do this:
  *     (attention, attn, 32, 8, 128, (scale, 0.1f), (causal, 0))    // kind, name, shapes by position, then options

@@ -7,7 +7,8 @@
  *
  * Three kernels: preprocess computes delta; the main kernel computes dK and dV, and sums dQ in f32 in global memory;
  * postprocess scales dQ and rounds it. In the main kernel a block holds 128 keys and their values in shared memory, and
- * processes the tiles of queries that see these keys, for each query head that shares this head of K and V. Its roles:
+ * processes the tiles of queries that see these keys, for each query head that shares this head of K and V. The roles
+ * of a block's warps:
  *
  *     producer     one thread schedules key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ to
  *                  global memory, in an order that attention_sm90_backward_producer.h describes

@@ -1,9 +1,9 @@
 /* attention_sm90_softmax.h -- the work of a consumer warpgroup of attention_sm90_forward.h on the 64 rows of its tile
  * of scores: masks, softcap, ALiBi and dropout; softmax; and the epilogue, which stores O.
  *
- * Softmax subtracts the same number from all scores of a row before it exponentiates. That number need not be the
- * maximum, as long as P neither overflows nor underflows. So the number that is subtracted, row_max, stays the maximum
- * of the first tile of keys until, in some later tile, the sum of a lane's elements of P in one row exceeds
+ * Softmax subtracts the same number from all scores of a row before it exponentiates. The subtracted number need not be
+ * the maximum, as long as P neither overflows nor underflows. So the number that is subtracted, row_max, stays the
+ * maximum of the first tile of keys until, in some later tile, the sum of a lane's elements of P in one row exceeds
  * te__attn_rescale_threshold. Then P of that tile is discarded: the warp recomputes S of the tile from Q and K, which
  * are still in shared memory, updates row_max, and rescales O and the rows' sums of P (the conditional rescale of
  * FlashAttention-4). So most tiles of keys need no maximum, no shuffle and no rescaling of O, and their exponentials

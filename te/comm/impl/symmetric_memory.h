@@ -71,8 +71,8 @@ typedef struct te_peer_args {
     const void *x;
     int64_t bytes; /* the size in bytes of x in an all_reduce or an all_gather, and of y in a reduce_scatter */
     te_dtype dtype;
-    int rank, ranks, aligned; /* rank: the index of this rank; ranks: their number; aligned: 1: x and y are aligned to
-                               * 16 bytes, and `bytes` is a multiple of 16 */
+    int rank, ranks, aligned; /* rank: the index of this rank; ranks: the number of ranks; aligned: 1: x and y are
+                               * aligned to 16 bytes, and `bytes` is a multiple of 16 */
     char *buffer[TE_PEER_MAX_RANKS], *local; /* local: the buffer of this rank */
     te_peer_state *state;
     uint32_t *failed;

@@ -1,5 +1,6 @@
-/* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h. Its warps read finished tiles from shared memory and call a
- * te_epilogue_fn with eight elements of D at a time, or a te_epilogue_pair_fn with two vectors of eight elements.
+/* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h. The warps of the epilogue read finished tiles from shared memory
+ * and call a te_epilogue_fn with eight elements of D at a time, or a te_epilogue_pair_fn with two vectors of eight
+ * elements.
  *
  * Three warps run the epilogue of a tile during the mainloop of the next tile. The epilogue of a block's last tile is
  * run by all eleven warps: the consumer warps stage the whole tile in the shared memory of the pipeline's stages, which

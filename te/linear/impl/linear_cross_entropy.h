@@ -1,6 +1,6 @@
 /* linear_cross_entropy.h -- a linear and the cross_entropy after it as one step, which computes the logits in pieces:
- * only one piece at a time is in memory, with 1 / TE_LOSS_FRACTION (1/16) of all logits. This saves memory but takes
- * more time, so the pattern is not in fusions.h. To use it, write before TE_SEQUENTIAL:
+ * only one piece at a time is in memory, with 1 / TE_LOSS_FRACTION (1/16) of all logits. Computing in pieces saves
+ * memory but takes more time, so the pattern is not in fusions.h. To use it, write before TE_SEQUENTIAL:
  *
  *   #define TE_FORWARD_linear_cross_entropy TE_FUSED
  *   #define TE_BACKWARD_cross_entropy_linear TE_FUSED

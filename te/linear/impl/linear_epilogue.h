@@ -1,7 +1,8 @@
 /* linear_epilogue.h -- runs a step that begins with a GEMM as one kernel: the ops after the GEMM run in the GEMM's
- * epilogue. Such kernels exist for elementwise and gated ops with constant widths, in 16 bits and, under a recipe, with
- * operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps that begin with
- * a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues (linear_strategy.h).
+ * epilogue. Kernels for whole steps exist for elementwise and gated ops with constant widths, in 16 bits and, under a
+ * recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps
+ * that begin with a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues
+ * (linear_strategy.h).
  *
  * Under a recipe the epilogue stores what the pointwise kernel would store: y, in 16 bits or in FP8 for the next GEMM,
  * and y's amax. The epilogue also stores the transpose of y in FP8, which the GEMM for a weight gradient reads and

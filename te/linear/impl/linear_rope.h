@@ -4,8 +4,8 @@
  * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, two kernels run. The first, a small one,
  * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. If the GEMM's epilogue computed the
  * cosines and sines itself, it would need double precision and would repeat the work for each head. With 8192 rows and
- * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. Its epilogue receives two
- * vectors of eight elements at once, which together contain both elements of each pair to be rotated
+ * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. The epilogue of the GEMM
+ * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated
  * (te__sm90_gemm_pairing).
  *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head

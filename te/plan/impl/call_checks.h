@@ -242,7 +242,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
-        int is_read = 0; /* 1: the call reads the edge's value; in backward also the forward value of an extra input */
+        int is_read = 0; /* 1: an op of the list reads the value of this extra input, so that backward reads the value,
+                          * too */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
             is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) &&

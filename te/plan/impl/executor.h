@@ -1,9 +1,9 @@
 /* executor.h -- runs a call of a model (forward, inference or backward): checks the arguments, then runs the steps of
  * the plan twice.
  *
- * The first run is a dry run. It launches nothing, but makes all checks and measures the workspace that the second run
- * needs. Therefore a call that returns an error has changed nothing. <model>_workspace_bytes() also makes a dry run, so
- * the size that it returns is always the size that a call needs.
+ * The first run is a dry run. The dry run launches nothing, but makes all checks and measures the workspace that the
+ * second run needs. Therefore a call that returns an error has changed nothing. <model>_workspace_bytes() also makes a
+ * dry run, so the size that it returns is always the size that a call needs.
  */
 #ifndef TE_EXECUTOR_H
 #define TE_EXECUTOR_H

@@ -217,7 +217,8 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 }
 /* Make v the current value, the one that the next step reads. */
 TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
-/* Returns v without its transpose. If only this value is held, the block of the transpose is not held. */
+/* Returns v without its transpose. If the run holds only the returned value, the workspace block of the transpose may
+ * be freed. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;

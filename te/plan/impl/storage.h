@@ -1,5 +1,5 @@
 /* storage.h -- decides where each value of a call is stored: in the caller's memory, in te_saved, or in the workspace.
- * It also defines the layout of te_saved, including the FP8 inputs that forward saves for GEMMs.
+ * This header also defines the layout of te_saved, including the FP8 inputs that forward saves for GEMMs.
  */
 #ifndef TE_STORAGE_H
 #define TE_STORAGE_H

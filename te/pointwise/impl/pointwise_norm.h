@@ -198,7 +198,7 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        /* in this case the op after the norm in backward is a fork, which reads this tensor */
+        /* if the edge is not null, the op after the norm in backward is a fork, which reads the tensor of the edge */
         if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in);
     }
     return n;
