@@ -299,8 +299,10 @@ typedef struct te__json_position {
     int depth;
     char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array around the current value: '}' or
                                     * ']' */
-    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of the name of each of these objects or arrays */
-    int index[TE_JSON_MAX_DEPTH];  /* the index of the next element of each of these arrays; not used for objects */
+    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of the name of each object or array around the current
+                                    * value */
+    int index[TE_JSON_MAX_DEPTH];  /* the index of the next element of each array around the current value; not used for
+                                    * objects */
     int more[TE_JSON_MAX_DEPTH];   /* the argument `more` of te__json_next */
     char name[TE_JSON_MAX_NAME];
 } te__json_position;

@@ -64,7 +64,7 @@ enum {
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
-#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* has 21 bits; subtracting tokens from it reverses their order */
+#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* largest token (21 bits); subtracting tokens from it reverses their order */
 
 typedef struct te__sample_args {
     float *y;       /* [rows] */

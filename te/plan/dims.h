@@ -30,7 +30,7 @@ enum {
     TE_MAX_NORM_WIDTH = 65536 /* the largest width of a norm: the registers of 1024 threads hold a row, 8 vectors of 8
                                * elements in each thread */
 };
-/* TE_DIM(k): the width symbol number k, where k is 0 to TE_DIMS - 1. TE_IS_DIM(w): whether the width w is a symbol
+/* TE_DIM(k): symbol number k for a width, where k is 0 to TE_DIMS - 1. TE_IS_DIM(w): whether the width w is a symbol
  * times a constant. */
 #define TE_DIM(k) (-(1048573 - 2 * (k) * (k) * ((k) * (k) + 13)))
 #define TE_IS_DIM(w)                                                                                                   \

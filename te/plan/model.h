@@ -169,7 +169,8 @@ typedef struct te_op {
     int parts;                    /* number of blocks that the columns of the op's output consist of, each split over
                                    * the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
                                    * whole */
-    int first_part;               /* width of the first of these blocks divided by the width of each other block */
+    int first_part;               /* width of the first block of output columns divided by the width of each other
+                                   * block */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
     int edge;                     /* the index of the fork or input whose value the op uses; -1: it uses none */
@@ -329,7 +330,7 @@ typedef struct te_param {
     te_shard shard;          /* the part of the parameter that this rank of the tensor group holds */
     int parts;               /* number of blocks that the op's output columns consist of, each split over the ranks
                               * separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
-    int first_part;          /* width of the first of these blocks divided by the width of each other block */
+    int first_part;          /* width of the first block of output columns divided by the width of each other block */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter, itself or one that is tied
                               * to it, whose gradient backward writes first. null: the parameter is not tied */

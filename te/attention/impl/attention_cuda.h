@@ -171,7 +171,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
  * f32). */
 typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
-    te_sm90_kernel decode; /* decoding; the kernel itself stores the new rows' keys and values in the cache */
+    te_sm90_kernel decode; /* the kernel for decoding, which itself stores the keys and values of new rows in the
+                            * cache */
     const void *merge;
     /* stores the new rows' keys and values in the cache; called before `fallback` only */
     te_status (*store)(te_context *ctx, const te_attention_args *a);

@@ -326,8 +326,8 @@ struct te__attn_head {
      * the head's first key and first value */
     int64_t kv_width, k, v;
     int64_t out_width, out; /* in out and dout: row length, and offset of the head's first row */
-    int64_t row, rows;      /* in lse and delta: offset of the head's first row, and distance from each head to the
-                             * next */
+    int64_t row, rows;      /* in lse and delta. row: the offset of the head's first row; rows: the distance from the
+                             * first row of a head to that of the next head */
     /* with a cache: the page numbers of the sequence; k and v are then offsets from the start of a page */
     const int32_t *pages;
 };

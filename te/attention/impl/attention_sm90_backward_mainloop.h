@@ -51,7 +51,7 @@ TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
 struct te__attn_bwd_output {
     uint16_t *to;       /* the address of row 0, column 0 */
     int64_t width;      /* the distance, in elements, from one row to the next in `to` and in `sum` */
-    int valid;          /* the number of these rows that lie in the sequence */
+    int valid;          /* the number of the 64 rows that lie in the sequence */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
     /* receives, for each column of the stored numbers, one sum over each group of SUM_ROWS rows; null: no sums are
      * wanted */

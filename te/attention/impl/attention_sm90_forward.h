@@ -393,9 +393,9 @@ TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2]
         }
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
 }
-/* Processes a tile of keys after the first one. needs_mask: some queries do not see all keys of this tile. This happens
- * only with a window: without one, all queries see all keys of these tiles, because the queries of a warpgroup and the
- * tiles of keys begin at multiples of 64. is_last: this is the last tile. */
+/* Processes a tile of keys after the first one. needs_mask: some queries do not see all keys of this tile. Some queries
+ * do not see all keys only if there is a window: without a window, all queries see all keys of these tiles, because the
+ * queries of a warpgroup and the tiles of keys begin at multiples of 64. is_last: this is the last tile. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {

@@ -94,8 +94,8 @@ TE_FN int te__peer_stride(te_block b) { return b.nx * TE_PEER_THREADS; }
 
 /* The epoch of this collective. */
 TE_FN uint32_t te__peer_epoch(const te_peer_args *a, te_block b) { return te_flag_load(&a->state->epoch[b.x]); }
-/* Call this between the loads of x and the first use of the epoch. It keeps the compiler from making the thread wait
- * for the loaded epoch before the loads of x are issued. */
+/* Call this function between the loads of x and the first use of the epoch. Without this call the compiler would make
+ * the thread wait for the loaded epoch before it issues the loads of x. */
 TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 #if TE_CUDA
     asm volatile("" : "+r"(*epoch));

@@ -8,9 +8,9 @@
  * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
  * of two warpgroups accumulates the sums of 64 rows and 256 columns of D, in 128 registers per thread. For a wgrad each
  * warpgroup accumulates those of 256 rows and 64 columns instead, so that a thread needs the scales of only 16 columns,
- * not 64. In each step the tensor cores compute a warpgroup's sums over the step as four subtiles of 64 x 64, each by a
- * batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and columns, and
- * adds the results to its sums in f32 (te__sm90_blockwise_steps).
+ * not 64. In each step the tensor cores compute a warpgroup's sums over the 128 elements of k as four subtiles of 64 x
+ * 64, each by a batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and
+ * columns, and adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
  * multiply-adds and some 120 other instructions; the two warps of a scheduler use 500 of its 1024 issue slots. A step

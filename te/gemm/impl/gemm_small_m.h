@@ -45,7 +45,7 @@ enum {
     TE_SMALL_M_STAGES = 10, /* the largest number of stages of the ring */
     TE_SMALL_M_SHARED = TE_SMALL_M_RING + TE_SMALL_M_ROWS * TE_SMALL_M_COLUMNS * 2 + 1024,
     TE_SMALL_M_MAX_SPLITS = 8,     /* the largest number of parts into which a tile's k is split */
-    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps in such a part of k; a step fills one stage */
+    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps in a part of a split k; a step fills one stage */
 };
 
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */

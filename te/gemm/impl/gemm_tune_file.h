@@ -37,8 +37,8 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     return n;
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strategy] > 0; }
-/* Copy results as te_gemm_report does, but those of the steps whose strategies were timed, and of FP8 GEMMs that are
- * not part of a pattern. */
+/* Copy the timing results of steps whose strategies were timed, and of FP8 GEMMs that are not part of a pattern. The
+ * arguments and the returned number are as in te_gemm_report. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;
     if (!ctx || te__check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;

@@ -125,9 +125,9 @@ typedef struct te_run {
     /* gradients */
     te_sum_args sums;              /* deferred column sums: kernels have stored the partial sums, which must still be
                                     * added up */
-    int partial[TE_SUM_JOBS];      /* for each of these column sums: the id of the workspace block that holds its
-                                    * partial sums */
-    const te_param *sum_of[TE_SUM_JOBS]; /* for each of these column sums: the parameter whose gradient it is */
+    int partial[TE_SUM_JOBS];      /* for each deferred column sum: the id of the workspace block that holds its partial
+                                    * sums */
+    const te_param *sum_of[TE_SUM_JOBS]; /* for each deferred column sum: the parameter whose gradient it is */
     int sum_count;
     te_sum_args columns;           /* a second stage of sums, for gradients that are a single number: after `sums` has
                                     * computed one sum for each column, this stage adds up the columns */
