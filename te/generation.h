@@ -38,9 +38,10 @@ enum {
 /* ---- what the caller passes -------------------------------------------------------------------------------------- */
 
 typedef struct te_generation_config {
-    te_model *const *models; /* [count], in the order of the lists; the array and the models must stay where they are */
+    te_model *const *models; /* [count]: the instances of the lists, in the order of the lists; the array and the
+                              * instances must stay where they are */
     int count;
-    /* the key-value cache of `models`; its first `sequences` sequences belong to the generation */
+    /* The key-value cache of `models`; the first `sequences` sequences of the cache belong to the generation. */
     const te_cache *cache;
     int sequences;         /* the largest number of sequences that run at a time */
     /* the largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
@@ -51,38 +52,39 @@ typedef struct te_generation_config {
     /* 1: requests may have penalties; this takes 2 bytes of target memory for each pair of a sequence and a token of
      * the vocabulary */
     int penalties;
-    int top;       /* how many of the most likely tokens each event reports */
+    int top;       /* how many of the most likely tokens each event reports (te_generation_event.top_token) */
 } te_generation_config;
 
 typedef struct te_generation_memory {
-    void *device; /* target memory, device_bytes bytes (te_generation_bytes) */
+    void *device; /* target memory of device_bytes bytes; te_generation_bytes returns how many are needed */
     size_t device_bytes;
-    /* host memory, host_bytes bytes (te_generation_host_bytes). On CUDA, te_generation_init pins this memory if it is
-     * not pinned yet. On the host target, `device` is host memory, too */
+    /* Host memory of host_bytes bytes; te_generation_host_bytes returns how many are needed. On CUDA,
+     * te_generation_init pins this memory if it is not pinned yet. On the host target, `device` is host memory, too. */
     void *host;
     size_t host_bytes;
 } te_generation_memory;
 
 /* A request to generate one sequence. docs/inference.md says what the sampling parameters do. */
 typedef struct te_generation_request {
-    const int32_t *prompt; /* [count], host memory, of which a copy is made */
+    const int32_t *prompt; /* [count], in host memory: the prompt's tokens, of which te_generation_add makes a copy */
     int count;
     int max_tokens; /* the largest number of tokens to generate; 0: as many as the cache's capacity and config.pages
                      * allow */
     float temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     int top_k;
     uint64_t seed;
-    const int32_t *stop; /* [stop_count], of which a copy is made: the sequence ends behind the first generated token
-                          * that is one of these tokens */
+    const int32_t *stop; /* [stop_count]: the sequence ends behind the first generated token that is one of these;
+                          * te_generation_add copies them */
     int stop_count;      /* at most TE_GENERATION_MAX_STOPS */
     int prefix, prefix_count; /* if prefix_count is not 0: the first prefix_count tokens of the prompt are in the cache
                                * already, as the first tokens of sequence `prefix` of the cache. Sequence `prefix` must
                                * lie behind the sequences of the generation, and must stay in the cache until the new
                                * sequence has ended */
-    void *user;               /* a pointer of the caller's, which the sequence's events contain */
+    void *user;               /* a pointer that belongs to the caller; the events of the sequence contain it */
 } te_generation_request;
 
-/* X(name, text): the reasons for which a sequence ends, and `runs`, which means that the sequence has not ended. */
+/* The list of reasons for which a sequence ends, X(name, text) for each; `runs` means that the sequence has not
+ * ended. */
 #define TE_GENERATION_ENDS(X)                                                                  \
     X(runs, "it has not ended")                                                                \
     X(stop, "a stop token")                                                                    \
@@ -97,61 +99,64 @@ typedef enum te_generation_end { TE_GENERATION_ENDS(TE_GENERATION_END) TE_GENERA
 typedef struct te_generation_event {
     int64_t id;
     void *user;
-    int32_t token; /* -1: the event has no token, only the end */
+    int32_t token; /* the token that was generated; -1: the event has no token and only says that the sequence has
+                    * ended */
     float log_prob;
     te_generation_end end;
-    const int32_t *top_token;  /* [config.top], valid until the next step; null if config.top is 0 */
+    const int32_t *top_token;  /* [config.top]: the tokens to which the model gave the highest probabilities, valid
+                                * until the next step; null if config.top is 0 */
     const float *top_log_prob; /* [config.top] */
 } te_generation_event;
 
 /* ---- the generation ---------------------------------------------------------------------------------------------- */
 
-/* The host's record of a sequence. Its numbers include all enqueued steps, even those that the device has not
+/* The host's record of one sequence. The numbers in it include all enqueued steps, even those that the device has not
  * finished. */
 typedef struct te__generation_sequence {
     int64_t id; /* 0: this entry has no sequence */
     te_generation_request of;
     int32_t stop[TE_GENERATION_MAX_STOPS];
-    int32_t *prompt; /* [capacity of the cache]: a copy of the prompt */
+    int32_t *prompt; /* memory for as many tokens as the cache can hold for a sequence: a copy of the prompt */
     int length;      /* how many tokens of the sequence are in the cache */
     int generated;   /* how many tokens of the sequence have been generated */
     int pages;       /* how many pages of the cache are reserved for the sequence */
     int is_new;
 } te__generation_sequence;
-/* Entry i of a step. id: the sequence to which the entry belongs; emits: 1: the step generates a token of this
- * sequence; is_last: 1: that token is the last one that max_tokens allows. */
+/* One entry of a step: what the step does for one sequence. id: the sequence to which the entry belongs; emits: 1: the
+ * step generates a token of this sequence; is_last: 1: that token is the last one that max_tokens allows. */
 typedef struct te__generation_row { int64_t id; int emits, is_last; } te__generation_row;
-/* The host's part of a step: its inputs and its results. */
+/* The host's part of a step: the inputs that it passes to the device, and the results that it gets back. */
 typedef struct te__generation_step {
     te__generation_input in;
     te__generation_result out;
-    te__generation_row *row; /* [sequences of the generation]: the entries of the step, which uses only the first of
-                              * them */
-    uint32_t *prompt;        /* [sequences, words]: the mask of prompt tokens of each sequence that begins in this
-                              * step */
-    void *event;             /* cudaEvent_t; when it completes, the step is done and its results are in host memory */
+    te__generation_row *row; /* [sequences of the generation]: the entries of the step, of which only the first few are
+                              * in use */
+    uint32_t *prompt;        /* [sequences, words]: for each sequence that begins in this step, a bit mask of the tokens
+                              * in its prompt */
+    void *event;             /* a cudaEvent_t; once it completes, the step is done and its results are in host memory */
     int sequences;           /* how many entries of `row` the step uses */
     int is_pending;          /* 1: the step was enqueued, and its results have not been read yet */
 } te__generation_step;
 
 typedef struct te_generation {
     te__generation_device device;
-    const struct te_generation *at; /* the struct's address at te_generation_init; the struct must stay there */
+    const struct te_generation *at; /* the address of this struct at te_generation_init; the struct must stay there */
     te_context *ctx;
     te__generation_sequence *sequence; /* [sequences] */
     te__generation_step step[2];
-    int current;                       /* the index of the step that is filled next */
+    int current;                       /* the index (0 or 1) of the te__generation_step that the next te_generation_step
+                                        * fills with inputs */
     int lag;                           /* 1 (on CUDA): the host reads the results of a step after it has enqueued the
-                                        * next step; 0 (on the host target): it reads them at once. Tests set this
+                                        * next step; 0 (on the host target): the host reads them at once. Tests set this
                                         * member, too */
     int pages, free_pages, running;
     int64_t next_id;
-    te_generation_event *event; /* [sequences]: the events of the last step */
+    te_generation_event *event; /* [sequences]: the events of the last step whose results were read */
     int event_count, event_next;
     te_graph graph[TE__GENERATION_GRAPHS];
     int graph_sequences[TE__GENERATION_GRAPHS], graph_count;
-    void *pinned;  /* host memory that te_generation_init has pinned; null: none */
-    int is_broken; /* 1: a step has failed half-way, and the generation can only be closed */
+    void *pinned;  /* the host memory that te_generation_init has page-locked for fast copies; null: none */
+    int is_broken; /* 1: a step has failed half-way, so that the generation can only be closed */
 } te_generation;
 
 /* A config with defaults: the generation uses all sequences of the cache, and a step has at most 512 rows or, if there
@@ -171,7 +176,7 @@ TE_API te_generation_request te_generation_request_of(const int32_t *prompt, int
     r.prompt = prompt, r.count = count, r.top_p = 1, r.repetition_penalty = 1;
     return r;
 }
-/* The text of a reason for which a sequence ends. */
+/* Return the text for a reason for which a sequence ends. */
 TE_API const char *te_generation_end_text(te_generation_end end) {
 #define TE_GENERATION_TEXT(name, text) text,
     static const char *const texts[] = {TE_GENERATION_ENDS(TE_GENERATION_TEXT)};
@@ -206,7 +211,7 @@ TE_API te_status te__generation_check_list(const te_generation_config *c, int i,
     }
     return TE_OK;
 }
-/* Check a config, and set those members of *d that follow from it: all but the addresses of memory. */
+/* Check a config, and set those members of *d that follow from the config, i.e. all but the addresses of memory. */
 TE_API te_status te__generation_describe(te__generation_device *d, const te_generation_config *c, te_context *ctx) {
     TE_REQUIRE(c && c->models && c->count > 0 && c->cache, ctx, TE_ERROR_NULL,
                "te_generation: the config, its models or its cache are null");
@@ -394,7 +399,7 @@ TE_IF_USED TE_API te_status te_generation_init(te_generation *g, const te_genera
 
 /* ---- sequences come and go --------------------------------------------------------------------------------------- */
 
-/* The number of sequences that have not ended. */
+/* Return the number of sequences that have not ended. */
 TE_API int te_generation_running(const te_generation *g) { return g ? g->running : 0; }
 
 TE_API int te__generation_find(const te_generation *g, int64_t id) {
@@ -410,7 +415,7 @@ TE_API int te__generation_prompt_left(const te__generation_sequence *s) {
 TE_API int te__generation_decodes(const te__generation_sequence *s) {
     return s->id && s->length >= s->of.count && s->generated < s->of.max_tokens;
 }
-/* The largest number of tokens that a sequence can have in the cache. */
+/* Return the largest number of tokens that a sequence can have in the cache. */
 TE_API int te__generation_limit(const te_generation *g) {
     const te_cache_tables *t = &g->device.cache->t;
     return (int)te_min(t->capacity, (int64_t)g->pages * t->page_rows);
@@ -485,8 +490,8 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te__generation_check_request(g, &r, ctx));
     TE_TRY(te__generation_check_prompt(g, &r, ctx));
     if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - r.count + 1);
-    const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* the last generated token is not stored in the
-                                                                 * cache */
+    const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* number of tokens that the cache must hold; the last
+                                                                 * generated token is not stored in the cache */
     TE_TRY(te__generation_take(&slot, g, &r, length, r.prefix_count / c->t.page_rows, ctx));
     te__generation_sequence *s = &g->sequence[slot];
     memcpy(s->prompt, r.prompt, (size_t)r.count * sizeof *r.prompt);
@@ -501,7 +506,8 @@ TE_IF_USED TE_API te_status te__generation_release(te_generation *g, int slot, t
     g->free_pages += s->pages, g->running--, s->id = 0;
     return te_cache_truncate(g->device.cache, slot, 0, ctx);
 }
-/* End a sequence at once; it has no further events. Error: TE_ERROR_VALUE: no sequence with this id runs. */
+/* End the sequence with this id at once; it has no further events. Error: TE_ERROR_VALUE: no sequence with this id
+ * runs. */
 TE_IF_USED TE_API te_status te_generation_cancel(te_generation *g, int64_t id, te_context *ctx) {
     TE_TRY(te__generation_check(g, "te_generation_cancel", ctx));
     const int slot = te__generation_find(g, id);
@@ -555,7 +561,8 @@ TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int
     in->flags[i] = !rows ? 0 : TE__GENERATION_TAKES | (decodes ? TE__GENERATION_DECODES : 0) |
                                (emits ? TE__GENERATION_EMITS : 0) | (s->is_new ? TE__GENERATION_NEW : 0);
     in->past[i] = s->length, in->seed[i] = r->seed;
-    /* if the token that this step chooses is not used, choose it in the cheapest way */
+    /* If the token that this step chooses for the sequence will not be used, let the step choose it in the cheapest
+     * way. */
     in->temperature[i] = emits ? r->temperature : 0, in->top_k[i] = emits ? r->top_k : 0;
     in->top_p[i] = emits ? r->top_p : 1, in->min_p[i] = emits ? r->min_p : 0;
     in->repetition[i] = emits ? r->repetition_penalty : 1;
@@ -622,7 +629,7 @@ TE_API void te__generation_pack(const te_generation *g, te__generation_input *in
     }
     in->cu_seqlens[b->sequences] = at;
 }
-/* The index of the smallest graph that has at least this many sequences. */
+/* Return the index of the smallest captured graph that has at least this many sequences. */
 TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
     int k = 0;
     while (k + 1 < g->graph_count && g->graph_sequences[k] < sequences) k++;
@@ -648,13 +655,13 @@ TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context 
             ctx, te__generation_grid(te_max(1, (int64_t)args.vocabulary * 2), TE__GENERATION_FORK), &args));
     }
 }
-/* Enqueue a step, if any sequence has something to do. */
+/* Enqueue the next step, if any sequence has tokens to process. */
 TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context *ctx) {
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    int32_t *count = s->out.token; /* this array serves as memory for the counts, because the results of this step,
-                                    * which will be stored there, do not exist yet */
+    int32_t *count = s->out.token; /* this array is free to hold the counts, because the results of this step, which
+                                    * will be stored there, do not exist yet */
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;
@@ -697,9 +704,9 @@ TE_IF_USED TE_API te_status te__generation_collect(te_generation *g, te__generat
     }
     return TE_OK;
 }
-/* Enqueue the next step, and make events from the results of the step before it (on the host target: from those of this
- * step); te_generation_next returns them. Errors: TE_ERROR_STATE: events of the previous call have not all been taken;
- * after any other error the generation can only be closed. */
+/* Enqueue the next step, and make events from the results of the step before it (on the host target: from the results
+ * of this step). te_generation_next returns these events. Errors: TE_ERROR_STATE: events of the previous call have not
+ * all been taken; after any other error the generation can only be closed. */
 TE_IF_USED TE_API te_status te_generation_step(te_generation *g, te_context *ctx) {
     TE_TRY(te__generation_check(g, "te_generation_step", ctx));
     TE_REQUIRE(g->event_next == g->event_count, ctx, TE_ERROR_STATE,
@@ -713,7 +720,7 @@ TE_IF_USED TE_API te_status te_generation_step(te_generation *g, te_context *ctx
     g->current ^= 1, g->is_broken = 0;
     return TE_OK;
 }
-/* Store the next event of the last step in *e, and return 1; return 0 if there is none. */
+/* Store the next event of the last step in *e, and return 1; return 0 if there is no further event. */
 TE_API int te_generation_next(te_generation *g, te_generation_event *e) {
     if (!g || g->event_next >= g->event_count) return 0;
     *e = g->event[g->event_next++];

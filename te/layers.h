@@ -118,7 +118,7 @@
     (attention, b##_attention, HEADS, HEADS, (H) / (HEADS)), (linear, b##_proj, H, H),                               \
     (fork, b##_a), (load, b##_n), TE__LAYERS_MLP(b, gelu, H, F, F, TE__LAYERS_BIAS, (add, b##_a)), (add, b##_x)
 
-/* ViT (Dosovitskiy et al. 2021): bidirectional attention. */
+/* The block of ViT (Dosovitskiy et al. 2021), with bidirectional attention, i.e. without a causal mask. */
 #define TE_VIT_BLOCK(b, H, F, HEADS)                                                                                 \
     (fork, b##_x1), (layernorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, 3 * (H)),                          \
     (bias, b##_qkv_bias, 3 * (H)), (attention, b##_attention, HEADS, HEADS, (H) / (HEADS), (causal, 0)),             \
@@ -158,7 +158,8 @@
     TE_TRANSFORMER_LAYER_TP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
 #define TE_GPT_BLOCK_SP(b, H, F, HEADS, P, N) \
     TE_TRANSFORMER_LAYER_SP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
-/* The arguments after N are options of rope: (base, 500000.0f), (scaling, llama3), .. */
+/* Like TE_LLAMA31_BLOCK, for a tensor group of N ranks. The arguments after N are options of rope: (base, 500000.0f),
+ * (scaling, llama3), .. */
 #define TE_LLAMA31_BLOCK_TP(b, H, F, HEADS, KV, D, N, ...) \
     TE__LAYERS_GATED_TP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_ROPE_WITH, TE__LAYERS_NONE, N)
 #define TE_LLAMA31_BLOCK_SP(b, H, F, HEADS, KV, D, N, ...) \
@@ -183,8 +184,8 @@
 #define TE__LAYERS_NONE(...)
 #define TE__LAYERS_BIAS(name, width) (bias, name, width),
 #define TE__LAYERS_ROPE(name, HEADS, KV, D) (rope, name, HEADS, KV, D),
-/* FC1_OUT: the number of output columns of the first linear. LAST: the ops that end the list, without a comma behind
- * the last op. */
+/* The ops of an MLP and the ops behind it. FC1_OUT: the number of output columns of the first linear. LAST: the ops
+ * that end the list, without a comma behind the last op. */
 #define TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, LAST)                                               \
     (linear, b##_fc1, H, FC1_OUT), BIAS(b##_fc1_bias, FC1_OUT) (ACT, b##_act), (linear, b##_fc2, F, H), \
     BIAS(b##_fc2_bias, H) LAST
@@ -198,8 +199,9 @@
 #define TE__LAYERS_HEAD_NORM_ROPE(b, HEADS, KV, D, OPTIONS) \
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
-#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* 0 if N does not divide WIDTH: a width of 0 does
-                                                                       * not compile */
+#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* the width of one of N parts; 0 if N does not
+                                                                       * divide WIDTH, because a width of 0 does not
+                                                                       * compile */
 /* The two linears whose output columns are divided among the ranks: the linear for q, k and v, and the first linear of
  * the MLP. HALVES: 2 if the MLP is gated, because its first linear then produces two matrices; else 1. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \
@@ -207,8 +209,8 @@
      (first_part, (HEADS) / (KV)))
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
-/* OPTIONS: the options of rope, in parentheses. ENTER, LEAVE: the collectives before and after a tensor-parallel part
- * (attention or the MLP). */
+/* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. ENTER, LEAVE: the collectives before
+ * and after a tensor-parallel part (attention or the MLP). */
 #define TE__LAYERS_RANKS(b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS, DROP, ENTER, \
                          LEAVE, N)                                                                                  \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (ENTER, b##_enter1), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),   \

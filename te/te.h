@@ -1,4 +1,4 @@
-/* te.h -- the library: Transformer kernels, header-only, in C11 and CUDA. The only include a program needs.
+/* te.h -- the library: Transformer kernels, header-only, in C11 and CUDA. A program needs only this include.
  *
  * Do this:
  *     #include "te/te.h"

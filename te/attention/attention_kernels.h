@@ -62,7 +62,8 @@ typedef struct te_relative_bias_args {
 } te_relative_bias_args;
 typedef te_status (*te_relative_bias_fn)(te_context *ctx, te_grid grid, const te_relative_bias_args *a);
 
-/* Grid: (ceil(distances / TE_RELATIVE_BIAS_THREADS), heads). */
+/* Expand a relative score bias to one value for each head and distance. Grid: (ceil(distances /
+ * TE_RELATIVE_BIAS_THREADS), heads). */
 TE_FN void te__attention_relative_bias_body(const te_relative_bias_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_RELATIVE_BIAS_THREADS, &group);
@@ -91,7 +92,8 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
  * Do this, at file scope, then call name##_launch before the attention that reads the cache:
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64)   // name, dtype, heads, kv_heads, head_dim,
  *                                                                        // value_dim */
-/* TE_CACHE_STORE_VECTORS: how many vectors one block copies */
+/* Sizes of the kernel that stores keys and values in a cache. _THREADS: threads of a block; _VECTORS: how many vectors
+ * of up to 8 elements one block copies. */
 enum { TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1, TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16 };
 
 typedef struct te__cache_store_shape { int heads, kv_heads, d, dv; te_dtype dtype; } te__cache_store_shape;
@@ -100,13 +102,13 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.dtype = dtype;
     return k;
 }
-/* The number of vectors that one row's keys and values are divided into. A vector has at most 8 elements. The vectors
- * of each head's keys come first, then those of each head's values. */
+/* Return the number of vectors into which the keys and values of one row are divided. A vector has at most 8 elements.
+ * The vectors of each head's keys come first, then those of each head's values. */
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }
-/* Copies one vector of one row's keys and values to the cache. row: the row's number in qkv; vector: the vector's
- * number within the row, in the order of te__cache_store_vectors. */
+/* Copies one vector, of up to 8 elements, of one row's keys or values to the cache. row: the index of the row in qkv;
+ * vector: the index of the vector within the row, in the order of te__cache_store_vectors. */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, int vector,
                                   const te__cache_store_shape k) {
     const int key_vectors = (k.d + 7) / 8, is_value = vector >= k.kv_heads * key_vectors;
@@ -126,7 +128,8 @@ TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences
     te_load8(v, a->qkv, from, n, aligned, k.dtype);
     te_store8(a->cache.pages, to + swizzled, v, n, aligned, k.dtype);
 }
-/* Grid: one block for every TE_CACHE_STORE_VECTORS vectors, counted row after row. */
+/* The body of the kernel that stores keys and values in a cache. Grid: one block for every TE_CACHE_STORE_VECTORS
+ * vectors, counted row after row. */
 TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
     int group;
     const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
@@ -148,19 +151,21 @@ TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
 
-/* The layout of lse, delta and row_max_logit: [heads, rows] if by_head is 1, else [sequences, heads, max_seqlen]. */
+/* The layout of the arrays lse, delta and row_max_logit: [heads, rows] if by_head is 1, else [sequences, heads,
+ * max_seqlen]. */
 typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
 } te_attention_rows;
-/* Returns the index, in an array of this layout, of the element of one head and one row. row: the number of the row,
- * counted over all sequences of the call. */
+/* Returns the index of the element for one head and one row in an array with this layout (lse, delta or row_max_logit).
+ * row: the index of the row, counted over all sequences of the call. */
 TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
     const int in = row % l->of.max_seqlen; /* the row's index within its sequence */
     return l->by_head ? (int64_t)head * l->of.rows + row
                       : ((int64_t)(row / l->of.max_seqlen) * heads + head) * l->of.max_seqlen + in;
 }
-/* Returns the layout that the kernels of a call use. varlen: whether the kernels have the option varlen. */
+/* Return the layout that the kernels of a call use for lse, delta and row_max_logit. varlen: whether the kernels have
+ * the option varlen. */
 TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int varlen) {
     te_attention_rows l;
     memset(&l, 0, sizeof l);
@@ -189,13 +194,15 @@ enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* how many ro
 typedef struct te_sinks_grad_args {
     const void *sinks;        /* [heads] */
     const float *lse, *delta;
-    float *sum;               /* output: [te__attention_sinks_grad_blocks(rows), heads]; its sum over the first axis is
-                                 the gradient */
+    /* output: [te__attention_sinks_grad_blocks(rows), heads]: partial sums, whose sum over the first axis is the
+     * gradient of sinks */
+    float *sum;
     te_attention_rows layout; /* of lse and delta */
 } te_sinks_grad_args;
 typedef te_status (*te_sinks_grad_fn)(te_context *ctx, te_grid grid, const te_sinks_grad_args *a);
 
-/* Grid: (ceil(rows / TE_SINKS_ROWS), heads). */
+/* The body of the kernel that computes partial sums of the gradient of sinks. Grid: (ceil(rows / TE_SINKS_ROWS),
+ * heads). */
 TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b, te_dtype dtype, int heads) {
     int group;
     te_lanes g = te_lanes_here(TE_SINKS_THREADS, &group);
@@ -215,8 +222,8 @@ TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b
         te__attention_sinks_grad_body(te_args, te_at, TE_##dtype, heads))
 
 TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
-/* Launches the kernel that TE_ATTENTION_SINKS_GRAD has defined. sum: te_sinks_grad_args.sum. varlen: whether the
- * backward that has run with `a` has the option varlen. */
+/* Launches the kernel, defined by TE_ATTENTION_SINKS_GRAD, that computes partial sums of the gradient of sinks. sum:
+ * te_sinks_grad_args.sum. varlen: whether the backward that has run with `a` has the option varlen. */
 TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
                                           float *sum, int heads, int varlen) {
     te_sinks_grad_args s;
@@ -240,7 +247,7 @@ enum { TE_MAX_LOGIT_THREADS = TE_CUDA ? 1024 : 1 };
 
 typedef struct te_max_logit_args {
     const float *row_max_logit;
-    float *max_logit;         /* output: [heads]; -inf if no query sees a key */
+    float *max_logit;         /* output: [heads]: the largest score of each head; -inf if no query sees a key */
     te_attention_rows layout; /* of row_max_logit */
 } te_max_logit_args;
 typedef te_status (*te_max_logit_fn)(te_context *ctx, te_grid grid, const te_max_logit_args *a);
@@ -259,8 +266,8 @@ TE_FN void te__attention_max_logit_body(const te_max_logit_args *a, te_block b, 
 #define TE_ATTENTION_MAX_LOGIT(name, heads) \
     TE_KERNEL(name, TE_MAX_LOGIT_THREADS, te_max_logit_args, te__attention_max_logit_body(te_args, te_at, heads))
 
-/* Launches the kernel that TE_ATTENTION_MAX_LOGIT has defined. max_logit: output, [heads]. varlen: whether the forward
- * that has run with `a` has the option varlen. */
+/* Launches the kernel, defined by TE_ATTENTION_MAX_LOGIT, that computes the largest score of each head. max_logit:
+ * output, [heads]. varlen: whether the forward that has run with `a` has the option varlen. */
 TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch, const te_attention_args *a,
                                          float *max_logit, int heads, int varlen) {
     te_max_logit_args t;

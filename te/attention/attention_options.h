@@ -104,24 +104,25 @@ typedef struct te_attention_shard { int first, more; } te_attention_shard;
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* Returns the index of the query's block of 16 queries, counted over the blocks of all heads. head: the result of
- * te__attn_global_head. */
+/* Returns the index of the block of 16 queries to which the query belongs, counted over the blocks of all heads;
+ * dropout draws random numbers for such a block. head: the result of te__attn_global_head. */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the random words of a group of eight pairs, one of which is (query, key). row: the result of
- * te__attn_draw_row. */
+/* Compute the random words for a group of eight pairs of a query and a key, one of which is (query, key). row: the
+ * result of te__attn_draw_row. */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
 }
-/* Whether dropout drops a pair: it does if the pair's 16 bits of the random word (the high 16 if `high` is set, else
- * the low 16) are below the limit, which is 65536 p for the dropout probability p. */
+/* Returns whether dropout drops a pair: it does if the pair's 16 bits of the random word (the high 16 if `high` is set,
+ * else the low 16) are below the limit, which is 65536 p for the dropout probability p. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
-    /* `limit << 16` has zeros in its lower half, so the comparison depends only on the upper halves */
+    /* `limit << 16` has zeros in its lower half, so the comparison depends only on the upper halves of both
+     * operands. */
     return (high ? word : word << 16) < limit << 16;
 }
-/* Whether dropout drops the pair (query, key): draws its random word, and tests it. */
+/* Returns whether dropout drops the pair (query, key). The function draws the pair's random word, and tests it. */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
     uint32_t word[4];
     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
@@ -138,11 +139,11 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
  * kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
-/* The options of an attention whose only option is causal. */
+/* The options of an attention that has no option except causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
-/* name##_variant: on CUDA a type, the template argument F of the kernels; on the host a function that returns a
- * te__attn_variant. */
+/* Defines name##_variant, the options as the kernels need them: on CUDA a type, the template argument F of the kernels;
+ * on the host a function that returns a te__attn_variant. */
 #define TE__ATTENTION_VARIANT(name, options) \
     TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
@@ -173,10 +174,11 @@ template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { retur
 typedef struct te__attn_variant {
     int left, right;
     float softcap;
-    uint32_t drop; /* the limit of te__attn_drops; 0: no dropout */
+    uint32_t drop; /* the limit below which te__attn_drops drops a pair; 0: no dropout */
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
-    int shifted;                         /* cross or cached: queries and keys may differ in number */
+    int shifted;                         /* 1: queries and keys may differ in number, because of the option cross or
+                                          * cached */
     int bias_queries, bias_keys;         /* of a table */
     int bias_buckets, bias_max_distance; /* of a relative bias */
 } te__attn_variant;
@@ -212,8 +214,9 @@ TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value 
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
     float scale; /* factor of q k^T; 0: 1 / sqrt(head_dim) */
-    int window_left, window_right; /* how many keys before and after its position a query sees; -1: no bound. With
-                                      a causal mask window_right is 0 */
+    /* how many keys before (left) and after (right) its position a query sees; -1: no bound. With a causal mask
+     * window_right is 0 */
+    int window_left, window_right;
     float softcap;                 /* 0: none */
     int alibi;                     /* 1: linear biases by distance */
     int sinks, bias, bias_dim0, bias_dim1, max_logit; /* see the head of this file */
@@ -228,20 +231,23 @@ typedef struct te_attention_options {
  * 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without swizzling. A page can then be copied to
  * shared memory unchanged, and can be read there without bank conflicts. */
 typedef struct te_attention_cache {
-    void *pages;          /* [pages, page_elements]; null: there is no cache */
+    void *pages;          /* the pages of the cache, [pages, page_elements]; null: there is no cache */
     const int32_t *table; /* [sequences of the cache, table_width]: the page numbers of each sequence */
-    const int32_t *slot;  /* [batch]: for each sequence of the batch, its number among the sequences of the cache */
-    const int32_t *past;  /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence
-                             is refused, and its new rows are not stored */
+    const int32_t *slot;  /* [batch]: for each sequence of the batch, its index among the sequences of the cache */
+    /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence is refused, and its
+     * new rows are not stored */
+    const int32_t *past;
     int64_t page_elements;
-    int page_rows, page_shift; /* page_rows is 1 << page_shift; or page_shift is 31, if each sequence has one page */
+    int page_rows, page_shift; /* page_rows: the number of tokens (rows) of a page, which is 1 << page_shift. If each
+                                * sequence has a single page, page_shift is 31 */
     int table_width;
     /* the members for decoding: */
-    float *partials; /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
-                        queries with the keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
-    int decode_rows; /* `partials` is large enough for at most this many new rows of a sequence */
-    int decode_stages; /* how many stages the ring of the decoding kernel has; set by its launch */
-    int capacity;    /* the largest number of tokens that a sequence may have */
+    /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of queries with the
+     * keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
+    float *partials;
+    int decode_rows;   /* the largest number of new rows of a sequence for which `partials` is large enough */
+    int decode_stages; /* how many stages the decoding kernel's ring has; set when the kernel is launched */
+    int capacity;      /* the largest number of tokens that a sequence may have in the cache */
 } te_attention_cache;
 
 enum {
@@ -251,9 +257,12 @@ enum {
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    TE_CACHE_SMALL_SPLITS = 16,  /* a sequence has at most this many splits of 256 keys */
-    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks in the grid; a multiprocessor runs at most two */
-    TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence; each tile reads all keys */
+    TE_CACHE_SMALL_SPLITS = 16,  /* the largest number of splits of 256 keys in a sequence; longer sequences have larger
+                                  * splits */
+    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks in the grid of the decoding kernel; a multiprocessor
+                                  * runs at most two */
+    TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence in decoding; each tile reads all
+                                  * keys */
 };
 /* Returns the base-2 logarithm of the number of keys in a split, for a sequence of `keys` keys. It depends on the
  * number of keys alone, so that a sequence has bitwise identical results in every batch. */
@@ -262,22 +271,23 @@ TE_BOTH int te__cache_split_shift(int keys) {
     while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;
     return shift;
 }
-/* The largest number of splits that a sequence of at most `capacity` keys can have. */
+/* Returns the largest number of splits into which a sequence of at most `capacity` keys can be divided. */
 TE_BOTH int te__cache_max_splits(int capacity) {
     const int shift = te__cache_split_shift(capacity), splits = (capacity + (1 << shift) - 1) >> shift;
     return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
-/* The number of rows of a query tile. Each row is one query of one of the `group` query heads that share a KV head. */
+/* The number of rows of a query tile in decoding. Each row is one query of one of the `group` query heads that share a
+ * KV head. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
 /* Returns how many query tiles a sequence of `rows` new rows has for each KV head. */
 TE_BOTH int te__decode_tiles(int rows, int group) {
     return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
 }
-/* The number of floats of a split's partial result: the O of a query tile, not yet divided by the sums of the softmax,
- * and each row's maximum and sum of the softmax. */
+/* The number of floats of a partial result in decoding, for one split of the keys: the O of a query tile, not yet
+ * divided by the sums of the softmax, and each row's maximum and sum of the softmax. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
-/* Whether rows of d elements are stored swizzled (te_attention_cache). */
+/* Returns whether the cache stores rows of d elements swizzled (see te_attention_cache). */
 TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }
 /* Returns the offset, in elements from the start of the cache's pages, of the row of one key (or value). pages: the
  * page numbers of the sequence; head_rows: the result of te__cache_head_rows; d: the number of elements of a row. */
@@ -298,33 +308,42 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
-/* All tensors are in target memory; those declared as void * have the kernels' dtype. In the shapes, rows is batch *
- * seq, or with cu_seqlens the member `rows`. value_dim is head_dim unless the option value is set. */
+/* The arguments of an attention kernel. All tensors are in target memory; those declared as void * have the kernels'
+ * dtype. In the shapes, rows is batch * seq, or with cu_seqlens the member `rows`. value_dim is head_dim unless the
+ * option value is set. */
 typedef struct te_attention_args {
-    void *out;              /* [rows, heads * value_dim]; forward: output, backward: input */
-    const float *out_scale; /* fp8_output, forward: out is multiplied by *out_scale and stored in e4m3; null: out is
-                               stored in the kernels' dtype */
-    float *lse;             /* [batch, heads, seq]: for each row the natural log of the sum of exp(score), sinks
-                               included; forward: output or null, backward: input */
-    float *amax;            /* fp8_output: raised to the largest magnitude in out (before the multiplication by
-                               out_scale) or in dqkv, unless it is higher already (te_amax_atomic_max); null: not wanted
-                               */
+    void *out;              /* the attention's output, [rows, heads * value_dim]; written by forward, read by
+                             * backward */
+    /* used by forward with the option fp8_output: out is multiplied by *out_scale and stored in e4m3; null: out is
+     * stored in the kernels' dtype */
+    const float *out_scale;
+    /* [batch, heads, seq], the log-sum-exp: for each row the natural log of the sum of exp(score), sinks included;
+     * forward: output or null, backward: input */
+    float *lse;
+    float *amax;            /* with the option fp8_output: raised to the largest magnitude in out (before the
+                             * multiplication by
+                             *                                out_scale) or in dqkv, unless it is higher already
+                             *                                (te_amax_atomic_max); null: not wanted */
     const void *sinks;      /* sinks: [heads], one logit for each head */
-    const void *qkv;        /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all
-                               heads, then k, then v; cross: only the queries, [rows, heads * head_dim] */
-    void *dqkv;             /* backward: output, shaped like qkv; every element is written */
+    /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
+     * the option cross: only the queries, [rows, heads * head_dim] */
+    const void *qkv;
+    void *dqkv;             /* backward: output, the gradient of qkv, of the same shape; every element is written */
     const void *dout;       /* backward: input, shaped like out */
-    float *delta;           /* backward: scratch memory, shaped like lse, for rowsum(dout * out) */
-    float *sum;             /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each
-                               row holds, for each column, the sum over <name>_sum_rows rows of dqkv. The sum of all
-                               rows of `sum` is the gradient of a bias that is added to qkv */
-    void *scratch;          /* backward: <name>_scratch_bytes(ctx, rows) bytes; null: slower kernels run, which need no
-                               scratch */
-    int batch, seq;         /* number of sequences, and number of tokens in each (with cu_seqlens: an upper bound on
-                               the number of tokens in each) */
-    float scale;            /* the scores are scale * q k^T; scale is often 1 / sqrt(head_dim) */
-    /* Dropout. rng: the random state of this forward pass, in target memory, or null for inference, which drops
-     * nothing. id: the number of the op. whole: the position of this rank's heads among those of all ranks. */
+    float *delta;           /* backward: scratch memory for rowsum(dout * out), of the same shape as lse */
+    /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each row holds, for each
+     * column, the sum over <name>_sum_rows rows of dqkv. The sum of all rows of `sum` is the gradient of a bias that is
+     * added to qkv */
+    float *sum;
+    /* backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes; null: slower kernels run, which need no
+     * scratch memory */
+    void *scratch;
+    /* batch: number of sequences; seq: number of tokens in each (with cu_seqlens: an upper bound of this number) */
+    int batch, seq;
+    float scale;            /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
+    /* The arguments of dropout. rng: the random state of this forward pass, in target memory, or null for inference,
+     * which drops nothing. id: the index of the op. whole: the position of this rank's heads among those of all
+     * ranks. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
@@ -334,9 +353,11 @@ typedef struct te_attention_args {
      * sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
-    /* Cross-attention. The last query is at the position of the last key (attention_mask.h). */
-    const void *kv; /* [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
-    void *dkv;      /* backward: output, shaped like kv; every element is written; null: not wanted */
+    /* Arguments of cross-attention. The last query is at the position of the last key (attention_mask.h). */
+    const void *kv; /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all
+                     * heads, then v */
+    void *dkv;      /* backward: output, the gradient of kv, of the same shape; every element is written; null: not
+                     * wanted */
     int kv_seq;
     /* bias: the table, or the biases of the buckets. A relative bias also needs bias_by_distance, scratch memory of
      * [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: the gradient of the bias. For a
@@ -345,8 +366,10 @@ typedef struct te_attention_args {
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;
-    float *row_max_logit; /* max_logit, forward: output, shaped like lse, or null: the largest score of each row */
-    te_attention_cache cache; /* cached: holds the keys and values; the last query is at the position of the last key */
+    float *row_max_logit; /* forward with the option max_logit: output, shaped like lse, or null: the largest score of
+                           * each row */
+    te_attention_cache cache; /* with the option cached: the cache that holds the keys and values; the last query is at
+                               * the position of the last key */
 } te_attention_args;
 
 TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
@@ -358,14 +381,14 @@ TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
 
 enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
 
-/* Compile-time checks of the constants, the same for both targets. */
+/* Compile-time checks of the head counts and head size of an attention, the same for both targets. */
 #define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                         \
     static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
         "te: attention: kv_heads must divide heads");                           \
     static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM,   \
         "te: attention: head_dim must be 1 to 256");
 
-/* Checks a call's sizes and pointers. name: the kernel's name, for the error text. */
+/* Checks the sizes and pointers of a call of an attention kernel. name: the kernel's name, for the error text. */
 TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, int varlen,
                                      int sinks, const char *name) {
     TE_REQUIRE(a->sinks || !sinks, ctx, TE_ERROR_NULL, "%s: sinks is null", name);
@@ -399,7 +422,7 @@ TE_API te_status te__attention_check_cross(te_context *ctx, const te_attention_a
                "%s: batch %d of %d heads and %d keys is too much for one launch", name, a->batch, heads, a->kv_seq);
     return TE_OK;
 }
-/* Checks the bias of a call. bias, bias_dim0, bias_dim1: the options of these names. */
+/* Checks the score bias of a call of an attention kernel. bias, bias_dim0, bias_dim1: the options of these names. */
 TE_API te_status te__attention_check_bias(te_context *ctx, const te_attention_args *a, int cross, int bias,
                                           int bias_dim0, int bias_dim1, const char *name) {
     const int keys = cross ? a->kv_seq : a->seq, is_table = bias == TE_BIAS_heads || bias == TE_BIAS_shared;

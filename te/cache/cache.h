@@ -34,58 +34,65 @@
 enum {
     TE_CACHE_MAX_LAYERS = 256,
     TE_CACHE_MAX_PAGES = 1 << 24,
-    TE_CACHE_PADDING = -1 /* in te_batch.slots: marks a sequence whose rows only fill up the batch, for instance to a
-                             captured graph's size */
+    /* an entry of te_batch.slots that marks a sequence whose rows only fill up the batch, for instance to a captured
+     * graph's size */
+    TE_CACHE_PADDING = -1
 };
 
 typedef struct te_cache_config {
     int sequences; /* the number of sequences that the cache can hold at the same time */
-    int capacity;  /* the largest number of tokens of a sequence */
-    int page_rows; /* the number of rows (tokens) in a page: a power of two of at least 16, or 0: each sequence has a
-                      single page, of `capacity` rows */
-    int pages;     /* the number of pages of the cache; 0: enough for all sequences at their full capacity */
-    int decode_rows; /* the decoding kernel, which divides the keys of a sequence among many blocks, runs if no sequence
-                      * of the batch has more new tokens than decode_rows. Set decode_rows to 1, or to more for
-                      * speculative decoding */
+    int capacity;  /* the largest number of tokens that a sequence can have in the cache */
+    /* the number of rows (tokens) in a page: a power of two of at least 16. 0: each sequence has a single page, of
+     * `capacity` rows */
+    int page_rows;
+    int pages;     /* the number of pages in the cache; 0: enough for all sequences at their full capacity */
+    int decode_rows; /* the largest number of new tokens per sequence for which the decoding kernel runs, which divides
+                      * the keys of a sequence among many blocks. With more new tokens in any sequence of the batch,
+                      * another kernel runs. Set it to 1, or to more for speculative decoding */
 } te_cache_config;
 
-/* The default config: one sequence of up to 2048 tokens, in one page. */
+/* Return the default config: one sequence of up to 2048 tokens, in one page. */
 TE_API te_cache_config te_cache_defaults(void) {
     te_cache_config c;
     c.sequences = 1, c.capacity = 2048, c.page_rows = 0, c.pages = 0, c.decode_rows = 1;
     return c;
 }
 
-/* A layer: an attention of a model, and where the attention's keys and values lie in the cache. Each page of the cache
- * has a part for each layer. The part contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the
- * values, [kv_heads, page_rows, value_dim], in the dtype of the list. */
+/* Where one attention of a model has its keys and values in the cache: its layer. Each page of the cache has a part for
+ * each layer. The part contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the values,
+ * [kv_heads, page_rows, value_dim], in the dtype of the list. */
 typedef struct te_cache_layer {
     const te_model *model;
     int op;
-    int64_t page_elements; /* the distance from the start of one page to the start of the next, in elements of the
-                              list's dtype */
+    /* the distance from the start of one page to the start of the next, in elements of the list's dtype */
+    int64_t page_elements;
     char *pages;           /* the address of this layer's part of page 0 */
 } te_cache_layer;
 
 /* The sizes of a cache, and the cache's arrays in target memory, which kernels read and write. */
 typedef struct te_cache_tables {
-    int sequences, capacity, page_rows, page_shift, pages, table_width; /* table_width: the number of entries in each
-                                                                           row of `table` */
-    int32_t *length;    /* [sequences]: the number of tokens of each sequence, including those that the last
-                           te_cache_begin added */
-    int32_t *table;     /* [sequences, table_width]: the pages of each sequence, in the order of its tokens */
+    /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has one page; table_width: the number of
+     * entries in each row of `table` */
+    int sequences, capacity, page_rows, page_shift, pages, table_width;
+    /* [sequences]: the number of tokens that each sequence has in the cache, including those that the last
+     * te_cache_begin added */
+    int32_t *length;
+    int32_t *table;     /* [sequences, table_width]: the indices of the pages of each sequence, in the order of its
+                         * tokens */
     int32_t *use_count; /* [pages]: how many sequences use each page */
-    int32_t *free_page; /* [pages]: a stack of the pages that no sequence uses */
+    int32_t *free_page; /* [pages]: a stack with the indices of the pages that no sequence uses */
     int32_t *free_count; /* the number of pages on the stack free_page */
-    int32_t *status;    /* the errors since the last te_cache_check, as bits TE_CACHE_FULL, .. */
-    int32_t *copy;      /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; -1: none */
+    int32_t *status;    /* the errors since the last te_cache_check, as a combination of the bits TE_CACHE_FULL, .. */
+    int32_t *copy;      /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; -1: nothing is to
+                         * be copied */
     char *pages_memory; /* [pages, page_bytes] */
     int64_t page_bytes;
     /* For each sequence of the current batch: */
-    int32_t *slot;      /* [sequences]: the sequence's index in the cache */
-    int32_t *past;      /* [sequences]: how many of the sequence's tokens were in the cache before the batch; -1: the
-                           sequence's new tokens did not fit, or its slot is TE_CACHE_PADDING */
-    /* For the decoding kernel (te_attention_cache): */
+    int32_t *slot;      /* [sequences]: for each sequence of the batch, its index in the cache */
+    /* [sequences]: for each sequence of the batch, how many of its tokens were in the cache before the batch; -1: the
+     * sequence's new tokens did not fit, or its slot is TE_CACHE_PADDING */
+    int32_t *past;
+    /* Memory in which the decoding kernel stores partial results (te_attention_cache): */
     float *partials;
     int decode_rows;
 } te_cache_tables;
@@ -94,13 +101,13 @@ enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits
 
 typedef struct te_cache {
     te_cache_tables t;
-    const struct te_cache *at; /* the address of this te_cache when it was initialised; a te_cache must not be moved */
+    const struct te_cache *at; /* the address of this te_cache at its initialisation; the struct must not be moved */
     int layer_count;
     te_cache_layer layer[TE_CACHE_MAX_LAYERS];
 } te_cache;
 
-/* The array te_cache_tables.past of the batch's cache: how many tokens of each sequence were in the cache before the
- * batch. Null: the batch has no cache. */
+/* Return the array te_cache_tables.past of the batch's cache: how many tokens of each sequence were in the cache before
+ * the batch. Null: the batch has no cache. */
 TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ? b->cache->t.past : 0; }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -108,19 +115,20 @@ TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ?
 TE_API const te_attention_options *te__cached_options(const te_op *op) {
     return op->flags & TE_IS_CACHED ? (const te_attention_options *)op->options : 0;
 }
-/* The number of elements (keys and values of all heads) that an attention stores in the cache for each token. */
+/* Return the number of elements (keys and values of all heads) that an attention stores in the cache for each token. */
 TE_API int64_t te__cache_token_elements(const te_attention_options *o) {
     return (int64_t)o->kv_heads * (o->head_dim + o->value_dim);
 }
-/* Replace the zeros of a config (page_rows, pages) by the numbers that they stand for. */
+/* Replace the zeros in the config (page_rows, pages) by the numbers for which they stand. */
 TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.page_rows) c.page_rows = (int)te_round_up(c.capacity, TE_CACHE_MIN_PAGE);
     const int64_t all = (int64_t)c.sequences * te_ceil_div(c.capacity, c.page_rows);
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
-/* Lay out the decoding kernel's memory, which begins at memory + at. It holds the partial results of all splits, and is
- * as large as the attention with the largest partial results needs. Returns the offset at which this memory ends. */
+/* Lay out the decoding kernel's memory, which begins at memory + at. This memory holds the partial results of all
+ * splits of the keys, and is as large as the attention with the largest partial results needs. Returns the offset at
+ * which this memory ends. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);
@@ -191,8 +199,8 @@ TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *mode
         TE_REQUIRE(models[k] && models[k]->plan, ctx, TE_ERROR_STATE, "te_cache: model %d has not been bound", k);
     return TE_OK;
 }
-/* The number of bytes of target memory that te_cache_init needs. The memory must be aligned to TE_ALIGN. Returns 0 if
- * the config or a model is not valid. */
+/* Return the number of bytes of target memory that te_cache_init needs. The memory must be aligned to TE_ALIGN. The
+ * result is 0 if the config or a model is not valid. */
 TE_API size_t te_cache_bytes(te_model *const *models, int count, const te_cache_config *config) {
     te_cache c;
     if (te__cache_check(config, models, count, 0) != TE_OK) return 0;
@@ -206,9 +214,9 @@ enum { TE_CACHE_THREADS = TE_CUDA ? 256 : 1 };
 
 typedef struct te_cache_args {
     te_cache_tables t;
-    te_sequences of;      /* for te_cache_begin: the sequences of the batch */
-    const int32_t *slots; /* for te_cache_begin: te_batch.slots; may be null */
-    int slot, from, length; /* the arguments of te_cache_truncate, te_cache_fork and te_cache_move */
+    te_sequences of;      /* used by te_cache_begin: where the sequences of the batch begin and end */
+    const int32_t *slots; /* used by te_cache_begin: the array te_batch.slots, which may be null */
+    int slot, from, length; /* used by te_cache_truncate, te_cache_fork and te_cache_move, whose arguments these are */
 } te_cache_args;
 
 /* Exclusive scan over the threads of a block: returns the sum of `value` over all threads with lower indices; *total is
@@ -278,9 +286,10 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
     te_block_sync(); /* all threads have read free_count */
     if (g.id == 0) *t->free_count = free_count;
 }
-/* Sequence `slot` has `length` tokens. Its last tokens do not fill a page; they are in page `from`, which other
- * sequences use, too. Take a free page for these tokens; te__cache_copy will copy page `from` to the free page. If no
- * page is free, the sequence keeps only its full pages, and the error is recorded. Called by one thread. */
+/* Called by one thread of te_cache_truncate and te_cache_fork. Sequence `slot` has `length` tokens; the last of them do
+ * not fill a page, and lie in page `from`, which other sequences use, too. Take a free page for these tokens;
+ * te__cache_copy will copy page `from` to the free page. If no page is free, the sequence keeps only its full pages,
+ * and the error is recorded. */
 TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int length, int from) {
     const int full = length / t->page_rows, has_page = *t->free_count > 0;
     if (has_page) {
@@ -310,7 +319,7 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
         free_count += total;
     }
     const int length = t->length[a->slot], keeps_tokens = a->length < length ? a->length : length;
-    te_block_sync(); /* all threads have read free_count and the length */
+    te_block_sync(); /* after this barrier all threads have read free_count and the length, so these may be changed */
     if (g.id != 0) return;
     *t->free_count = free_count, t->copy[0] = t->copy[1] = -1, t->length[a->slot] = keeps_tokens;
     const int last = keeps ? t->table[(int64_t)a->slot * t->table_width + keeps - 1] : 0;
@@ -353,8 +362,8 @@ TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__ca
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
-/* te__cache_copy copies page copy[0] to page copy[1]. Grid: one block for every TE_CACHE_COPY 4-byte words of a
- * page. */
+/* The kernel te__cache_copy copies page copy[0] to page copy[1]. Grid: one block for every TE_CACHE_COPY 4-byte words
+ * of a page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
 TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;
@@ -510,7 +519,8 @@ TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
 
 /* ---- for ops ----------------------------------------------------------------------------------------------------- */
 
-/* The cache's layer for op i of the model m; null: the cache was initialised without this model. */
+/* Return the layer of the cache that belongs to op i of the model m; null: the cache was initialised without this
+ * model. */
 TE_API const te_cache_layer *te__cache_layer_of(const te_cache *c, const te_model *m, int i) {
     for (int k = 0; k < c->layer_count; k++)
         if (c->layer[k].model == m && c->layer[k].op == i) return &c->layer[k];

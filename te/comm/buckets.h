@@ -33,18 +33,21 @@
 #include "reduce_gradients.h"   /* te__grad_range, te__is_reduced */
 
 typedef struct te_buckets_config {
-    int64_t bytes;  /* the largest size of a bucket, counting 4 bytes for each gradient; a tensor's gradient that is
-                       larger is a bucket by itself */
-    int shards;     /* must be equal to te_adamw_config.shards. 1: all ranks get all sums; Muon requires this.
-                       te_data_group(ctx)->size: each rank gets only the sums of its own shard, as with te_adamw_reduce,
-                       and a bucket has all gradients of one model */
+    /* the largest size of a bucket, counting 4 bytes for each gradient element; a tensor's gradient that is larger is a
+     * bucket by itself */
+    int64_t bytes;
+    /* must be equal to te_adamw_config.shards. 1: all ranks get all sums; Muon requires this. te_data_group(ctx)->size:
+     * each rank gets only the sums of its own shard, as with te_adamw_reduce, and a bucket has all gradients of one
+     * model */
+    int shards;
     te_dtype dtype; /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16. With TE_bf16 the
-                     * gradients and their sums are rounded to bf16, half as many bytes cross the link, and the
-                     * device needs up to bytes / 2 more bytes of memory */
-    int dma;        /* CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final
-                       before the end of backward's last GEMM; NCCL reduces the others. This requires symmetric memory
-                       in the data group (te_comm_config.peer_bytes), and takes up to 2 * bytes bytes of memory on each
-                       device until te_comm_destroy. 0: NCCL reduces all buckets */
+                     * gradients and their sums are rounded to bf16, half as many bytes cross the link, and each device
+                     * needs up to te_buckets_config.bytes / 2 more bytes of memory */
+    /* used on CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final before
+     * the end of backward's last GEMM; NCCL reduces the others. DMA engines require symmetric memory in the data group
+     * (te_comm_config.peer_bytes), and take up to 2 * te_buckets_config.bytes bytes of memory on each device until
+     * te_comm_destroy. 0: NCCL reduces all buckets */
+    int dma;
 } te_buckets_config;
 
 /* The default size of a bucket, in bytes. The fixed cost of a reduction (11 us with NCCL, some 30 us with DMA engines)
@@ -57,38 +60,43 @@ TE_API te_buckets_config te_buckets_defaults(void) {
     return c;
 }
 
-/* A gradient. bucket: the index of its bucket. uses: how many parameters share the gradient (more than one if
- * parameters are tied), which is also how many backwards write it. pending: how many of these backwards have not run
- * yet in this step. */
+/* The gradient of one parameter, or of several tied ones. bucket: the index of its bucket. uses: how many parameters
+ * share the gradient, which is also how many backwards write it. pending: how many of these backwards have not run yet
+ * in this step. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
 /* A bucket: the gradients [first, first + count) of te_buckets.grad, which lie in memory in the reverse order. */
 typedef struct te__bucket {
-    int model; /* the index of the model to which the bucket's first gradient belongs */
-    int first, count, pending, started; /* pending: the number of the bucket's gradients that are not final yet;
-                                           started: 1: the bucket's reduction has begun */
-    int is_exposed; /* 1: one of the bucket's gradients becomes final only after backward's last GEMM, so the bucket's
-                       reduction cannot run at the same time as a GEMM */
+    int model; /* the index of the model that owns the first gradient of the bucket */
+    /* pending: the number of the bucket's gradients that are not final yet; started: 1: the bucket's reduction has
+     * begun */
+    int first, count, pending, started;
+    /* 1: one of the bucket's gradients becomes final only after backward's last GEMM, so the bucket's reduction cannot
+     * run at the same time as a GEMM */
+    int is_exposed;
     float *from;
     int64_t elements;
 } te__bucket;
-/* A model. first: the index of the model's first parameter in te_buckets.grad_index. ran: whether a backward of the
- * model has run since te_buckets_begin. */
+/* The state of one model. first: the index of the model's first parameter in te_buckets.grad_index. ran: whether a
+ * backward of the model has run since te_buckets_begin. */
 typedef struct te__bucket_model { int first, ran; } te__bucket_model;
 
-/* A te_buckets must not be moved in memory, because the models point to it. */
+/* The buckets of some models. This struct must not be moved in memory, because the models point to it. */
 typedef struct te_buckets {
-    te_watch watch; /* must be the first member: a te_watch * is cast to te_buckets * */
+    te_watch watch; /* the listener that backward calls; it must be the first member, because a te_watch * is cast to
+                     * te_buckets * */
     te_buckets_config config;
     te_model *const *models;
     int model_count, count, grad_count;
-    te__bucket *bucket;         /* [count], in the order in which backward completes the buckets. The other tables lie
-                                   behind this one, in the same allocation */
-    te__bucket_grad *grad;      /* [grad_count]: the gradients of all models, in order from the last parameter of the
-                                   last model to the first parameter of the first model */
+    /* [count]: the buckets, in the order in which backward completes them. The other tables lie behind this one, in the
+     * same allocation */
+    te__bucket *bucket;
+    /* [grad_count]: the gradients of all models, in order from the last parameter of the last model to the first
+     * parameter of the first model */
+    te__bucket_grad *grad;
     te__bucket_model *of_model; /* [model_count] */
-    int *grad_index;            /* for each parameter of each model: the index of its gradient in `grad`; -1: the
-                                   gradient is in no bucket */
-    uint64_t fingerprint;       /* the value of te__buckets_fingerprint when the tables were made */
+    /* for each parameter of each model: the index of its gradient in `grad`; -1: the gradient is in no bucket */
+    int *grad_index;
+    uint64_t fingerprint;       /* the result of te__buckets_fingerprint at the time when the tables were made */
     te_group tensor;            /* a copy of the context's tensor group, made by te_buckets_init */
     te_bucket_reducer reducer;  /* reduces over the data group */
     te_side_stream side;        /* the second stream, on which the reductions run */
@@ -96,8 +104,8 @@ typedef struct te_buckets {
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-/* A hash of the gradients' addresses and of which parameters are tied or frozen. It changes when a model is bound to
- * other memory, or when other parameters become frozen or tied. */
+/* Return a hash of the gradients' addresses and of which parameters are tied or frozen. It changes when a model is
+ * bound to other memory, or when other parameters become frozen or tied. */
 TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
     uint64_t sum = 1;
     for (int i = 0; i < b->model_count; i++)
@@ -107,7 +115,7 @@ TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
         }
     return sum;
 }
-/* The entry in te_buckets.grad of the gradient that p's backward writes; null: the gradient is in no bucket. */
+/* Return the entry in te_buckets.grad of the gradient that p's backward writes; null: the gradient is in no bucket. */
 TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     if (!te_is_trained(p)) return 0;
@@ -140,7 +148,7 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
  * GEMM of backward. The last GEMM that backward runs belongs to the first op with a GEMM in the lists. If a bucket
  * contains a parameter of that op or of an op before it, the bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
-    int gemms = 0; /* the number of GEMMs before the current op */
+    int gemms = 0; /* the number of GEMMs that the ops before the current op have */
     for (int i = 0; i < b->model_count; i++) {
         const te_model *m = b->models[i];
         const te_param *p = m->param;
@@ -197,8 +205,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     te_side_stream_leave(&b->side, ctx);
     return status;
 }
-/* Implements te_watch.is_final, which backward calls when it has written p's gradient. If this was the last gradient of
- * its bucket that was not final, starts the reduction of the bucket. */
+/* The bucket's te_watch.is_final, which backward calls when it has written p's gradient for the last time. If this was
+ * the last gradient of its bucket that was not final, starts the reduction of the bucket. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
@@ -207,8 +215,8 @@ TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *
     if (!g || --g->pending || --b->bucket[g->bucket].pending) return TE_OK;
     return te__bucket_reduce(b, &b->bucket[g->bucket], ctx);
 }
-/* Implements te_watch.allows: returns an error if a backward of m must not run now, because one has run already since
- * te_buckets_begin. */
+/* The buckets' te_watch.allows: returns an error if a backward of m must not run now, because a backward of m has run
+ * already since te_buckets_begin. */
 TE_API te_status te__buckets_allow_backward(const te_watch *w, const te_model *m, te_context *ctx) {
     const te_buckets *b = (const te_buckets *)(const void *)w;
     for (int i = 0; i < b->model_count; i++)

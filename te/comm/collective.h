@@ -81,7 +81,8 @@
 #define TE_OP_copy_to_group (copy_to_group, custom)
 #define TE_SHAPES_copy_to_group(op) (0)
 #define TE_PRODUCES_copy_to_group(op) (TE_PRODUCES_same)
-#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_PASSES_VALUE) /* the output is the input, in the same memory */
+#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_PASSES_VALUE) /* in forward the output of copy_to_group is its
+                                                                   * input, in the same memory */
 #define TE_LAYOUT_copy_to_group(op, in) (TE_LAYOUT_partial_grad)
 #define TE_LAYOUT_FITS_copy_to_group(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_TAKES_DIMS_copy_to_group ,

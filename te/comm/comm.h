@@ -25,12 +25,13 @@
 #include "../core/target.h" /* te__check_target */
 
 typedef struct te_comm_config {
-    int rank, size;   /* rank: the index of this process among all processes; size: the number of all processes. If rank
-                         is -1 or size is 0, the value comes from the environment variables of mpirun, srun or
-                         torchrun */
+    /* rank: the index of this process among all processes; size: the number of all processes. If rank is -1 or size is
+     * 0, the value comes from the environment variables of mpirun, srun or torchrun */
+    int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` */
-    const char *file; /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks, on a
-                         file system that all ranks share. The file must not exist yet */
+    /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks, on a file system that all
+     * ranks share. The file must not exist yet */
+    const char *file;
     double timeout;   /* how long a call may wait for other ranks, in seconds */
     /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
      * through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these are
@@ -38,22 +39,24 @@ typedef struct te_comm_config {
      * each device; the world group's takes at most 64 MiB. */
     int64_t peer_bytes;
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes may overlap a GEMM
-     * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. If the tensor group has symmetric memory
-     * (peer_bytes > 0), each rank of the group allocates overlap_bytes bytes on its device. */
+     * (te/gemm/impl/gemm_comm_overlap.h). 0, which is the default, means no overlap. If the tensor group has symmetric
+     * memory (peer_bytes > 0), each rank of the group allocates overlap_bytes bytes on its device. */
     int64_t overlap_bytes;
 } te_comm_config;
 
-enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* on two H200s, symmetric memory is never slower than NCCL up to 16 MiB */
+enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* the default of peer_bytes: on two H200s, symmetric memory is never slower
+                                            * than NCCL up to 16 MiB */
 
-/* The default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60 s. */
+/* Return the default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60
+ * s. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
     c.rank = -1, c.size = 0, c.tensor = 1, c.file = 0, c.timeout = 60.0, c.peer_bytes = TE_PEER_DEFAULT_BYTES;
     c.overlap_bytes = 0;
     return c;
 }
-/* The value, as a number, of the first environment variable in the list `names` that is set; if none is set,
- * `otherwise`. */
+/* Return the value, as a number, of the first environment variable in the list `names` that is set; if none is set,
+ * return `otherwise`. */
 TE_API int te__env_number(const char *const *names, int otherwise) {
     for (; *names; names++) {
         const char *text = getenv(*names);
@@ -117,7 +120,7 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, ctx));
     return te__comm_map_overlap_memory(&comm->tensor, config->overlap_bytes, ctx);
 }
-/* The beginning of te_comm_create and te_comm_from_native: checks their common arguments, and clears *comm. */
+/* The common beginning of te_comm_create and te_comm_from_native: check their common arguments, and clear *comm. */
 TE_API te_status te__comm_begin_create(te_comm *comm, double timeout, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_create"));
     TE_REQUIRE(comm, ctx, TE_ERROR_NULL, "te_comm_create: the communicator is null");
@@ -159,8 +162,8 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
     return te__comm_finish_create(comm, status, ctx);
 }
 
-/* Allocates memory to be used as te_saved.memory. It is a block of symmetric memory, so all ranks of the tensor group
- * can access it. If forward saves the result of an all_gather in such a block, the all_gather can overlap a GEMM
+/* Allocates memory to be used as te_saved.memory. The memory is a block of symmetric memory, so all ranks of the tensor
+ * group can access it. If forward saves the result of an all_gather in such a block, the all_gather can overlap a GEMM
  * (te/linear/impl/linear_comm_overlap.h). All ranks of the group must make the same calls of this function in the same
  * order, with the same `bytes`, and use each block for the same purpose. Each call waits for the other ranks. If the
  * group has no symmetric memory, or 15 such blocks exist already, the result is ordinary memory, as from
@@ -180,7 +183,7 @@ TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     return te__comm_release(comm, p, ctx);
 }
 #else
-/* Without TE_COMM there is only one rank, so this waits only for the enqueued work. */
+/* Wait for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
 

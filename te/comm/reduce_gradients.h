@@ -20,12 +20,12 @@
 #include "../core/target.h" /* te__check_target */
 #include "../plan/bind.h"   /* te_model, te_param, TE_PARAM_ALIGN */
 
-/* A range of memory, from `from` up to `to`, with the gradients of consecutive parameters and the padding between
- * these. One all-reduce sums the whole range. */
+/* A range of memory that one all-reduce sums: from `from` up to `to`, with the gradients of consecutive parameters and
+ * the padding between these. */
 typedef struct te__grad_range { float *from, *to; } te__grad_range;
 
-/* Whether p has a gradient that must be reduced. A tied parameter has no gradient of its own; a frozen parameter needs
- * none. */
+/* Returns whether parameter p has a gradient that must be summed over ranks. A tied parameter has no gradient of its
+ * own; a frozen parameter needs none. */
 TE_API int te__is_reduced(const te_param *p) { return !p->tied && !p->frozen && p->grad; }
 /* Enqueues the all-reduce of the range, and makes the range empty. */
 TE_API te_status te__grad_range_reduce(te__grad_range *range, const te_group *g, te_context *ctx) {
@@ -43,8 +43,8 @@ TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p,
     range->to = p->grad + te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     return TE_OK;
 }
-/* Sums a model's gradients over a group. only_partial: 1: only the gradients that are partial sums on each rank
- * (te_param.sums); 0: all. */
+/* Sum the gradients of model m over a group. only_partial: 1: sum only the gradients of which each rank has a partial
+ * sum (te_param.sums); 0: sum all. */
 TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only_partial, te_context *ctx) {
     te__grad_range range = {0, 0};
     if (g->size == 1) return TE_OK;

@@ -29,13 +29,13 @@
 #define TE_CUDA 0
 #endif
 
-/* With these options gcc and clang compile comparisons with NaN, and sums whose order matters, to other code: a NaN
- * would be taken for a number, and 2^x would be wrong. */
+/* Refuse -ffast-math and options like it. With these options gcc and clang compile comparisons with NaN, and sums whose
+ * order matters, to different code: a NaN would be taken for a number, and 2^x would be wrong. */
 #if !TE_CUDA && (defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || __FINITE_MATH_ONLY__ + 0)
 #error "te: compile without -Ofast, -ffast-math, -funsafe-math-optimizations, -fassociative-math, -ffinite-math-only"
 #endif
-/* At the beginning of a function's body: keeps clang from reordering sums in the function. It is needed because clang
- * has no macro that tells of -fassociative-math alone. */
+/* Write this macro at the beginning of a function's body to keep clang from reordering sums in the function. The #error
+ * above does not suffice for clang, which has no macro that tells of -fassociative-math alone. */
 #if defined __clang__ && !TE_CUDA
 #define TE__SUMS_AS_WRITTEN _Pragma("clang fp reassociate(off)")
 #else
@@ -43,23 +43,24 @@
 #endif
 
 #define TE_UNUSED __attribute__((unused))
-/* Declares a function that must not be called: a call of it does not compile, and the compiler prints `text`. */
+/* Declare a function that must not be called: a call of it does not compile, and the compiler prints `text`. */
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
-/* TE_FN declares a device function that is always inlined. TE_CALLBACK does the same for a function that is passed as a
- * constant pointer. */
+/* TE_FN declares a device function that is always inlined. TE_CALLBACK does the same for a function that kernels pass
+ * on as a constant function pointer. */
 #define TE_FN static __device__ __forceinline__
 #define TE_CALLBACK TE_FN
-/* Declares a function that both kernels and host code call (scalar arithmetic, schedules). */
+/* Declare a function that both kernels and host code call, such as scalar arithmetic or the order in which tiles are
+ * processed. */
 #define TE_BOTH static __host__ __device__ __forceinline__
-#define TE_SHARED __shared__ /* declares shared memory, within the body of a TE_KERNEL */
+#define TE_SHARED __shared__ /* declares a variable in shared memory, within the body of a TE_KERNEL */
 #else
-/* Functions declared with TE_FN or TE_CALLBACK (for a function that is passed as a constant pointer) are inlined into
- * kernels. At -O1 and -Og gcc refuses always_inline for a function whose address is taken. With gcc, TE_CALLBACK
- * therefore has no always_inline, and the kernel has the attribute `flatten` instead, with which gcc inlines every call
- * in the kernel; at -O2 this produces the same code. TE_KEEP_CALLS disables forced inlining, for smaller code, faster
- * compilation and debugging; the tests are built with it. */
+/* Functions declared with TE_FN or TE_CALLBACK are inlined into kernels; TE_CALLBACK is for functions whose address is
+ * passed as a constant. At -O1 and -Og gcc refuses always_inline for a function whose address is taken. With gcc,
+ * TE_CALLBACK therefore has no always_inline, and the kernel has the attribute `flatten` instead, with which gcc
+ * inlines every call in the kernel; at -O2 this produces the same code. TE_KEEP_CALLS disables forced inlining, for
+ * smaller code, faster compilation and debugging; the tests are built with it. */
 #if !defined __OPTIMIZE__ || defined TE_KEEP_CALLS
 #define TE_FN static inline __attribute__((unused))
 #define TE_CALLBACK TE_FN
@@ -79,7 +80,8 @@
 #endif
 #ifdef __CUDA_ARCH__
 #define TE_UNROLL _Pragma("unroll")
-#define TE_UNROLL_1 _Pragma("unroll 1") /* forbids unrolling, where code size matters */
+#define TE_UNROLL_1 _Pragma("unroll 1") /* forbids unrolling of the following loop; used where small code matters more
+                                         * than the speed of the loop */
 #define TE_UNROLL_4 _Pragma("unroll 4")
 #define TE_UNROLL_8 _Pragma("unroll 8")
 #else
@@ -88,11 +90,11 @@
 #define TE_UNROLL_4
 #define TE_UNROLL_8
 #endif
-/* Declares a host function of the library. */
+/* Declare a function of the library that runs on the host. */
 #define TE_API static inline TE_UNUSED
 
-/* The linkage of the model functions that TE_DEFINE defines, which other files may call. (TE_SEQUENTIAL makes these
- * functions static.) */
+/* The linkage of the functions of a model that TE_DEFINE defines, which other files may call. (TE_SEQUENTIAL makes
+ * these functions static.) */
 #ifdef __cplusplus
 #define TE_EXTERN_C extern "C"
 #else
@@ -102,15 +104,15 @@
 enum {
     TE_MAX_OPS = 96,  /* the largest number of ops in a list */
     TE_MAX_PATTERN = 8,   /* the largest number of ops in a pattern of the fusion list */
-    TE_ALIGN = 256,   /* bytes: the alignment of parameters and of buffers that the library allocates */
-    TE_ACCESS = 16,   /* bytes: the alignment required of every pointer that a caller passes */
+    TE_ALIGN = 256,   /* the alignment, in bytes, of parameters and of buffers that the library allocates */
+    TE_ACCESS = 16,   /* the alignment, in bytes, that is required of every pointer which a caller passes */
     TE_ROW_PAD = 128, /* buffers saved for backward are sized for the number of rows rounded up to a multiple of this,
                        * so that each of them is aligned */
-    TE_VECTOR = 8     /* elements that a lane processes at a time: 16 bytes of bf16 */
+    TE_VECTOR = 8     /* the number of elements that a lane processes at a time: 16 bytes in bf16 */
 };
 
-/* The type in which a lane accumulates its partial sum over a row. On the host this is double, because there a single
- * lane sums the whole row. */
+/* The type in which a lane accumulates its part of the sum over a row. On the host this is double, because there a
+ * single lane sums the whole row. */
 #if TE_CUDA
 typedef float te_row_sum;
 #else
@@ -124,7 +126,8 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 
 /* ---- status ------------------------------------------------------------------------------------------------------ */
 
-/* X(name, text) for each status; this list is expanded once to the enumerators and once to the texts. */
+/* The list of all statuses, X(name, text) for each. The list is expanded once to the enumerators and once to the
+ * texts. */
 #define TE_STATUSES(X)                                                                         \
     X(OK, "success")                                                                           \
     X(ERROR_NULL, "a required pointer is null")                                                \

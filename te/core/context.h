@@ -1,5 +1,5 @@
-/* context.h -- te_context, which says where work runs: a target, a stream and a workspace. It also has the random state
- * and the text of the last error.
+/* context.h -- te_context, which says where work runs: a target, a stream and a workspace. A te_context also has the
+ * random state and the text of the last error.
  *
  * Do this:
  *     te_context ctx;
@@ -23,7 +23,8 @@
 
 struct te_context;
 
-/* A target's memory functions. Each of the two addresses that `copy` takes may be in host or in target memory. */
+/* A target's memory functions. Each of the two addresses that `copy` takes may lie in host memory or in target
+ * memory. */
 typedef struct te_target {
     const char *name; /* "cuda" or "host" */
     te_status (*allocate)(struct te_context *ctx, void **p, size_t bytes);
@@ -44,7 +45,7 @@ typedef struct te_context {
     te_rng *rng;       /* the random state, in target memory */
     uint32_t *tickets; /* CUDA: an atomic counter from which the blocks of a kernel take the numbers of their work
                         * items; it is 0 before and after each kernel */
-    void *gemm;        /* the state of the GEMMs, created on first use; null until then */
+    void *gemm;        /* the state that GEMMs need, such as cuBLASLt's handle, created on first use; null until then */
     void (*gemm_close)(struct te_context *ctx);
     int gemm_tune;     /* 1: time the candidate kernels of each GEMM when this GEMM is used first (te/gemm/gemm.h); 0
                         * (default): no timing */
@@ -59,20 +60,20 @@ typedef struct te_context {
     void *launches;    /* CUDA: te_launches, the recorded launches of a pass and their graphs (graph_replay.h) */
     int replay;        /* CUDA: how many graphs of passes may be cached; 0: no graphs are used, and kernels are launched
                         * one by one */
-    void (*tensor_map_encode)(void); /* CUDA: the driver's cuTensorMapEncodeTiled; null: not available, or not looked up
-                                      * yet */
+    void (*tensor_map_encode)(void); /* CUDA: the address of the driver's function cuTensorMapEncodeTiled; null: it is
+                                      * not available, or was not looked up yet */
     int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
     int device, processors; /* device: the device's number (0 on the host); processors: how many SMs it has (1 on the
                              * host) */
-    int capability;         /* CUDA: the compute capability as a number: 900 for 9.0 */
+    int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int owns_workspace;
-    struct te_comm *comm;        /* the groups of ranks that this context belongs to (rank_group.h); null: there is only
-                                  * this rank */
+    struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null: the context
+                                  * is the only rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
     char error[320];
 } te_context;
 
-/* Set the context's error text (printf format) and return `status`. */
+/* Set the context's error text, given as a printf format and its arguments, and return `status`. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
@@ -85,11 +86,11 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
     }
     return status;
 }
-/* The error text of the last call that failed on this context; "" if none has. */
+/* Return the error text of the last call that failed on this context; "" if no call has failed. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
-/* Whether the program contains the code that times GEMMs (te_context.gemm_tune). It does not contain this code if it is
- * compiled with -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
+/* Says whether the program contains the code that times GEMMs (te_context.gemm_tune). The program does not contain this
+ * code if the program is compiled with -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
 #ifdef TE_NO_TUNE
 #define TE_HAS_AUTOTUNE 0
 #else
@@ -126,7 +127,7 @@ TE_API te_status te_copy(te_context *ctx, void *dst, const void *src, size_t byt
     TE_REQUIRE((dst && src) || !bytes, ctx, TE_ERROR_NULL, "te_copy: a pointer is null");
     return bytes ? ctx->target->copy(ctx, dst, src, bytes) : TE_OK;
 }
-/* Set `bytes` bytes to `byte`, in stream order. */
+/* Enqueue on the context's stream a fill: set `bytes` bytes, from dst on, to the value `byte`. */
 TE_API te_status te_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
     TE_TRY(te__check_context(ctx, "te_fill"));
     TE_REQUIRE(dst || !bytes, ctx, TE_ERROR_NULL, "te_fill: the pointer is null");
@@ -152,7 +153,7 @@ TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     return TE_OK;
 }
 
-/* Wait for the stream and free what the context owns. Does nothing to a copy of a context. */
+/* Wait for the stream and free the memory that the context owns. If ctx is a copy of a context, nothing happens. */
 TE_API void te_context_destroy(te_context *ctx) {
     if (!ctx || !ctx->target || ctx->at != ctx) return;
     (void)te_synchronize(ctx);
@@ -162,7 +163,7 @@ TE_API void te_context_destroy(te_context *ctx) {
     memset(ctx, 0, sizeof *ctx);
 }
 
-/* Read or write the random state, for a checkpoint. Both functions wait for the stream. */
+/* Read (te_rng_get) or write (te_rng_set) the random state, for a checkpoint. Both functions wait for the stream. */
 TE_API te_status te_rng_get(te_rng *rng, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_rng_get"));
     TE_TRY(te_copy(ctx, rng, ctx->rng, sizeof *rng));

@@ -28,7 +28,7 @@
 
 /* ---- formats ----------------------------------------------------------------------------------------------------- */
 
-/* X(token, bytes of an element, name in a safetensors file) */
+/* The list of number formats: X(token, bytes of an element, name in a safetensors file) for each. */
 #define TE_DTYPES(X) \
     X(f32, 4, F32) \
     X(bf16, 2, BF16) \
@@ -69,7 +69,7 @@ TE_BOTH uint32_t te_bits_of_float(float f) {
     return u;
 }
 
-/* Transpose 4 x 4 bytes: byte i of t[j] = byte j of r[i]. */
+/* Transpose a matrix of 4 x 4 bytes: byte i of t[j] = byte j of r[i]. */
 TE_FN void te_transpose_bytes_4x4(uint32_t t[4], const uint32_t r[4]) {
 #if TE_CUDA
     const uint32_t low01 = __byte_perm(r[0], r[1], 0x5140), high01 = __byte_perm(r[0], r[1], 0x7362),
@@ -104,8 +104,8 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     const uint32_t largest = te_bits_of_float(max), rebias = (uint32_t)(127 - bias) << 23;
     if (a > 0x7f800000u) return 0x7f;
     if (a >= largest) return (uint8_t)(sign | ((largest - rebias) >> dropped));
-    /* f is subnormal in FP8. `step` is a float whose unit in the last place equals the distance between neighbouring
-     * FP8 subnormals. Therefore adding `step` to |f| rounds |f| to a multiple of this distance. */
+    /* Here f is subnormal in FP8. `step` is a float whose unit in the last place equals the distance between
+     * neighbouring FP8 subnormals. Therefore adding `step` to |f| rounds |f| to a multiple of this distance. */
     if (a < rebias + (1u << 23)) {
         const uint32_t step = (uint32_t)(127 + 1 - bias - fraction + 23) << 23;
         return (uint8_t)(sign | (te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step));
@@ -140,7 +140,7 @@ TE_BOTH uint8_t te__fp8_of_float_stochastic(float f, uint32_t random, int fracti
 }
 
 #if TE__FP8_HARDWARE
-/* Convert two floats to FP8; `low` goes to the low byte. */
+/* Convert two floats to two e4m3 numbers in one 16-bit word, with `low` in the low byte. */
 TE_FN uint16_t te__e4m3_pair(float low, float high) {
     uint16_t w;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
@@ -262,9 +262,10 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
     const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above become infinity */
-    /* magnitudes below 2^-14 are subnormal in f16, where numbers are 2^-24 apart */
+    /* here the magnitude is below 2^-14, i.e. subnormal in f16, where neighbouring numbers are 2^-24 apart */
     if (a < 0x38800000u) {
-        /* adding 0.5, a float whose unit in the last place is 2^-24, rounds the magnitude to a multiple of 2^-24 */
+        /* adding 0.5 rounds the magnitude to a multiple of 2^-24, because the unit in the last place of the float 0.5
+         * is 2^-24 */
         const float shifted = te_float_of_bits(a) + 0.5f;
         return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
     }
@@ -279,7 +280,7 @@ TE_BOTH float te_float_of_fp8(uint8_t h, te_dtype t) {
 TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
     return t == TE_e4m3 ? te_e4m3_of_float(f) : te_e5m2_of_float(f);
 }
-/* The largest finite number of an FP8 format. */
+/* Return the largest finite number of an FP8 format. */
 TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
 /* Load or store element i of p, in f32, bf16 or f16. te_load8 and te_store8 call these two functions rather than
@@ -297,7 +298,7 @@ TE_BOTH float te__round_wide(float v, te_dtype t) {
     if (t == TE_f32) return v;
     return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
 }
-/* Load or store element i of p, in any format. */
+/* te_load: load element i of p, in any format, as a float. te_store: store a float to element i of p, in any format. */
 TE_BOTH float te_load(const void *p, int64_t i, te_dtype t) {
     return te_is_fp8(t) ? te_float_of_fp8(((const uint8_t *)p)[i], t) : te__load_wide(p, i, t);
 }
@@ -305,23 +306,23 @@ TE_BOTH void te_store(void *p, int64_t i, float v, te_dtype t) {
     if (te_is_fp8(t)) ((uint8_t *)p)[i] = te_fp8_of_float(v, t);
     else te__store_wide(p, i, v, t);
 }
-/* v rounded to format t and converted back to float. */
+/* Return v rounded to format t and converted back to float. */
 TE_BOTH float te_round_to(float v, te_dtype t) {
     return te_is_fp8(t) ? te_float_of_fp8(te_fp8_of_float(v, t), t) : te__round_wide(v, t);
 }
 
 /* ---- eight elements of f32, bf16 or f16 -------------------------------------------------------------------------- */
 
-/* Load elements i to i + 7 of p as floats. Only the first n are read; the others become 0. aligned: 1 if n is 8 and the
- * address is a multiple of 16 bytes. Here and below, `aligned` and `t` should be compile-time constants. */
+/* Load elements i to i + 7 of p as floats. Only the first n are read; the others are set to 0. aligned: 1 if n is 8 and
+ * the address is a multiple of 16 bytes. Here and below, `aligned` and `t` should be compile-time constants. */
 TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
     if (!aligned) {
         TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? te__load_wide(p, i + k, t) : 0.0f;
         return;
     }
 #if TE_CUDA
-    /* __ldg requires that nobody writes these bytes while the kernel runs; callers guarantee this. In return, the
-     * compiler may move the loads of later rows ahead of the stores of earlier rows. */
+    /* __ldg requires that nobody writes these bytes while the kernel runs; the callers of te_load8 guarantee this. In
+     * return, the compiler may move the loads of later rows ahead of the stores of earlier rows. */
     if (t == TE_f32) {
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
                      b = __ldg((const float4 *)((const float *)p + i + 4));
@@ -338,7 +339,7 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
     for (int k = 0; k < 8; k++) v[k] = te__load_wide(p, i + k, t);
 #endif
 }
-/* Prefetch the cache line of element i of p into the L2. Does nothing on the host. */
+/* Prefetch the cache line of element i of p into the L2. On the host this does nothing. */
 TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #if TE_CUDA
     asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)p + i * (int64_t)te_dtype_bytes(t)));
@@ -372,7 +373,8 @@ TE_FN void te__load16_shared(uint32_t w[4], const void *p) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
 }
 #endif
-/* Like te_load8, but without the conversion to float. Only the first n elements are read; the others become 0. */
+/* Load eight elements as te_load8 does, but without converting them to float. Only the first n elements are read; the
+ * others are set to 0. */
 TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
@@ -397,7 +399,7 @@ TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
         else v[k] = te_float_of_f16((uint16_t)(k % 2 ? e->w[k / 2] >> 16 : e->w[k / 2]));
     }
 }
-/* Like te_load8, for memory that this thread may have stored to in this kernel. */
+/* Do what te_load8 does, for memory to which this thread may have stored in this kernel. */
 TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
@@ -453,7 +455,7 @@ TE_FN float2 te_floats_of_pair(uint32_t w, te_dtype t) {
     return __half22float2(h);
 }
 #endif
-/* Like te_vec8_of, but uses instructions that convert two numbers at a time, because the instructions that convert one
+/* Do what te_vec8_of does, but by instructions that convert two numbers at a time, because those that convert one
  * number run at an eighth of the rate of other arithmetic. */
 TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {
 #if TE_CUDA
@@ -482,10 +484,10 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
     for (int k = 0; k < 8; k++) te__store_wide(p, i + k, v[k], t);
 #endif
 }
-/* Like te_store8, but also overwrites v with the stored values, that is, with v rounded to format t. */
+/* Do what te_store8 does, and also overwrite v with the stored values, that is, with v rounded to format t. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
-    /* Converts two numbers per instruction, as te_vec8_of_pairs does. */
+    /* This branch converts two numbers per instruction, as te_vec8_of_pairs does. */
     if (aligned && t != TE_f32) {
         te_vec8 e;
         TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te_pair_of_floats(v[2 * k], v[2 * k + 1], t);
@@ -500,8 +502,8 @@ TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned,
 
 /* ---- eight elements of FP8 --------------------------------------------------------------------------------------- */
 
-/* The functions of the previous section for the FP8 formats, TE_e4m3 and TE_e5m2. They apply no scale. aligned: 1 if n
- * is 8 and the address is a multiple of 8 bytes. */
+/* The functions of this section do for the FP8 formats, TE_e4m3 and TE_e5m2, what those of the previous section do for
+ * the wider formats. They apply no scale. aligned: 1 if n is 8 and the address is a multiple of 8 bytes. */
 
 /* Load a scale from target memory that is not written while the kernel runs, so the load does not have to wait for
  * earlier stores. */
@@ -512,10 +514,11 @@ TE_FN float te_load_scale(const float *scale) {
     return *scale;
 #endif
 }
-/* Load eight FP8 elements in their storage format. Only the first n are read; the others become 0. */
+/* Load eight FP8 elements in their storage format. Only the first n are read; the others are set to 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
-    if (aligned) { /* the asm is volatile for the reason that is given at te__load16_readonly */
+    if (aligned) { /* the asm is volatile so that the compiler does not move the load down to the first use of its
+                    * result */
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                      : "=r"(e->w[0]), "=r"(e->w[1])
                      : "l"((const char *)p + i));

@@ -18,7 +18,7 @@
  * next reduction uses. Reductions use the two buffers by turns, so one barrier per reduction is enough. */
 typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
-/* A block's index in the grid (x, y), and the size of the grid in blocks (nx, ny). */
+/* The index of a thread block in the grid (x, y), and the size of the grid in blocks (nx, ny). */
 typedef struct te_block { int x, y, nx, ny; } te_block;
 
 #if TE_CUDA
@@ -27,8 +27,8 @@ TE_FN te_block te_block_here(void) {
     b.x = (int)blockIdx.x, b.y = (int)blockIdx.y, b.nx = (int)gridDim.x, b.ny = (int)gridDim.y;
     return b;
 }
-/* The group of `count` consecutive threads that this thread belongs to. *group becomes the index of this group in its
- * block. */
+/* Return the group of `count` consecutive threads that this thread belongs to. *group becomes the index of this group
+ * in its block. */
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
     const unsigned n = (unsigned)count;
@@ -62,7 +62,7 @@ TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* Set *x, in every lane, to the maximum of *x over the lanes of the group; NaNs are ignored. */
+/* Set *x, in every lane of the group, to the maximum of *x over all lanes of the group; NaNs are ignored. */
 TE_FN void te_lanes_max(float *x, te_lanes *g) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
     if (g->count > 32) {
@@ -74,8 +74,8 @@ TE_FN void te_lanes_max(float *x, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* The maximum of x over the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole warp must
- * call this. */
+/* Return the maximum of x over the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole warp
+ * must call this. */
 TE_FN uint32_t te_lanes16_max(uint32_t x) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) {
         const uint32_t other = __shfl_xor_sync(~0u, x, o);
@@ -100,20 +100,22 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* no other lane reads column g.id of value k, so this lane may overwrite it */
+            te_shared[k][g.id] = sum; /* column g.id of value k is read by this lane alone, so this lane may overwrite
+                                       * it with the sum */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
-/* Returns, in every lane, the sum of x over the warp. The sum does not depend on the order of addition, because x is an
+/* Return, in every lane, the sum of x over the warp. The sum does not depend on the order of addition, because x is an
  * integer. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
     return x;
 }
-TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over lane 0 up to this lane, inclusive */
+TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* returns the sum of x over lane 0 of the warp up to this
+                                                          * lane, inclusive */
     TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
         const uint64_t other = __shfl_up_sync(~0u, (unsigned long long)x, o);
         if (lane >= o) x += other;
@@ -131,10 +133,10 @@ TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g)
     const unsigned long long all = te__warp_scan_u64(lane < g->count / 32 ? te_shared[lane] : 0, lane);
     const uint64_t before = __shfl_sync(~0u, all, warp ? warp - 1 : 0);
     *total = __shfl_sync(~0u, all, 31);
-    __syncthreads(); /* from here on, te_shared may be written again */
+    __syncthreads(); /* all threads have read te_shared, so from here on it may be written again */
     return (warp ? before : 0) + sum - x;
 }
-/* The maximum of x over all lanes of the block. */
+/* Return the maximum of x over all lanes of the block. */
 TE_FN uint64_t te_lanes_max_u64(uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) {
@@ -170,17 +172,18 @@ TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
 
 /* ---- amax: the largest |x| of a tensor --------------------------------------------------------------------------- */
 
-/* Magnitudes are compared as integers, namely by the bits of the floats: the bits of a larger magnitude are a larger
- * integer, and those of a NaN are larger than those of any number. A maximum does not depend on the order of
- * comparison, so the results are bitwise identical on both targets. If an element is infinite, the maximum is infinite;
- * if an element is NaN, the maximum is NaN. */
+/* The functions below compare magnitudes as integers, namely by the bits of the floats: the bits of a larger magnitude
+ * are a larger integer, and the bits of a NaN are larger than those of any number. A maximum does not depend on the
+ * order of comparison, so the results are bitwise identical on both targets. If an element is infinite, the maximum is
+ * infinite; if an element is NaN, the maximum is NaN. */
 
 /* The bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
-/* The maximum of nine integers: m, and the bits of |v[0]| to |v[7]|. */
+/* Return the maximum of nine integers: m, and the bits of |v[0]| to |v[7]|. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
-    float f = te_float_of_bits(m); /* fabsf costs no instruction: max.f32 can take the absolute value of its operand */
+    float f = te_float_of_bits(m); /* fabsf costs no instruction here, because max.f32 can take the absolute value of
+                                    * its operand */
     TE_UNROLL for (int k = 0; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(f) : "f"(fabsf(v[k])));
     return te_bits_of_float(f);
 #else
@@ -230,7 +233,7 @@ TE_FN uint32_t te_amax_16x2_of_two_vec8(const te_vec8 *low, const te_vec8 *high)
     const uint32_t a = te__amax_16x2(low), b = te__amax_16x2(high);
     return te__max_u16x2((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
 }
-/* The largest magnitude of eight elements, as the bits of a float. */
+/* Return the largest magnitude of the eight elements of *e, which have format t, as the bits of a float. */
 TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
     float v[8];
     if (TE_CUDA && t != TE_f32) return te_amax_bits_of_16x2(te__amax_16x2(e), t);
@@ -247,7 +250,8 @@ TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     if (g.count > 32) {
         __shared__ uint32_t te_shared[32];
         const int lane = (int)threadIdx.x % 32;
-        __syncthreads(); /* wait until all warps have read the values that an earlier call stored in te_shared */
+        __syncthreads(); /* all warps have read the values that an earlier call stored in te_shared, so these may be
+                          * overwritten */
         if (lane == 0) te_shared[threadIdx.x / 32] = bits;
         __syncthreads();
         bits = __reduce_max_sync(~0u, lane < g.count / 32 ? te_shared[lane] : 0u);

@@ -19,9 +19,9 @@ TE_FN float te_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    /* Adding 1.5 * 2^23 rounds x to an integer, which then lies in the low bits of the sum. The remainder r, which is x
-     * minus this integer, lies in [-0.5, 0.5]; 2^r is computed by its Taylor series up to r^6 (error 1.2e-7). Finally
-     * the integer is added to the exponent of 2^r, which yields 2^x. */
+    /* How 2^x is computed: adding 1.5 * 2^23 rounds x to an integer, which then lies in the low bits of the sum. The
+     * remainder r, which is x minus this integer, lies in [-0.5, 0.5]; 2^r is computed by its Taylor series up to r^6
+     * (error 1.2e-7). Finally the integer is added to the exponent of 2^r, which yields 2^x. */
     TE__SUMS_AS_WRITTEN
     const float low = x < -126.0f ? -126.0f : x, clamped = low > 128.0f ? 128.0f : low;
     const float shifted = clamped + 12582912.0f, r = clamped - (shifted - 12582912.0f);
@@ -46,7 +46,7 @@ TE_FN float te_reciprocal(float x) {
 }
 TE_FN float te_sigmoid(float x) { return te_reciprocal(1.0f + te_exp(-x)); }
 
-/* The upper 64 bits of the 128-bit product a * b. */
+/* Return the upper 64 bits of the 128-bit product a * b. */
 TE_FN uint64_t te_mul_high(uint64_t a, uint64_t b) {
     const uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
     const uint64_t low = a0 * b0, m = a1 * b0 + (low >> 32), n = a0 * b1 + (uint32_t)m;

@@ -5,22 +5,23 @@
  *     uint32_t r[4];
  *     te_philox(r, seed, index, stream, offset);     // four random words of this index, no state
  *
- * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Seven is the smallest number of rounds that
- * passes BigCrush.
+ * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Philox4x32-7 has seven rounds, the smallest
+ * number with which it passes the statistical tests of BigCrush.
  */
 #ifndef TE_PHILOX_H
 #define TE_PHILOX_H
 
 #include "base.h" /* TE_BOTH */
 
-/* The random state, in target memory. Each forward pass that uses random numbers reads the offset, and then increments
- * it. */
+/* The random state, in target memory: a seed and an offset. Each forward pass that uses random numbers reads the
+ * offset, and then increments it. */
 typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;
 
-/* out: four random words. index: the position in a tensor. stream: a number that differs between tensors. The counter
- * is (index, stream, low half of offset), the key is the seed xor the high half of the offset. */
+/* Compute four random words, `out`, from a counter and a key. index: the position in a tensor. stream: a number that
+ * differs between tensors. The counter is (index, stream, low half of offset), the key is the seed xor the high half of
+ * the offset. */
 TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t stream, uint64_t offset) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = stream, c3 = (uint32_t)offset;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32);

@@ -7,7 +7,8 @@
  * A rank is a process with a context of its own. Ranks form a grid: the ranks of a tensor group split one replica of a
  * model (tensor and sequence parallelism); the ranks of a data group hold the same part of different replicas. World
  * rank d * tensor.size + t is rank t of its tensor group and rank d of its data group. te_comm_create (te/comm/comm.h)
- * creates the groups with NCCL or MPI. Code that only needs ranks, sizes and collectives can include this header alone.
+ * creates the groups with NCCL or MPI. Code that needs only the ranks, the sizes of groups and collectives can include
+ * this header alone.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -15,7 +16,7 @@
 #include "context.h" /* te_context, te_status */
 #include "dtype.h" /* te_dtype_bytes */
 
-/* Whether the program contains GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h). */
+/* 1: the program contains GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h). */
 #if TE_CUDA && defined(TE_COMM) && !defined(TE_KEEP_CALLS)
 #define TE_HAS_COMM_OVERLAP 1
 #else
@@ -30,13 +31,14 @@ struct te_group;
  * which leaves the rest of x unchanged. A sum of 16-bit numbers is rounded to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
-    /* y[size, count]: row r becomes the x[count] of rank r; size: the number of ranks */
+    /* The result is y[size, count], where `size` is the number of ranks: row r of y becomes the x[count] of rank r. */
     te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
-    /* y[count] becomes row `rank` of the sum over all ranks of x[size, count]; `rank` is this rank's index */
+    /* x is [size, count] on each rank, where `size` is the number of ranks. y[count] becomes row `rank` of the sum of
+     * all ranks' x; `rank` is this rank's index. */
     te_status (*reduce_scatter)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                 te_context *ctx);
-    /* y[count] becomes the sum of x[count] over all ranks */
+    /* y[count] becomes the sum of x[count] over all ranks. */
     te_status (*all_reduce)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
     void (*close)(struct te_group *g);
@@ -50,17 +52,18 @@ typedef struct te_group {
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
-    /* CUDA: memory that all ranks of the group have mapped (te/comm/impl/symmetric_memory.h); null: none */
+    /* CUDA: symmetric memory, i.e. memory that all ranks of the group have mapped (te/comm/impl/symmetric_memory.h);
+     * null: none */
     struct te_peer_memory *peers;
-    /* CUDA: memory used by GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
+    /* CUDA: memory for GEMMs that overlap with collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
     struct te__overlap_memory *memory;
     struct te_comm *comm;
 } te_group;
 
-/* The groups that a rank belongs to. The struct must stay at its address. */
+/* The groups to which a rank belongs. The struct must stay at its address. */
 typedef struct te_comm {
     te_group world, tensor, data;
-    double timeout; /* how many seconds a rank waits for other ranks */
+    double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library */
     te_context *ctx;
@@ -82,8 +85,8 @@ TE_API const te_group *te_data_group(const te_context *ctx) {
 
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
-/* Each function te_group_<collective> below does what the function of te_transport with the same name is documented to
- * do; in a group of one rank it copies x to y. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
+/* Each function te_group_<collective> below calls the function of te_transport with the same name; in a group of one
+ * rank it copies x to y. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
 
 /* Return an error if an argument of a collective is not valid, or if a collective of this rank has failed before. */
 TE_API te_status te__check_group(const te_group *g, const void *y, const void *x, int64_t count, const char *what,
@@ -96,14 +99,14 @@ TE_API te_status te__check_group(const te_group *g, const void *y, const void *x
                "%s: a collective of rank %d has failed before; make the communicator anew", what, g->comm->world.rank);
     return TE_OK;
 }
-/* Copies x to y, which is what every collective does in a group of one rank. */
+/* Copy x to y, which is what every collective does in a group of one rank. */
 TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     return y == x ? TE_OK : te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(dtype));
 }
 TE_API te_status te_group_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
     TE_TRY(te__check_group(g, y, x, count, "all_gather", ctx));
-    if (te_is_fp8(dtype)) { /* an all_gather only copies bytes, so each pair of FP8 numbers is sent as one 16-bit
+    if (te_is_fp8(dtype)) { /* an all_gather only moves bytes, so each pair of FP8 numbers is sent as one 16-bit
                              * number */
         TE_REQUIRE(count % 2 == 0, ctx, TE_ERROR_SHAPE, "all_gather: %lld numbers in FP8, which are no pairs",
                    (long long)count);

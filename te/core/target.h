@@ -44,11 +44,11 @@ TE_KERNEL_IF_USED(te_rng_take, 1, 1, te_rng_args, te_rng_take_body(te_args))
 
 /* ---- several tensors in one launch ------------------------------------------------------------------------------- */
 
-/* One launch works on all tensors of a table in target memory. Each tensor is cut into chunks, and each block of the
+/* One launch can work on all tensors of a table in target memory. Each tensor is cut into chunks, and each block of the
  * grid works on one chunk. */
 
-/* The tensor that a chunk belongs to: the largest t with first[t] <= chunk. first[t]: the number of chunks that the
- * tensors 0 to t - 1 have together; first[count]: the number of chunks of all tensors. */
+/* Return the tensor that a chunk belongs to: the largest t with first[t] <= chunk. first[t]: the number of chunks that
+ * the tensors 0 to t - 1 have together; first[count]: the number of chunks of all tensors. */
 TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -59,12 +59,13 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     return low;
 }
 
-/* A run of consecutive tensors in a table of tensors. first[0]: the number of chunks of the tensors before the run. */
+/* A run of consecutive tensors in a table of tensors, for one launch. first[0]: the number of chunks of the tensors
+ * before the run. */
 typedef struct te_multi_tensor {
-    const void *tensor;   /* [count]: one entry for each tensor: the arguments that the kernel takes for it */
+    const void *tensor;   /* [count]: for each tensor, the arguments with which the kernel works on it */
     const int32_t *first; /* [count + 1], as for te_chunk_tensor */
-    int count, chunks;    /* chunks: the number of chunks of these tensors, which is also the number of blocks of the
-                           * launch */
+    int count, chunks;    /* count: the number of tensors; chunks: the number of chunks of these tensors, which is also
+                           * the number of blocks of the launch */
 } te_multi_tensor;
 
 /* Returns the index of the tensor that block *b works on. Also sets *b to the block index that this block would have in
@@ -78,8 +79,8 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
 
 /* ---- a second stream --------------------------------------------------------------------------------------------- */
 
-/* Work on the side stream runs concurrently with the context's own stream. The host has no streams: there each call
- * does its work before it returns.
+/* Work on the side stream runs concurrently with the context's own stream. The host target has no streams: there each
+ * call does its work before it returns.
  *
  * Do this:
  *     TE_TRY(te_side_stream_open(&side, ctx));
@@ -93,14 +94,15 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
  * before the capture ends. */
 typedef struct te_side_stream {
     void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
-    void *main_stream;    /* the context's own stream, stored here between enter and leave, while ctx->stream is the
-                           * side stream */
-    int was_recording;    /* 1: when enter was called, launches of a pass were being recorded (graph_replay.h) */
-    int has_work;         /* 1: work was enqueued since the last join */
+    void *main_stream;    /* the context's own stream, which is stored here while ctx->stream is the side stream, i.e.
+                           * between enter and leave */
+    int was_recording;    /* 1: launches were being recorded (graph_replay.h) when te_side_stream_enter was called */
+    int has_work;         /* 1: work was enqueued on the side stream since the last te_side_stream_join */
 } te_side_stream;
 
 #if TE_CUDA
-/* Create the side stream. It has the highest priority, because other work waits for the work on it. */
+/* Create the side stream. The side stream has the highest priority, because work on the context's own stream waits for
+ * it. */
 TE_API te_status te_side_stream_open(te_side_stream *s, te_context *ctx) {
     int least = 0, greatest = 0;
     cudaStream_t stream = 0;

@@ -13,7 +13,8 @@
 #include "base.h"  /* TE_BOTH */
 #include "dtype.h" /* te_dtype */
 
-/* A view of a row-major, contiguous matrix: its element (r, c) is element number r * cols + c of `data`. */
+/* A view of a row-major, contiguous matrix: the element in row r and column c is element number r * cols + c of
+ * `data`. */
 typedef struct te_tensor {
     void *data;
     te_dtype dtype;
@@ -25,7 +26,7 @@ TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t col
     t.data = data, t.dtype = dtype, t.rows = rows, t.cols = cols;
     return t;
 }
-/* An absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
+/* Return an absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
 /* An extra input or output of a list. In forward, the op `(input, name, width)` reads `value`, and `(output, name)`
@@ -40,14 +41,16 @@ typedef struct te_edge {
  * cu_seqlens is given. A member that is 0 has its default value. */
 typedef struct te_batch {
     int batch, seq;        /* the number of rows is batch * seq */
-    const int32_t *tokens; /* [rows], target memory: the tokens that an embedding reads */
-    const int32_t *labels; /* [rows], for cross_entropy; a row whose label is ignore_index has no loss */
-    int ignore_index;      /* the label of rows that have no loss; 0 stands for -100, so that a zeroed te_batch ignores
-                            * no token of the vocabulary */
-    float loss_scale;      /* the derivative of the total loss with respect to the loss of a row, which backward uses if
-                            * it gets no dy; often 1 / rows */
-    int accumulate;        /* 1: backward adds to the gradients; 0: it overwrites them */
-    int position;          /* the position of each sequence's first token, for rope and learnt positions */
+    const int32_t *tokens; /* [rows], in target memory: the tokens that an embedding reads */
+    const int32_t *labels; /* [rows], in target memory: the label of each row for cross_entropy; a row whose label is
+                            * ignore_index has no loss */
+    int ignore_index;      /* the label that marks rows without a loss; 0 stands for -100, so that a zeroed te_batch
+                            * ignores no token of the vocabulary */
+    float loss_scale;      /* the derivative of the total loss with respect to the loss of a row, often 1 / rows;
+                            * backward uses it if the caller passes no dy */
+    int accumulate;        /* 1: backward adds to the gradients in memory; 0: backward overwrites them */
+    int position;          /* the position of each sequence's first token, for rope and for learnt position
+                            * embeddings */
     const int32_t *positions; /* [rows], target memory: the position that rope uses for each row; positions may be in
                                * any order. null: the position is `position` plus the row's index within its sequence.
                                * Backward must get the same positions as forward */
@@ -64,10 +67,10 @@ typedef struct te_batch {
     int loss_in_backward; /* 1: a forward that saves for backward may skip the loss; backward then computes it and
                            * writes y. With this, a list that ends in linear, cross_entropy computes its logits only
                            * once (te/linear/impl/linear_cross_entropy.h) */
-    const float *loss_count; /* [1], target memory: the number of rows that have a loss; backward divides loss_scale by
-                              * it (te/ops/cross_entropy.h). null: no division */
-    const struct te_cache *cache; /* inference: the key-value cache that the batch's tokens extend (te/cache/cache.h),
-                                   * prepared by te_cache_begin; null: none */
+    const float *loss_count; /* [1], in target memory: the number of rows that have a loss; backward divides loss_scale
+                              * by this number (te/ops/cross_entropy.h). null: loss_scale is not divided */
+    const struct te_cache *cache; /* in inference, the key-value cache to which the batch's tokens are appended
+                                   * (te/cache/cache.h), prepared by te_cache_begin; null: none */
     const int32_t *slots; /* [sequences], target memory: sequence i of the batch extends the sequence with index
                            * slots[i] of the cache, or index i if `slots` is null; slots[i] -1: the rows of sequence i
                            * are padding */
@@ -77,14 +80,15 @@ typedef struct te_batch {
     const struct te_sampling *sampling; /* the parameters and results of the op (sample, ..) at the end of a list */
 } te_batch;
 
-/* What the op (sample, ..) at the end of a list reads besides the logits, and where it stores the tokens
- * (te/ops/sample.h). Every array lies in target memory and has one entry for each row of logits; what a null pointer
- * means is said at each array. The contents of all arrays that the kernel reads may change between replays of a
- * captured graph. */
+/* The parameters and results of the op (sample, ..) at the end of a list: what the op reads besides the logits, and
+ * where it stores the tokens (te/ops/sample.h). Every array lies in target memory and has one entry for each row of
+ * logits; the meaning of a null pointer is given at each array. The contents of all arrays that the kernel reads may
+ * change between replays of a captured graph. */
 typedef struct te_sampling {
     /* results */
-    int32_t *token;        /* [rows]; required. -1: no token can be drawn, because none is allowed, all logits are
-                            * -infinity, or the logit of an allowed token is NaN; y is then NaN */
+    int32_t *token;        /* [rows], required: the token chosen for each row. -1: no token can be drawn, because none
+                            * is allowed, all logits are -infinity, or the logit of an allowed token is NaN; y is then
+                            * NaN */
     int32_t *top_token;    /* [rows, top]: the tokens to which the model gives the highest probabilities, the likeliest
                             * first */
     float *top_log_prob;   /* [rows, top]: the log-probabilities of the tokens in top_token. If a row has fewer than
@@ -92,48 +96,57 @@ typedef struct te_sampling {
     /* state of each row */
     uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, up to 65535; null: there
                             * are no penalties */
-    const uint64_t *seed;  /* [rows]: the seed of Philox for each row; required if temperature is given */
+    const uint64_t *seed;  /* [rows]: the seed of Philox, the random number generator, for each row; required if
+                            * temperature is given */
     uint64_t *counter;     /* [rows]: how many draws have been made with the row's seed; the op adds 1. Required if
                             * temperature is given */
     /* parameters */
-    const float *temperature; /* null, or an entry below 1e-5: greedy, that is, the op takes the most likely token (if
-                               * several are equally likely, the one with the lowest number) */
-    const int32_t *top_k;     /* keep only the k most likely tokens; null, or an entry of 0 or less: keep all */
-    const float *top_p;       /* keep only the most likely tokens: as few of them as are needed to have p of the
-                               * probability mass; null, or an entry of 1: keep all */
-    const float *min_p;       /* keep only tokens with at least min_p times the probability of the likeliest token;
-                               * null, or an entry of 0: keep all */
-    const float *repetition_penalty; /* applies to tokens that have occurred: a positive logit is divided by the
-                                      * penalty, any other logit is multiplied by the penalty */
-    const float *frequency_penalty;  /* subtracted from a token's logit as many times as the token occurs in history */
-    const float *presence_penalty;   /* subtracted once from the logit of each token that occurs in history */
-    const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 allows token t; null: all */
-    const uint32_t *prompt;   /* laid out like `allowed`: the tokens that count as occurred for the repetition penalty,
-                               * in addition to those in history */
-    int update_history;       /* 1: the op adds the chosen token to history */
-    int top;                  /* columns of top_token and top_log_prob: 0 to 128, and at most the vocabulary */
+    const float *temperature; /* [rows]: the temperature by which the logits are divided. If the pointer is null, or an
+                               * entry is below 1e-5, the op is greedy: it takes the most likely token (if several are
+                               * equally likely, the one with the lowest number) */
+    const int32_t *top_k;     /* [rows]: only the k most likely tokens are kept; null pointer, or an entry of 0 or less:
+                               * all are kept */
+    const float *top_p;       /* [rows]: only the most likely tokens are kept, as few of them as are needed to have p of
+                               * the probability mass; null pointer, or an entry of 1: all are kept */
+    const float *min_p;       /* [rows]: only tokens with at least min_p times the probability of the likeliest token
+                               * are kept; null pointer, or an entry of 0: all are kept */
+    const float *repetition_penalty; /* [rows]: the penalty for tokens that have occurred: a positive logit is divided
+                                      * by the penalty, any other logit is multiplied by it */
+    const float *frequency_penalty;  /* [rows]: a penalty that is subtracted from a token's logit as many times as the
+                                      * token occurs in `history` */
+    const float *presence_penalty;   /* [rows]: a penalty that is subtracted once from the logit of each token that
+                                      * occurs in `history` */
+    const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 is 1 if token t may be
+                               * chosen; null: all tokens may be */
+    const uint32_t *prompt;   /* [rows, (vocabulary + 31) / 32], bits as in `allowed`: the tokens that count as occurred
+                               * for the repetition penalty, in addition to those in `history` */
+    int update_history;       /* 1: the op counts the chosen token in `history` */
+    int top;                  /* the number of columns of top_token and top_log_prob: 0 to 128, and at most the
+                               * vocabulary */
 } te_sampling;
 
 /* ---- sequences of different lengths, in kernels ------------------------------------------------------------------ */
 
-/* Sequence i has rows first[i] to first[i + 1] - 1, where first[0] is taken to be 0. `first` lies in target memory,
- * where the host does not read it, so kernels must be safe whatever its values are. If the values do not ascend, if
- * they exceed `rows`, or if they make a sequence longer than max_seqlen, the kernels clip the sequences. The results
- * are then meaningless, but all accesses stay in bounds and every kernel ends. Rows after the last sequence may be left
- * unwritten. */
+/* Which rows belong to which sequence: sequence i has rows first[i] to first[i + 1] - 1, where first[0] is taken to be
+ * 0. `first` lies in target memory, where the host does not read it, so kernels must be safe whatever its values are.
+ * If the values do not ascend, if they exceed `rows`, or if they make a sequence longer than max_seqlen, the kernels
+ * clip the sequences. The results are then meaningless, but all accesses stay in bounds and every kernel ends. Rows
+ * after the last sequence may be left unwritten. */
 typedef struct te_sequences {
-    const int32_t *first; /* [count + 1], the cu_seqlens; null: each sequence has max_seqlen rows */
+    const int32_t *first; /* [count + 1]: the first row of each sequence, i.e. the cu_seqlens of the batch; null: each
+                           * sequence has max_seqlen rows */
     int count, max_seqlen, rows; /* count: the number of sequences; max_seqlen: the largest length allowed; rows: the
                                   * number of rows of all sequences together */
 } te_sequences;
 typedef struct te_sequence { int first, count; } te_sequence; /* first row, number of rows */
 
-/* The first row of sequence i, clipped to 0 .. rows. */
+/* Return the first row of sequence i, clipped to 0 .. rows. */
 TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     const int row = !i ? 0 : s->first ? s->first[i] : i * s->max_seqlen;
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
-/* Sequence i, without those of its rows that lie before row `from`: these rows belong to earlier sequences. */
+/* Return the rows of sequence i, without those that lie before row `from`, because these belong to earlier
+ * sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;
@@ -150,7 +163,7 @@ TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows 
 /* Find, by binary search, the sequence to which tile number `tile` belongs; `tile` may also be a number that belongs to
  * no tile. If size is 0, `tile` is instead the index of a row. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
-    int low = 0, high = s->count; /* invariant: the index of the sequence is in [low, high) */
+    int low = 0, high = s->count; /* throughout the loop, the index of the sequence is in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;
     while (high - low > 1) {
         const int i = low + (high - low) / 2, first = te_sequence_first(s, i);
@@ -170,25 +183,26 @@ TE_BOTH te_sequences te__sequences_of_batch(const te_batch *b) {
     s.max_seqlen = b->sequences ? (b->max_seqlen < s.rows ? b->max_seqlen : s.rows) : b->seq;
     return s;
 }
-/* How many tokens of the sequence to which a row belongs are already in a cache: past[index of the sequence]; 0 if
- * `past` is null. */
+/* Return how many tokens of a row's sequence are already in the cache: past[index of the sequence that `row` belongs
+ * to], or 0 if `past` is null. */
 TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past) {
     const int count = past ? past[te_sequence_of(s, row, 0)] : 0;
     return count > 0 ? count : 0;
 }
 
-/* Finds, for one tile after another, the sequence to which the tile belongs. It is meant for a thread that asks for
- * tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of `first` are wrong,
- * each tile is visited once, because a sequence that begins before the end of the previous one is taken to begin at
- * that end. */
+/* Finds, for one tile after another, the sequence to which the tile belongs. The cursor is meant for a thread that asks
+ * for tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of `first` are
+ * wrong, each tile is visited once, because a sequence that begins before the end of the previous one is taken to begin
+ * at that end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
-    int index, tile; /* index: the current sequence's index; tile: the number of the current sequence's first tile */
+    int index, tile; /* index: the index of the current sequence; tile: the number of the first tile of the current
+                      * sequence */
     int next;        /* the first row of the next sequence */
-    int next_tile;   /* the number of the next sequence's first tile */
+    int next_tile;   /* the number of the first tile of the sequence after the current one */
 } te_sequence_cursor;
 
-/* Move to sequence i, without the rows before row `from`. */
+/* Move the cursor to sequence i, without those of its rows that lie before row `from`. */
 TE_BOTH void te__sequence_cursor_enter(te_sequence_cursor *w, const te_sequences *s, int i, int from, int size) {
     w->index = i, w->at = te_sequence_from(s, i, from), w->tile = w->at.first / size + i;
     w->next = te_sequence_first(s, i + 1);
@@ -200,7 +214,7 @@ TE_BOTH te_sequence_cursor te_sequence_cursor_begin(const te_sequences *s, int s
     te__sequence_cursor_enter(&w, s, 0, 0, size);
     return w;
 }
-/* Move to the sequence that tile number `tile` belongs to. */
+/* Move the cursor to the sequence to which tile number `tile` belongs. */
 TE_BOTH void te_sequence_cursor_seek(te_sequence_cursor *w, const te_sequences *s, int tile, int size) {
     if (tile < w->tile) te__sequence_cursor_enter(w, s, 0, 0, size);
     while (tile >= w->next_tile && w->index + 1 < s->count)

@@ -26,7 +26,8 @@ typedef struct te_convert_args {
 } te_convert_args;
 enum { TE_CONVERT_THREADS = TE_CUDA ? 256 : 1, TE_CONVERT_BLOCK = 4096 /* elements */ };
 
-/* `to` and `from` are compile-time constants. Memory traffic: x is read once and y is written once. */
+/* Convert the elements of block b. `to` and `from` are the number formats, as compile-time constants. Memory traffic of
+ * the kernel: x is read once and y is written once. */
 TE_FN void te_convert_elements(const te_convert_args *a, te_block b, te_dtype to, te_dtype from) {
     int group;
     const te_lanes g = te_lanes_here(TE_CONVERT_THREADS, &group);
@@ -81,7 +82,7 @@ TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_d
     return count ? te_convert_kernel_launch(ctx, te__grid_of(te_ceil_div(count, TE_CONVERT_BLOCK), 1), &a) : TE_OK;
 }
 
-/* Does what te_convert does, for the values of a list. MIXED: 0 if all values of the list have the same format, else 1.
+/* Do what te_convert does, for the values of a list. MIXED: 0 if all values of the list have the same format, else 1.
  * With 0 the function only copies, so the program does not contain the conversion kernel. */
 #if TE_CUDA
 template <int MIXED>
@@ -119,17 +120,18 @@ enum { TE_NORMAL_BLOCK = 1024, TE_NORMAL_LANES = TE_CUDA ? 256 : 1 };
 TE_FN int64_t te_normal_index(const te_normal_args *a, int64_t i) {
     return a->first + (a->pitch == a->cols ? i : i / a->cols * a->pitch + i % a->cols);
 }
-/* Computes four normally distributed numbers from four random words (Box and Muller 1958). Memory traffic: the tensor
- * is written once. */
+/* Compute four normally distributed numbers at a time from four random words (Box and Muller 1958). Memory traffic of
+ * the kernel: the tensor is written once. */
 TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_NORMAL_LANES, &group);
     for (int64_t i = (int64_t)b.x * TE_NORMAL_BLOCK + 4 * g.id;
          i < te_min(a->count, ((int64_t)b.x + 1) * TE_NORMAL_BLOCK); i += 4 * g.count) {
         uint32_t u[4] = {0, 0, 0, 0};
-        int64_t block = -1; /* the block of four elements whose random words are in u */
-        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* not unrolled, because sine, cosine and the stores of all formats
-                                                     are a lot of code */
+        int64_t block = -1; /* the index of the group of four elements whose random words are in u; -1: u is not set
+                             * yet */
+        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* this loop is not unrolled, because sine, cosine and the stores of
+                                                   * all formats are a lot of code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != block) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);

@@ -80,7 +80,8 @@
 #define TE_BACKWARD_attention_bias TE_FUSED
 #define TE_BACKWARD_rope_head_norm TE_FUSED
 
-/* X-lists of all patterns above; tests/patterns_forward_test.cc fails if a pattern is missing here. */
+/* X-lists that repeat all patterns above, for tests and benchmarks; tests/patterns_forward_test.cc fails if a pattern
+ * is missing here. */
 #define TE_FORWARD_PATTERNS(X)                                                                              \
     X(linear_bias) X(linear_act) X(linear_gated) X(linear_bias_act) X(linear_bias_gated) X(linear_add)      \
     X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \

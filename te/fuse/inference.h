@@ -22,14 +22,15 @@
 #include "sequential.h" /* TE__CHECKED, TE__DECLARE1, TE__DEFINE1 */
 
 #define TE_INFERENCE(name, dtype, ...) TE_INFERENCE_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
-/* TE_INFERENCE with a custom fusion list. fwd: the prefix of the names of this list's patterns. */
+/* Do what TE_INFERENCE does, with a custom fusion list. fwd: the prefix of the names of this list's patterns, in place
+ * of TE_FORWARD_. */
 #define TE_INFERENCE_WITH(fwd, name, dtype, ...) \
     TE__CHECKED(TE__INFERENCE, static TE_UNUSED, fwd, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define TE_DECLARE_INFERENCE(name, dtype, ...) \
     TE__CHECKED(TE__DECLARE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define TE_DEFINE_INFERENCE(name, dtype, ...) \
     TE__CHECKED(TE__DEFINE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
-/* The macros above, for lists with widths that are known only at run time (dims.h). */
+/* The macros above, for lists with widths that are known only at run time (dims.h): these take symbols as widths. */
 #define TE_INFERENCE_DIMS(name, dtype, ...) TE_INFERENCE_DIMS_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
 #define TE_INFERENCE_DIMS_WITH(fwd, name, dtype, ...) \
     TE__CHECKED(TE__INFERENCE_DIMS, static TE_UNUSED, fwd, TE_UNFUSED_, name, dtype, __VA_ARGS__)
@@ -61,13 +62,14 @@
     TE__NOT_IN_INFERENCE(name, te_status, name##_backward)                                                             \
     TE__NOT_IN_INFERENCE(name, size_t, name##_saved_bytes)                                                             \
     TE__NOT_IN_INFERENCE(name, size_t, name##_grad_bytes)
-/* Declare a training function as unavailable: a call of it does not compile, and the compiler prints this message. */
+/* Declares a training function of an inference-only list as unavailable: a call of the function does not compile, and
+ * the compiler prints the message in this macro. */
 #define TE__NOT_IN_INFERENCE(name, type, function) \
     TE_EXTERN_C type function(TE__ANYTHING) TE_UNAVAILABLE("te: " #name " is a list for inference alone");
 #ifdef __cplusplus
 #define TE__ANYTHING ...
 #else
-#define TE__ANYTHING /* in C, a declaration with () accepts any arguments */
+#define TE__ANYTHING /* empty parentheses: in C, a function declared with () accepts any arguments */
 #endif
 #define TE__DEFINE_inference(widths, link, name)                                                                       \
     link te_status name##_bind(name *m, void *params, te_context *ctx) {                                               \

@@ -18,17 +18,18 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* A te_run for one row, with recipes on; the functions below that report on the steps of a pass take it as an argument.
- * none: memory for TE_MAX_PARAMS te_param, which are set to zeros and stand for the parameters of every op. */
+/* Return a te_run for one row, with recipes on, which the functions below that report on the steps of a pass take as an
+ * argument. none: memory for TE_MAX_PARAMS te_param, which are set to zeros and stand for the parameters of every
+ * op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway. This
- * point is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the step does
- * not change the gradient after this point, the step stores nothing in FP8. */
+/* Return whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway.
+ * This point is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the step
+ * does not change the gradient after this point, the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -37,8 +38,8 @@ TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     }
     return changed;
 }
-/* In how many layouts a step's pointwise kernel stores its result in FP8 with scales that the kernel itself computes
- * (one scale per row or per 1 x 128 tile). 0: none; 1: row-major; 2: row-major and transposed. */
+/* Return in how many layouts a step's pointwise kernel stores its result in FP8 with scales that the kernel itself
+ * computes (one scale per row or per 1 x 128 tile). 0: none; 1: row-major; 2: row-major and transposed. */
 TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     const te_op *first = &r->plan->op[s->op[0]], *end = &r->plan->op[s->op[s->count - 1]];
     const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD;
@@ -57,9 +58,9 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
     return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
-/* How many bytes of memory traffic per row a step saves by storing its result in FP8 instead of in the list's dtype.
- * The number is negative if the step stores the result in both formats, because forward saves it in the list's dtype
- * for backward. */
+/* Return how many bytes of memory traffic per row a step saves by storing its result in FP8 instead of in the list's
+ * dtype. The number is negative if the step stores the result in both formats, because forward saves it in the list's
+ * dtype for backward. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
     const te_op *end = &r->plan->op[last];
@@ -70,7 +71,7 @@ TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const long in_list_format = te__saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
     return in_list_format - layouts * (width + scales);
 }
-/* Whether a step reads and writes nothing, because its ops neither change nor move the value (in backward, the
+/* Return whether a step reads and writes nothing, because its ops neither change nor move the value (in backward, the
  * gradient). */
 TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pass) {
     for (int j = 0; j < s->count; j++) {
@@ -80,14 +81,14 @@ TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pa
     }
     return 1;
 }
-/* Whether a backward step leaves the gradient unchanged: its ops only sum the gradient over rows (a bias), or add it to
- * the gradient of a fork (an add). */
+/* Return whether a backward step leaves the gradient unchanged: its ops only sum the gradient over rows (a bias), or
+ * add it to the gradient of a fork (an add). */
 TE_API int te__step_leaves_gradient(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++)
         if (te__changes_gradient(p->op[s->op[j]].flags)) return 0;
     return 1;
 }
-/* Whether an op of the step has TE_SUMS, so that in backward the step sums over rows. */
+/* Return whether an op of the step has the flag TE_SUMS, so that the step's backward sums a gradient over rows. */
 TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     int sums = 0;
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
@@ -102,7 +103,8 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
     long n = r->pass == TE_INFER ? 0 : op->stats * (long)sizeof(float);
-    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the fork's value is read, unless this value is the step's input */
+    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the op reads the fork's value, unless this value is the step's
+                                                * input */
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += op->in * size;
     }
@@ -120,8 +122,8 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     long n = op->stats * (long)sizeof(float);
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
     if (reads && !(i && te__recomputes_logits(p, i - 1))) n += op->in * size;
-    /* A fork reads the gradient of its value. An (input, ..) does not: the ops that use the input have stored its
-     * gradient for the caller. */
+    /* A fork reads the sum of its gradients. An (input, ..) does not read it: the ops that use the input have stored
+     * its gradient for the caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += op->out * size;
     /* 1: an op later in the list has already stored its part of the fork's gradient, so this step reads that part and
@@ -129,7 +131,9 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
-    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* the fork's value, and the fork's gradient */
+    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* bytes of the fork's value, and of the fork's
+                                                                       * gradient, which is written and, if `joins`,
+                                                                       * also read */
     return n;
 }
 /* A lower bound of the bytes per row that a step reads and writes: its input and output, the values that forward saves
@@ -144,9 +148,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (first->flags & TE_IS_LOAD) return !back || te__is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? first->out + last->in : first->in + last->out) * size;
-    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* 8 bytes per element: the f32
-                                                                                       * gradient of the embedding table
-                                                                                       * is read and written */
+    /* in backward 8 more bytes per element are counted: the f32 gradient of the embedding table is read and written */
+    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size);
     if (leaves_gradient) n = te__step_sums(p, s) ? first->out * size : 0;
     for (int j = 0; j < s->count; j++)
         n += back ? te__op_bytes_backward(&r, s, j, leaves_gradient) : te__op_bytes_forward(&r, s, j);
@@ -155,8 +158,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* A text about the formats of a step's operands, for steps where the "fp8" in the column "dtype" does not say
- * everything. */
+/* Return a text about the formats of a step's operands, for steps where the text "fp8" in the column "dtype" does not
+ * say everything. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
@@ -165,7 +168,7 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
-/* A text about the format of a step's result, for steps that store their result in FP8 with scales. */
+/* Return a text about the format of a step's result, for steps that store their result in FP8 with scales. */
 TE_API const char *te__step_result(te_run *r, const te_step *s) {
     const int next = s->op[s->count - 1] + 1;
     switch (te__step_fp8_layouts(r, s)) {
@@ -175,8 +178,8 @@ TE_API const char *te__step_result(te_run *r, const te_step *s) {
     default: return "; stores e4m3 by 1x128 and 128x1";
     }
 }
-/* Whether step s is a fused collective pattern with a norm. Such a pattern has a kernel that reads and writes the
- * memory of the other ranks directly (te/comm/impl/fused_collective_norm.h). */
+/* Return whether step s is a fused collective pattern with a norm. Such a pattern has a kernel that reads and writes
+ * the memory of the other ranks directly (te/comm/impl/fused_collective_norm.h). */
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;
@@ -197,7 +200,7 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
-/* Print the line of a step. Returns the bytes per row that the step reads and writes. */
+/* Print the line of one step, number `number`. Returns the bytes per row that the step reads and writes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
     te_run r = te__run_to_print(p, pass, none);

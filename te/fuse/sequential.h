@@ -45,7 +45,7 @@
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-/* The macros above, for lists with widths that are known only at run time (dims.h). */
+/* The macros above, for lists with widths that are known only at run time (dims.h): these take symbols as widths. */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \
@@ -118,7 +118,8 @@
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
-/* `widths` is fixed or dims, `passes` training or inference (declare.h); `of` is the list's dtype and options. */
+/* Expands to the declarations and then to the definitions of a model. widths: fixed or dims; passes: training or
+ * inference (declare.h); of: the list's dtype and options. */
 #define TE__DECLARE_AND_DEFINE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__) \
     TE__DEFINE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_AND_DEFINE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__) \
@@ -219,7 +220,8 @@
         return &plan;                                                                                                  \
     }
 #define TE__NO_STEP {0, 0, 0, {0}, 0}
-/* The functions of a model. TE__DEFINE_CALLS: those of every list; TE__DEFINE_training: those of a list that trains. */
+/* Defines the functions of a model. TE__DEFINE_CALLS: those that every list has; TE__DEFINE_training: those of a list
+ * that trains. */
 #define TE__DEFINE_CALLS(widths, link, name)                                                                   \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed)                           \
         { return te_context_create(ctx, device, seed); }                                                       \
@@ -263,7 +265,7 @@
 #define TE__LAST_WIDTH_A_END
 #define TE__LAST_WIDTH_B_END
 
-/* The initialiser of one te_op in the table of ops. */
+/* Expands to the initialiser of one te_op in the model's table of ops. */
 #define TE__OP_ENTRY(model, before, op, after, live)                                                                  \
     {TE_MEMBER(kind, TE_STRING(TE_KIND(op))),                                                                         \
      TE_MEMBER(name, TE_STRING(TE_NAME(op))),                                                                         \
@@ -301,7 +303,7 @@
 #define TE__OP_ENTRY_A_END
 #define TE__OP_ENTRY_B_END
 
-/* The name and the definition of the constant that te_op.options points to. */
+/* The name and the definition of the constant to which te_op.options points: the options of one op of a model. */
 #define TE__OPTIONS_NAME(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), options)
 #define TE__OPTIONS_ENTRY(model, before, op, after, live) \
     static const TE_OPTIONS_TYPE(op) TE__OPTIONS_NAME(model, op) = TE_OPTIONS_VALUES(op);
@@ -310,7 +312,8 @@
 #define TE__OPTIONS_ENTRY_A_END
 #define TE__OPTIONS_ENTRY_B_END
 
-/* Expands to `+ 1` if op uses the value of fork number `fork`. */
+/* Expands to `+ 1` if the op uses the value of fork number `fork`, so that the expansions for all ops add up to the
+ * fork's uses. */
 #define TE__FORK_USE(model, before, op, after, live) \
     TE_IF_MARKED(TE_JOIN1(TE__USES_FORK_, TE_FAMILY(op)), TE__FORK_USE2, TE_NOTHING)(model, op)
 #define TE__FORK_USE2(model, op) +(fork == (int)TE_EDGE_INDEX(model, op))
@@ -327,7 +330,7 @@
  * model_firstop_pattern; in the inference and backward passes, _infer or _backward follows. An inference step that is
  * also a step of forward (suffix `shared`) uses forward's kernels. */
 
-/* Expands to +1 for each step, to count the steps. */
+/* Expands to +1 for each step; the sum of these is the number of steps. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A

@@ -38,14 +38,15 @@ enum {
     TE_GEMM_TAIL_LANES = TE_CUDA ? 32 : 1,
     TE_GEMM_TAIL_THREADS = TE_CUDA ? 256 : 1,
     TE_GEMM_TAIL_WARPS = TE_GEMM_TAIL_THREADS / TE_GEMM_TAIL_LANES,
-    TE_GEMM_TAIL_VECTOR = 16 /* number of elements along k that a lane loads at a time; all of them have the same
-                                scale */
+    /* number of elements along k that a lane loads at a time; all of them have the same scale */
+    TE_GEMM_TAIL_VECTOR = 16
 };
 
 TE_FN void te__gemm_tail_load(float v[TE_GEMM_TAIL_VECTOR], const void *p, int64_t at, te_dtype t) {
     te_load8_fp8(v, p, at, 8, 1, t), te_load8_fp8(v + 8, p, at + 8, 8, 1, t);
 }
-/* Computes the last m % 4 rows of D. Each block computes TE_GEMM_TAIL_WARPS columns of these rows, one per warp. */
+/* Compute the last m % 4 rows of D. Each block computes TE_GEMM_TAIL_WARPS columns of these rows, one column per
+ * warp. */
 TE_FN void te__gemm_tail_body(const te_gemm *g, te_block b) {
     int group;
     te_lanes l = te_lanes_here(TE_GEMM_TAIL_LANES, &group);

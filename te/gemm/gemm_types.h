@@ -16,12 +16,12 @@
 #include "../fp8/scales.h"  /* te_scaling */
 #include "impl/gemm_comm_overlap.h"          /* te__gemm_overlap */
 
-/* The epilogues of te_gemm_run, each as X(name, text). */
+/* The epilogues of te_gemm_run, i.e. the operations on D before it is stored: X(name, text) for each. */
 #define TE_EPILOGUES(X)                                                                  \
     X(NONE, "none")                                                                      \
     X(BIAS, "bias")           /* adds bias[n] to each row of D */                        \
     X(GELU_BIAS, "gelu_bias") /* adds bias[n] to each row of D, then applies gelu_tanh */ \
-    X(GELU_AUX_BIAS, "gelu_aux_bias") /* as gelu_bias; also stores the input of gelu in aux[m, n] */
+    X(GELU_AUX_BIAS, "gelu_aux_bias") /* as gelu_bias; the epilogue also stores the input of gelu in aux[m, n] */
 #define TE_EPILOGUE_ENUM(name, text) TE_EPILOGUE_##name,
 typedef enum te_epilogue { TE_EPILOGUES(TE_EPILOGUE_ENUM) TE_EPILOGUE_COUNT } te_epilogue;
 #undef TE_EPILOGUE_ENUM
@@ -37,32 +37,37 @@ TE_API const char *te__epilogue_name(te_epilogue e) {
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`; in the target's memory (CUDA's
-                           * or the host's), aligned to TE_ACCESS bytes. null (only with tensorwise scaling): the scale
-                           * is 1 */
+    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`, in target memory and aligned to
+                           * TE_ACCESS bytes; null (only with tensorwise scaling): the scale is 1 */
 } te_gemm_fp8;
 
 /* A GEMM: D = alpha op(A) op(B) + beta C, followed by an epilogue. op(A) is A, or A^T if trans_a is set; op(B) is B, or
  * B^T if trans_b is set. All matrices are row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
-    int trans_a, trans_b; /* A is stored as [m, k], or as [k, m] if trans_a is 1; B as [k, n], or as [n, k] if trans_b
-                             is 1 */
-    te_dtype dtype, out;  /* dtype: the dtype of bias and aux, and of A and B unless they are FP8. out: the dtype of C
-                             and D, either `dtype` or f32 */
-    te_gemm_fp8 a_fp8, b_fp8; /* the formats of A and B: for an FP8 GEMM set both, else neither. In FP8 A must be [m, k]
-                                 and B [n, k], and D = alpha inverse_a inverse_b A B^T */
-    int fast; /* FP8 only. 1: fast accumulation: sums over all of k stay in the tensor cores, which hold them with 14
-                 bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: sums over 128
-                 elements of k are always promoted and added up in float */
+    /* 1: the operand is stored transposed. A is stored as [m, k], or as [k, m] if trans_a is 1; B as [k, n], or as [n,
+     * k] if trans_b is 1 */
+    int trans_a, trans_b;
+    /* dtype: the number format of bias and aux, and of A and B unless these are in FP8. out: the number format of C and
+     * D, which is either `dtype` or f32 */
+    te_dtype dtype, out;
+    /* formats and scales of A and B for an FP8 GEMM, else zeros. In FP8 A must be [m, k] and B [n, k], and D = alpha
+     * inverse_a inverse_b A B^T */
+    te_gemm_fp8 a_fp8, b_fp8;
+    /* used in FP8 only. 1: fast accumulation: sums over all of k stay in the tensor cores, which hold them with 14
+     * bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: sums over 128 elements of k are
+     * always promoted and added up in float */
+    int fast;
     const void *a, *b, *c;
     void *d;
-    float alpha, beta; /* if beta is 0, C is not read. c and d may point to the same matrix */
+    float alpha, beta; /* factors of the product A B and of C. If beta is 0, C is not read. c and d may point to the
+                        * same matrix */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host only: an array in the workspace, of as many floats as te__gemm_scratch returns */
-    const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
+    float *scratch; /* used on the host only: memory in the workspace for as many floats as te__gemm_scratch returns */
+    const struct te__gemm_overlap *ranks; /* describes the collective with which the library's own GEMM kernel overlaps
+                                           * this GEMM; null: there is no overlap */
 } te_gemm;
 
 /* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: all dtypes are f32,
@@ -77,7 +82,7 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
 TE_API int te__gemm_is_fp8(const te_gemm *g) {
     return g->a_fp8.scaling != TE_SCALING_NONE || g->b_fp8.scaling != TE_SCALING_NONE;
 }
-/* Whether an operand has an array of scales (rowwise or blockwise), rather than one scale (tensorwise). */
+/* Returns whether an operand has an array of scales (rowwise or blockwise), rather than one scale (tensorwise). */
 TE_API int te__gemm_has_scale_arrays(const te_gemm *g) {
     return g->a_fp8.scaling > TE_SCALING_TENSORWISE || g->b_fp8.scaling > TE_SCALING_TENSORWISE;
 }
@@ -90,7 +95,7 @@ TE_API te_dtype te__gemm_b_dtype(const te_gemm *g) {
 
 /* ---- checks of the arguments ------------------------------------------------------------------------------------- */
 
-/* Whether A with scaling `a` can be multiplied by B with scaling `b`. Four combinations are supported: (tensor,
+/* Returns whether A with scaling `a` can be multiplied by B with scaling `b`. Four combinations are supported: (tensor,
  * tensor), (row, row), (1x128, 128x128) and (1x128, 1x128). */
 TE_API int te__scalings_match(te_scaling a, te_scaling b) {
     return a == b ? a == TE_SCALING_TENSORWISE || a == TE_SCALING_ROWWISE || a == TE_SCALING_BLOCKWISE_1D
@@ -140,7 +145,7 @@ TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *c
     return te__gemm_check_scaling(g, who, ctx);
 }
 
-/* Whether D and `operand`, a matrix of `elements` elements, do not overlap in memory. */
+/* Returns whether the memory of D and that of `operand`, a matrix with `elements` elements, do not overlap. */
 TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
     const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
@@ -186,7 +191,8 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 /* ---- results of tuning, kept in the context ---------------------------------------------------------------------- */
 
 enum {
-    TE_GEMM_MAX_PLANS = 512,  /* the largest number of distinct GEMMs whose plans a context caches; a power of two */
+    TE_GEMM_MAX_PLANS = 512,  /* the largest number of distinct GEMMs whose plans (descriptors and algorithm) a context
+                               * caches; a power of two */
     TE_GEMM_MAX_CHOICES = 128 /* the largest number of distinct steps whose strategies a context caches */
 };
 
@@ -196,18 +202,20 @@ enum {
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
-    te_dtype a, b, dtype, out; /* a: the dtype of A; b: of B; dtype: of bias and aux; out: of D */
+    te_dtype a, b, dtype, out; /* number formats. a: of A; b: of B; dtype: of bias and aux; out: of D */
     te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
-    int beta;                  /* 1: the GEMM's beta is not 0, so C is added; 0: the GEMM's beta is 0 */
-    int candidates;            /* the number of candidates that were timed */
-    int64_t first_ns, best_ns; /* first_ns: the median time of the heuristic's first candidate, in ns; best_ns: that of
-                                  the fastest candidate */
-    uint64_t algo[8];          /* the bytes of the cublasLtMatmulAlgo_t of the fastest candidate */
+    int beta;                  /* 1: the GEMM's beta is not 0, so that it adds C; 0: the GEMM's beta is 0 */
+    int candidates;            /* the number of candidate algorithms that were timed */
+    /* median times in ns. first_ns: of the candidate that cuBLASLt's heuristic proposes first; best_ns: of the fastest
+     * candidate */
+    int64_t first_ns, best_ns;
+    uint64_t algo[8];          /* the bytes of the fastest candidate's algorithm, a cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
-/* Returns a te_gemm_tuned for GEMM g. The members that identify the GEMM are set; those that hold the result are 0. */
+/* Return a te_gemm_tuned in which the members that identify GEMM g are set, and those that hold the result of the
+ * timing are 0. */
 TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
@@ -244,25 +252,31 @@ TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
 /* How a fused pattern that begins with a GEMM is divided between the GEMM's epilogue and a pointwise kernel that runs
  * after the GEMM. */
 typedef enum te_gemm_strategy {
-    TE_STRATEGY_BARE,     /* a GEMM without epilogue; a pointwise kernel does the other ops */
-    TE_STRATEGY_BIAS,     /* a GEMM whose epilogue adds the bias; a pointwise kernel does the other ops */
-    TE_STRATEGY_EPILOGUE, /* te_gemm_run, whose epilogue does all other ops of the pattern */
-    TE_STRATEGY_CUSTOM,   /* one custom kernel does the GEMM and all other ops of the pattern */
+    TE_STRATEGY_BARE,     /* the GEMM has no epilogue; a pointwise kernel after it computes all other ops of the
+                           * pattern */
+    TE_STRATEGY_BIAS,     /* the epilogue of the GEMM adds the bias; a pointwise kernel after it computes the other ops
+                           * of the pattern */
+    TE_STRATEGY_EPILOGUE, /* te_gemm_run computes all ops of the pattern: the GEMM, and the other ops in its epilogue */
+    TE_STRATEGY_CUSTOM,   /* a single kernel of this library, not of cuBLASLt, computes the GEMM and all other ops of
+                           * the pattern */
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
 
 /* The strategy that was chosen by timing: for a step of a plan, or for an FP8 GEMM that is not part of a pattern. For
  * the latter TE_STRATEGY_BARE stands for cuBLASLt, and TE_STRATEGY_CUSTOM for the custom kernel. */
 typedef struct te_gemm_choice {
-    char pattern[96]; /* the pattern's name, such as "linear_bias_gelu"; in FP8 followed by the operands
-                         (te__operands_text), "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
+    /* the pattern's name, such as "linear_bias_gelu"; in FP8 followed by the operands (te__operands_text), as in
+     * "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
+    char pattern[96];
     int64_t m, n, k;
     te_dtype dtype;
-    int training;            /* 1: a forward pass that saves tensors for backward; 0: inference */
-    unsigned stored_outputs; /* bit j is set if the output of the pattern's op j is stored. For an FP8 GEMM that is not
-                                part of a pattern, bit 0 is set if beta is not 0, and bit 1 if there is a bias */
+    int training;            /* 1: the step was timed in a forward pass that saves tensors for backward; 0: in
+                              * inference */
+    /* bit j is 1 if the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a pattern, bit 0 is
+     * 1 if beta is not 0, and bit 1 is 1 if there is a bias */
+    unsigned stored_outputs;
     te_gemm_strategy strategy;     /* the fastest strategy */
-    int64_t ns[TE_STRATEGY_COUNT]; /* median time of each strategy, in ns; 0: the strategy cannot run */
+    int64_t ns[TE_STRATEGY_COUNT]; /* the median time of each strategy, in ns; 0: the strategy cannot run this step */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
@@ -270,28 +284,32 @@ typedef struct te_gemm_choice {
 /* The formats of the operands that a kernel of gemm_skinny.h or gemm_small_m.h reads. */
 typedef enum te_gemm_operands {
     TE_OPERANDS_16BIT,
-    TE_OPERANDS_FP8,          /* e4m3; both operands have tensorwise scales, or both have rowwise scales */
-    TE_OPERANDS_FP8_BLOCKWISE /* e4m3 with scales of 1x128 (x) and 128x128 (W) */
+    TE_OPERANDS_FP8,          /* e4m3; either both operands have tensorwise scales, or both have rowwise scales */
+    TE_OPERANDS_FP8_BLOCKWISE /* e4m3, with one scale per 1 x 128 elements of x and per 128 x 128 elements of the weight
+                               * W */
 } te_gemm_operands;
 
 /* Which outputs an epilogue stores. If a kernel passes TE_OUTPUTS_ALL or TE_OUTPUTS_RESULT as a compile-time constant,
  * the epilogue need not test its output pointers for null. Then the epilogue has no branches, and the compiler
  * interleaves the instructions for several vectors of eight elements. */
 typedef enum te_epilogue_outputs {
-    TE_OUTPUTS_ANY,   /* the outputs whose pointers are not null; the pointers are tested at run time */
-    TE_OUTPUTS_ALL,   /* all outputs that the pattern stores in training */
-    TE_OUTPUTS_RESULT /* only the pattern's result, as in inference */
+    TE_OUTPUTS_ANY,   /* the outputs whose pointers are not null; the epilogue tests the pointers at run time */
+    TE_OUTPUTS_ALL,   /* the epilogue stores all tensors that the pattern stores in training */
+    TE_OUTPUTS_RESULT /* the epilogue stores only the pattern's result, which is what inference stores */
 } te_epilogue_outputs;
-/* State that a thread keeps from one call of its epilogue to the next. */
+/* What a thread keeps from one call of a GEMM's epilogue to the next. */
 typedef struct te_epilogue_state {
-    float sum[8];       /* for the gradients of bias and scale: the sum of each of the eight columns over the rows that
-                           this thread has processed. Each call of the epilogue adds the elements of its row; the kernel
-                           then adds up the sums of all threads */
-    uint32_t amax_bits; /* the largest magnitude that this thread has stored in FP8, as the bit pattern of a float
-                           (core/lanes.h); 0 before the first call */
-    uint32_t fp8[2];    /* the eight FP8 elements of this call: the epilogue sets them, and the kernel stores them in
-                           the transposed output; 0 before the call */
-    te_epilogue_outputs outputs; /* which outputs this call stores; known at compile time */
+    /* for the gradients of bias and scale: for each of the eight columns, the sum over the rows that this thread has
+     * processed. Each call of the epilogue adds the elements of its row; the kernel then adds up the sums of all
+     * threads */
+    float sum[8];
+    /* the largest magnitude that this thread has stored in FP8, as the bit pattern of a float (core/lanes.h); 0 before
+     * the first call */
+    uint32_t amax_bits;
+    /* the eight FP8 elements of this call: the epilogue sets them, and the kernel stores them in the transposed output;
+     * 0 before the call */
+    uint32_t fp8[2];
+    te_epilogue_outputs outputs; /* which output tensors this call stores; a compile-time constant */
 } te_epilogue_state;
 /* The type of the function that custom kernels call as their epilogue, for eight elements of D at a time. w: these
  * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements of the
@@ -310,10 +328,13 @@ typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const 
 #if TE_CUDA
 
 enum {
-    TE_GEMM_WORKSPACE = 32 << 20, /* bytes of the workspace: the size that cuBLASLt recommends for Hopper */
-    TE_GEMM_MAX_SPLIT_TILES = 256,      /* the largest number of tiles whose k a custom kernel splits */
-    TE_GEMM_TILE_COUNTERS = 16,         /* number of counters for each tile whose k is split; the counters of all tiles
-                                           lie behind the workspace, and are 0 before and after each kernel */
+    TE_GEMM_WORKSPACE = 32 << 20, /* size of the workspace in bytes, which is the size that cuBLASLt recommends for
+                                   * Hopper */
+    TE_GEMM_MAX_SPLIT_TILES = 256,      /* the largest number of tiles for which the library's own kernels split the sum
+                                         * over k among several blocks */
+    /* number of counters for each tile whose k is split; the counters of all tiles lie behind the workspace, and are 0
+     * before and after each kernel */
+    TE_GEMM_TILE_COUNTERS = 16,
     TE_GEMM_COUNTER_BYTES = TE_GEMM_MAX_SPLIT_TILES * TE_GEMM_TILE_COUNTERS * 4
 };
 

@@ -41,17 +41,21 @@
  *     TE_TRY(te_graph_pool_acquire(&pool, &saved.memory, saved.bytes, "saved of micro-batch 1", &ctx));
  */
 
-enum { TE_GRAPH_BLOCKS = 1024 }; /* the largest number of pieces that may be in use at one time; 16 micro-batches of 8
-                                    blocks need about 700 */
+/* the largest number of pieces of the pool that may be in use at one time; 16 micro-batches of 8 blocks need about
+ * 700 */
+enum { TE_GRAPH_BLOCKS = 1024 };
 
-/* A first-fit allocator. The struct may not be copied or moved, and must outlive the graphs that use it. */
+/* A first-fit allocator for the memory of graphs. The struct may not be copied or moved, and must outlive the graphs
+ * that use it. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    size_t bytes, used, high; /* bytes: the pool's size; used: the bytes in use now; high: the largest offset at which a
-                                 piece has ended so far */
-    int measures;             /* 1: the pool has no memory and only computes `high` */
+    /* bytes: the pool's size; used: the bytes in use now; high: the largest offset at which a piece has ended so far */
+    size_t bytes, used, high;
+    int measures;             /* 1: the pool has no memory and only computes `high`, the number of bytes that would be
+                               * needed */
     int count, next_id;
-    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count]: the pieces in use, sorted by address */
+    struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count]: the pieces of the pool that are in use,
+                                                                  * sorted by address */
 } te_graph_pool;
 
 /* Initialise a pool. memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns the memory, and must
@@ -153,12 +157,13 @@ TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count)
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size of a generated name, such as "#2", of a tensor without a name */
+enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size in bytes of a generated name, such as "#2", for a tensor without a
+                                         * name */
 
 struct te_graph;
 /* The function that a graph records. It enqueues library calls on ctx->stream, which during a capture is a stream that
- * only the capture uses. It may not allocate or release memory, wait, copy from or to pageable memory, or use another
- * stream without joining it to this one by events. */
+ * only the capture uses. The function may not allocate or release memory, wait, copy from or to pageable memory, or use
+ * another stream without joining it to this one by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
 /* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */
@@ -166,9 +171,10 @@ typedef struct te_graph_spec {
     const char *name;         /* the graph's name, for error texts */
     te_graph_fn run;
     const void *arg;          /* passed to run */
-    size_t arg_bytes;         /* the number of bytes at `arg`. The capture copies them, and run gets the copy; 0: run
-                                 gets `arg` itself */
-    const te_named *in, *out; /* [in_count] and [out_count]; a tensor whose data is null gets memory from the pool */
+    /* the number of bytes at `arg`. The capture copies them, and `run` gets the copy; 0: `run` gets `arg` itself */
+    size_t arg_bytes;
+    const te_named *in, *out; /* [in_count] and [out_count]: the inputs and outputs; a tensor whose data is null gets
+                               * memory from the pool */
     int in_count, out_count;
 } te_graph_spec;
 
@@ -182,8 +188,8 @@ TE_API te_graph_spec te_graph_spec_of(const char *name, te_graph_fn run, const v
 
 typedef struct te__static {
     te_tensor tensor;
-    const char *name;   /* the tensor's name; if the caller gave none, its position, such as "#2" */
-    const void *source; /* the address that a replay copies this input from */
+    const char *name;   /* the name of the tensor; if the caller gave none, its position, such as "#2" */
+    const void *source; /* the address from which a replay copies this input */
     int id;             /* identifies the piece of the pool that holds the tensor; 0: the tensor is in the caller's
                          * memory */
 } te__static;
@@ -194,33 +200,35 @@ typedef struct te_graph {
     const char *name;
     te_graph_fn run;
     const void *arg;
-    te__static *tensor; /* [in_count + out_count]; in one host allocation together with the copies of arg and of the
-                         * names */
+    te__static *tensor; /* [in_count + out_count]: the static inputs, then the static outputs; one host allocation holds
+                         * them, the copy of arg and the names */
     int in_count, out_count;
-    void *exec, *workspace; /* exec: a cudaGraphExec_t; workspace: the context's workspace at the time of the capture */
+    void *exec, *workspace; /* exec: the executable graph, a cudaGraphExec_t; workspace: the address of the context's
+                             * workspace at the time of the capture */
     size_t workspace_bytes;
-    const struct te_graph *at; /* the address of this struct at the capture; the struct must stay there */
+    const struct te_graph *at; /* the address of this struct at the time of the capture; the struct must stay there */
 } te_graph;
 
-/* The static input at position i, counted from 0; te_none() if there is none. */
+/* Return the static input of a graph at position i, counted from 0; te_none() if there is none. */
 TE_API te_tensor te_graph_input_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
 }
-/* The static output at position i, counted from 0; te_none() if there is none. */
+/* Return the static output of a graph at position i, counted from 0; te_none() if there is none. */
 TE_API te_tensor te_graph_output_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->out_count ? g->tensor[g->in_count + i].tensor : te_none();
 }
-/* The position of the tensor called `name` among tensors [from, to), counted from 0; -1 if there is none. */
+/* Return the position, counted from 0, of the tensor called `name` among the tensors [from, to); -1 if there is
+ * none. */
 TE_API int te__static_find(const te__static *s, int from, int to, const char *name) {
     for (int i = from; name && i < to; i++)
         if (!strcmp(s[i].name, name)) return i - from;
     return -1;
 }
-/* The static input with this name; te_none() if there is none. */
+/* Return the static input of a graph that has this name; te_none() if there is none. */
 TE_API te_tensor te_graph_input(const te_graph *g, const char *name) {
     return te_graph_input_at(g, !g ? -1 : te__static_find(g->tensor, 0, g->in_count, name));
 }
-/* The static output with this name; te_none() if there is none. */
+/* Return the static output of a graph that has this name; te_none() if there is none. */
 TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
     return te_graph_output_at(g, !g ? -1 : te__static_find(g->tensor, g->in_count, g->in_count + g->out_count, name));
 }
@@ -233,7 +241,7 @@ TE_API void te_graph_retire(te_graph *g) {
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
             if (g->pool->block[k].id == g->tensor[i].id) te__graph_pool_free(g->pool, k), g->tensor[i].id = 0;
 }
-/* Retire the graph and free it. It is also allowed to destroy a graph whose capture failed, or a struct of zeros;
+/* Retire the graph and free it. The caller may also destroy a graph whose capture failed, or a struct of zeros;
  * destroying a copy of a graph does nothing. */
 TE_API void te_graph_destroy(te_graph *g) {
     if (!g || (g->at && g->at != g)) return;
@@ -247,8 +255,8 @@ TE_API void te_graph_destroy(te_graph *g) {
 
 /* ---- the call of the function ------------------------------------------------------------------------------------ */
 
-/* A target that replaces the context's target while the function runs. Its functions return an error for calls that a
- * graph cannot repeat. */
+/* A target that replaces the context's target while a graph's function runs. Its functions return an error for calls
+ * that a graph cannot repeat. */
 typedef struct te__graph_target {
     te_target target;
     const te_target *real;
@@ -269,10 +277,10 @@ TE_API te_status te__graph_allocate(te_context *ctx, void **p, size_t bytes) {
 TE_API void te__graph_release(te_context *ctx, void *p) { (void)p, (void)te__graph_refuse(ctx, "releases memory"); }
 TE_API te_status te__graph_synchronize(te_context *ctx) { return te__graph_refuse(ctx, "waits for the stream"); }
 #if TE_CUDA
-/* A copy from or to pageable memory is refused: that memory is probably a local variable of the function, which no
- * longer exists at the replay. */
+/* Copy memory while a graph is captured. A copy from or to pageable memory is refused: that memory is probably a local
+ * variable of the graph's function, which no longer exists at the replay. */
 TE_API te_status te__graph_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
-    /* in this mode cudaPointerGetAttributes is allowed during a capture */
+    /* In this mode a thread may call cudaPointerGetAttributes during a capture. */
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaPointerAttributes d, s;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -337,8 +345,8 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
         status = te__cuda_status(ctx, cudaGraphInstantiateWithFlags(&exec, graph, 0), "graph: instantiate");
     if (graph) (void)cudaGraphDestroy(graph);
     (void)cudaStreamDestroy(capture);
-    if (status != TE_OK) (void)cudaGetLastError(); /* clears CUDA's last error, which the next launch would report
-                                                      otherwise */
+    /* clear CUDA's last error, which the next launch would otherwise report */
+    if (status != TE_OK) (void)cudaGetLastError();
     else g->exec = exec;
 #else
     (void)g, (void)ctx;
@@ -396,8 +404,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     const char *name = spec->name ? spec->name : "without a name";
     TE_TRY(te__graph_check_spec(spec, name, ctx));
     const int count = spec->in_count + spec->out_count;
-    const size_t arg_at = (size_t)te_round_up(count * (int64_t)sizeof(te__static), 16); /* aligned to 16 bytes, as
-                                                                                           calloc's memory is */
+    /* the copy of arg is aligned to 16 bytes, as memory from calloc is */
+    const size_t arg_at = (size_t)te_round_up(count * (int64_t)sizeof(te__static), 16);
     size_t bytes = arg_at + spec->arg_bytes + strlen(name) + 1;
     for (int i = 0; i < count; i++) {
         const char *s = te__graph_spec_tensor(spec, i)->name;
@@ -413,7 +421,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     g->name = strcpy(text, name), text += strlen(text) + 1;
     te_status status = TE_OK;
     for (int i = 0; i < count && status == TE_OK; i++, text += strlen(text) + 1) {
-        if (i >= g->in_count) g->out_count++; /* counts the outputs that are initialised, for te_graph_destroy */
+        if (i >= g->in_count) g->out_count++; /* count the outputs that are initialised, so that te_graph_destroy
+                                               * releases them */
         status = te__static_init(g, i, te__graph_spec_tensor(spec, i), text, ctx);
     }
     if (status == TE_OK && !(pool && pool->measures)) status = te__graph_record(g, ctx);

@@ -7,7 +7,7 @@
  *     ...
  *     TE_TRY(te_cache_load(&cache, slot, tokens, &length, "prompt.safetensors", &ctx));  // replaces sequence `slot`
  *
- * The file is a safetensors file with a checksum. It has, for each attention op of the cache's models, in order,
+ * The file is a safetensors file with a checksum. The file has, for each attention op of the cache's models, in order,
  *     layer.0.keys      [kv_heads, length, head_dim], in the list's dtype
  *     layer.0.values    [kv_heads, length, value_dim]
  *     tokens            [length], I32, if the program passes the sequence's tokens
@@ -25,16 +25,18 @@
 
 enum { TE__CACHE_FILE_NAME = 32 };
 
-/* The state while a file is written or read. All arrays lie in host memory. */
+/* The state while a cache file is written or read. All arrays lie in host memory. */
 typedef struct te__cache_file {
     const te_cache *cache;
-    te_safetensor *tensor; /* [2 * layers + 1]: the keys and the values of each layer, then the tokens */
+    te_safetensor *tensor; /* [2 * layers + 1]: the tensors of the file: the keys and the values of each layer, then the
+                            * tokens */
     char (*name)[TE__CACHE_FILE_NAME];
     int32_t *page;         /* [pages]: the sequence's pages, in order */
-    char *staging;         /* the keys or the values of one layer in the order of the pages: [pages, kv_heads,
-                              page_rows, dim] */
-    char *rows;            /* when saving: the numbers of `staging` in the order of the file: [kv_heads, length, dim] */
-    char *memory;          /* when loading: the data of all tensors of the file */
+    /* the keys or the values of one layer in the order of the cache's pages: [pages, kv_heads, page_rows, dim] */
+    char *staging;
+    char *rows;            /* used for saving: the numbers of `staging` in the order of the file, [kv_heads, length,
+                            * dim] */
+    char *memory;          /* used for loading: the data of all tensors of the file */
     int length, pages, count;
 } te__cache_file;
 
@@ -47,8 +49,8 @@ TE_API const te_attention_options *te__cache_file_options(const te_cache *c, int
 TE_API void te__cache_file_free(te__cache_file *f) {
     free(f->tensor), free(f->name), free(f->page), free(f->staging), free(f->rows), free(f->memory);
 }
-/* Describe the tensors of the file, for a sequence of f->length tokens. The data pointer of each is a placeholder,
- * which is not null. */
+/* Describe the tensors of the file, for a sequence of f->length tokens. The data pointer of each tensor is a
+ * placeholder, which is not null. */
 TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
     const te_cache *c = f->cache;
     f->count = 0;
@@ -69,7 +71,8 @@ TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
     f->tensor[f->count] = te_safetensor_of(f->name[f->count], TE_SAFETENSORS_I32, 1, shape, f->name);
     f->count++;
 }
-/* Allocate the arrays whose sizes do not depend on the sequence's length. After an error there is nothing to free. */
+/* Allocate those arrays of *f whose sizes do not depend on the sequence's length. After an error there is nothing to
+ * free. */
 TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_context *ctx) {
     const size_t tensors = 2 * (size_t)c->layer_count + 1, width = (size_t)c->t.table_width;
     memset(f, 0, sizeof *f);
@@ -192,9 +195,9 @@ TE_API te_status te__cache_file_write(te__cache_file *f, const char *path, te_co
     return status;
 }
 /* Save the keys and values of all tokens of sequence `slot`. tokens: the sequence's tokens, [length], in host or target
- * memory. They are saved, too, so that a program can later find out whether a prompt begins with the saved sequence. If
- * tokens is null, only the keys and values are saved. An old file at the path stays as it is until the new one is
- * complete on the disk. Waits for the stream. */
+ * memory. These tokens are saved, too, so that a program can later find out whether a prompt begins with the saved
+ * sequence. If tokens is null, only the keys and values are saved. An old file at the path stays as it is until the new
+ * one is complete on the disk. Waits for the stream. */
 TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *tokens, const char *path, te_context *ctx) {
     te__cache_file f;
     int32_t length = 0;
@@ -246,7 +249,7 @@ TE_API te_status te__cache_file_check(te__cache_file *f, te_safetensors *file, i
     }
     return TE_OK;
 }
-/* Read all tensors to host memory. The cache is changed only after that, because reading may fail. */
+/* Read all tensors of the file to host memory. The cache is changed only afterwards, because reading may fail. */
 TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *file, te_context *ctx) {
     size_t bytes = 0;
     for (int i = 0; i < f->count; i++) bytes += (size_t)f->tensor[i].bytes;
@@ -262,8 +265,8 @@ TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *fi
     }
     return TE_OK;
 }
-/* Check that there are enough pages for the file's sequence. Available are the free pages, and those that only sequence
- * `slot` uses, because that sequence will be dropped. */
+/* Check that there are enough pages for the file's sequence. The free pages are available, and also those that only
+ * sequence `slot` uses, because that sequence will be dropped. */
 TE_API te_status te__cache_file_check_pages(const te__cache_file *f, int slot, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const size_t uses = (size_t)t->pages;
@@ -294,7 +297,7 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     te_cache_args a = te__cache_args(c);
     TE_TRY(te_cache_truncate(c, slot, 0, ctx));
     if (!f->length) return te_synchronize(ctx);
-    /* begin a batch that consists of this sequence only, which allocates the sequence's pages */
+    /* Begin a batch that consists only of this sequence; te__cache_begin then allocates the sequence's pages. */
     TE_TRY(te_copy(ctx, c->t.slot, &of_slot, sizeof of_slot));
     a.of.count = 1, a.of.max_seqlen = a.of.rows = f->length, a.slots = c->t.slot;
     TE_TRY(te__cache_begin_launch(ctx, te__grid_of(1, 1), &a));
@@ -308,11 +311,11 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
 }
 /* Replace sequence `slot` by the sequence in a file that te_cache_save has written. tokens: output, the file's tokens,
  * [capacity of the cache], in host memory; null: the tokens are not wanted. length: output, the number of tokens; may
- * be null. Must not be called between te_cache_begin and the runs of the models on the batch that it began. The whole
- * file is checked, and read to host memory, before the cache is changed; so after an error the cache is unchanged.
- * Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (not such a file, or a damaged one), TE_ERROR_SHAPE,
- * TE_ERROR_DTYPE and TE_ERROR_VALUE (a file of other lists, or longer than the capacity), TE_ERROR_MEMORY (no free
- * pages). */
+ * be null. te_cache_load must not be called between te_cache_begin and the runs of the models on the batch that it
+ * began. The whole file is checked, and read to host memory, before the cache is changed; so after an error the cache
+ * is unchanged. Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (the file was not written by
+ * te_cache_save, or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file is of other lists, or its
+ * sequence is longer than the capacity), TE_ERROR_MEMORY (too few free pages). */
 TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
                                           te_context *ctx) {
     te__cache_file f;

@@ -53,11 +53,12 @@ typedef struct te_checkpoint {
     const te_named_model *models;
     int count;
     te_adamw *optimizer;                 /* null: the file has no optimizer state */
-    int random;                          /* 1: the context's random state is in the file */
-    const te_safetensors_pair *metadata; /* strings to save; te_checkpoint_load does not use them */
+    int random;                          /* 1: the file includes the context's random state */
+    const te_safetensors_pair *metadata; /* [metadata_count]: strings that are saved; te_checkpoint_load does not use
+                                          * them */
     int metadata_count;
-    int force;           /* 1: save tensors even if they have infinities or NaNs; load even if the checksum or the lists
-                            are wrong */
+    /* 1: save tensors even if they have infinities or NaNs; load a file even if its checksum or its lists are wrong */
+    int force;
     te_recipes *recipes; /* null: the file has no recipes */
 } te_checkpoint;
 
@@ -68,8 +69,8 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
-/* Add all tensors to the list or, if the memory of the list is not allocated yet, only count them. The numbers (step
- * counts and others, which are small arrays in host memory) come first. */
+/* Add all tensors of a checkpoint to the list l or, if the memory of the list is not allocated yet, only count the
+ * tensors. The "numbers" (step counts and others, which are small arrays in host memory) come first. */
 TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     l->count = 0, l->used = 0;
     if (c->optimizer)
@@ -88,7 +89,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
         }
     const te_adamw *o = c->optimizer;
     if (!o) return TE_OK;
-    /* `p` iterates over all parameters, including those of which this rank has no elements */
+    /* `p` iterates over all parameters, including those of which this rank has no elements, because with ZeRO-1 it has
+     * only a shard. */
     te_param_iter p = te_params_of(o->models, o->model_count);
     te_adamw_iter states = te_adamw_tensors(o);
     for (int more = te_adamw_next(&states); te_params_next(&p);) {
@@ -100,8 +102,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
     }
     return TE_OK;
 }
-/* The number of tensors at the beginning of the list that are loaded before the others. They are the numbers, i.e. the
- * small arrays in host memory; recipes.scales, which lies in target memory, is loaded with the others. */
+/* Return the number of tensors at the beginning of the list that are loaded before the others. These are the "numbers",
+ * i.e. the small arrays in host memory; recipes.scales, which lies in target memory, is loaded with the others. */
 TE_API int te__checkpoint_number_count(const te_checkpoint *c) {
     return (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0);
 }
@@ -125,7 +127,7 @@ TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_shar
     }
     return TE_OK;
 }
-/* Make the list of tensors. After an error there is nothing to free. */
+/* Make the list of the checkpoint's tensors. After an error there is nothing to free. */
 TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     memset(l, 0, sizeof *l);
     l->ranks = te_tensor_group(ctx), l->replica = te_data_group(ctx)->rank;
@@ -143,7 +145,8 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkp
     return te_fail(ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes",
                    capacity * sizeof *l->tensor + l->name_bytes);
 }
-/* Fetch the values of the numbers (step counts, random state) before saving. Waits for the stream. */
+/* Fetch the values of the "numbers" (step counts, random state) from target memory before they are saved. Waits for the
+ * stream. */
 TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     if (c->optimizer) TE_TRY(te_adamw_get(&l->state, c->optimizer, ctx));
     if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
@@ -215,7 +218,7 @@ TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_saf
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
 /* Check that a checkpoint can be saved at `path`: its folder is writable, and `path` is not the path of a device or
- * folder. Leaves no file behind. It is useful to call this before a training run that takes days. */
+ * folder. Leaves no file behind. Call this function before a training run that takes days. */
 TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     te__new_file f;
     TE_REQUIRE(path && ctx, ctx, TE_ERROR_NULL, "checkpoint: the path or the context is null");
@@ -244,7 +247,7 @@ TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, cons
     if (is_open) te__gather_close(&g, ctx);
     return status;
 }
-/* Write the file when there is only one rank. */
+/* Write the checkpoint's file when there is only one rank. */
 TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_tensors *l,
                                                  const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                  te_context *ctx) {
@@ -298,7 +301,8 @@ TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, co
     free(state);
     return status;
 }
-/* Make all checks that are possible before anything is changed. Loads the numbers of the file into the list. */
+/* Make all checks that are possible before anything is changed. Also load the "numbers" (step counts, random state) of
+ * the file into the list. */
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
@@ -324,7 +328,8 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     TE_TRY(te__moments_8bit_clear(c->optimizer, ctx));
     if (l->is_sharded || l->has_8bit) {
         TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
-        /* te__sharded_tensors_load skips the scales of recipes, because they belong to no parameter */
+        /* te__sharded_tensors_load has skipped the scales of recipes, which belong to no parameter, so they are loaded
+         * here */
         if (c->recipes) TE_TRY(te_safetensors_load(f, l->tensor + first, 1, 0, ctx));
     } else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
     l->state.step = l->step[0], l->state.skipped = l->step[1];

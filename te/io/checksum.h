@@ -20,11 +20,12 @@ enum { TE_CHECKSUM_PART = 32 }; /* the number of bytes that the four lanes proce
 
 typedef struct te_checksum {
     uint64_t lane[4], bytes;
-    unsigned char rest[TE_CHECKSUM_PART]; /* the last (bytes % 32) bytes of the input, held until 32 are complete */
+    unsigned char rest[TE_CHECKSUM_PART]; /* the last (bytes % 32) bytes of the input so far, which are held until 32
+                                           * are complete */
 } te_checksum;
 
-/* One step of a lane. The odd factor is a constant of xxHash64 (Collet), as is the factor in te_checksum_begin; neither
- * has a repeating bit pattern. */
+/* Process one 8-byte word in a lane whose value is x. The odd factor is a constant of xxHash64 (Collet), as is the
+ * factor in te_checksum_begin; neither has a repeating bit pattern. */
 TE_API uint64_t te__checksum_step(uint64_t x, uint64_t word) {
     x = (x ^ word) * UINT64_C(0x9E3779B185EBCA87);
     return x << 31 | x >> 33;

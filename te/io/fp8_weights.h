@@ -33,20 +33,23 @@
 /* The scales of models that hold the weights of their GEMMs only in FP8. The struct must stay at its address, because
  * the models point to it. */
 typedef struct te_fp8_weights {
-    te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input */
+    te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input, for all
+                       * GEMMs under a recipe */
 } te_fp8_weights;
 
 /* ---- iterating over parameters ----------------------------------------------------------------------------------- */
 
-/* Iterates over the parameters of several models, except tied ones. */
+/* An iterator over the parameters of several models, except tied ones. */
 typedef struct te__fp8_param_iter {
     const te_named_model *models;
-    int count, model, op, in_op, next; /* in_op: how many parameters of the current op were visited; next: the index in
-                                          the model of the next parameter to visit */
+    /* in_op: how many parameters of the current op were visited; next: the index, within the model, of the next
+     * parameter to visit */
+    int count, model, op, in_op, next;
     te_param *param;
-    te_recipe recipe; /* the recipe of the GEMM whose weight this parameter is; none: it is not the weight of a GEMM
-                         under a recipe */
-    int products;     /* how many of the parameters before this one are weights of GEMMs under a recipe */
+    /* the recipe of the GEMM whose weight the current parameter is; none: it is not the weight of a GEMM under a
+     * recipe */
+    te_recipe recipe;
+    int products;     /* how many of the parameters before the current one are weights of GEMMs under a recipe */
 } te__fp8_param_iter;
 
 TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count) {
@@ -55,7 +58,7 @@ TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count
     it.models = models, it.count = models ? count : 0, it.recipe = TE_RECIPE_none;
     return it;
 }
-/* Go to the next parameter that is not tied; returns 0 if there is none. */
+/* Go to the next parameter that is not tied; return 0 if there is none. */
 TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     it->products += it->recipe != TE_RECIPE_none;
     it->recipe = TE_RECIPE_none;
@@ -71,15 +74,15 @@ TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     }
     return 0;
 }
-/* The bytes that the current parameter takes in target memory. If it is the weight of a GEMM under a recipe, these are
- * the bytes of the weight in FP8 and of its rowwise or blockwise scales. */
+/* Return the bytes that the current parameter takes in target memory. If the parameter is the weight of a GEMM under a
+ * recipe, these are the bytes of the weight in FP8 and of its rowwise or blockwise scales. */
 TE_API size_t te__fp8_param_bytes(const te__fp8_param_iter *it) {
     const te_param *p = it->param;
     const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(p, it->recipe);
     if (it->recipe != TE_RECIPE_none) return size.data + size.scales;
     return (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
 }
-/* The shape of a weight's scales in a file. */
+/* The shape that a weight's scales have in a file. */
 typedef struct te__fp8_scale_shape { int rank; int64_t size[2], count; } te__fp8_scale_shape;
 TE_API te__fp8_scale_shape te__fp8_scale_shape_of(const te_param *p, te_recipe recipe) {
     te__fp8_scale_shape s;
@@ -106,16 +109,16 @@ TE_API te_status te__fp8_check_models(const te_named_model *models, int count, c
 
 /* ---- the tensors of a file --------------------------------------------------------------------------------------- */
 
-/* A parameter has up to three tensors in the file: the parameter itself, its scales, and the scale of the GEMM's
- * input. */
+/* The tensors that a parameter may have in the file, up to three: the parameter itself, its scales, and the scale of
+ * the GEMM's input. */
 enum { TE__FP8_WEIGHT, TE__FP8_SCALES, TE__FP8_INPUT_SCALE, TE__FP8_TENSORS };
 
 typedef struct te__fp8_tensors {
     te_safetensor *tensor;
     char (*name)[TE_WEIGHTS_MAX_NAME];
     int count;
-    float *numbers; /* the scales of all tensors, in host memory */
-    int64_t used;   /* the number of entries of `numbers` in use so far */
+    float *numbers; /* memory for the scales of all tensors, in host memory */
+    int64_t used;   /* how many entries of `numbers` are in use so far */
 } te__fp8_tensors;
 
 TE_API void te__fp8_tensors_free(te__fp8_tensors *l) { free(l->tensor), free(l->name), free(l->numbers); }
@@ -244,16 +247,16 @@ TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *mod
 
 /* ---- loading: the expected tensors ------------------------------------------------------------------------------- */
 
-/* The bytes that the scales of the weights and inputs of all GEMMs under a recipe take. *products: the number of GEMMs
- * under a recipe. */
+/* Return the bytes that the scales of the weights and inputs of all GEMMs under a recipe take. *products: the number of
+ * GEMMs under a recipe. */
 TE_API size_t te__fp8_scales_bytes(const te_named_model *models, int count, int *products) {
     te__fp8_param_iter it = te__fp8_params(models, count);
     while (te__fp8_next_param(&it)) {}
     *products = it.products;
     return (size_t)te_round_up((int64_t)te_scales_bytes(2 * it.products, 1), TE_ALIGN);
 }
-/* The bytes of target memory that te_fp8_weights_load needs: one byte for each weight element of a GEMM under a recipe,
- * all scales, and the other parameters in the dtypes of their lists. */
+/* Return the bytes of target memory that te_fp8_weights_load needs: one byte for each weight element of a GEMM under a
+ * recipe, all scales, and the other parameters in the dtypes of their lists. */
 TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     int products;
     size_t bytes = te__fp8_scales_bytes(models, count, &products);
@@ -262,7 +265,7 @@ TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     return bytes;
 }
 
-/* Whether the file has the tensor in F32, BF16 or F16, so that it must be cast to FP8. */
+/* Return whether the file has the tensor called `name` in F32, BF16 or F16, so that it must be cast to FP8. */
 TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     const te_safetensor *t = te_safetensors_find(f, name);
     te_dtype dtype;
@@ -290,11 +293,13 @@ TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_it
     if (it->recipe == TE_RECIPE_fp8_delayed && te_safetensors_find(f, name)) te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* Whether the parameter is a weight that must be cast. first: the index in the list of the parameter's first tensor. */
+/* Return whether the current parameter of `it` is a weight that must be cast to FP8. first: the index, within the list
+ * l, of the parameter's first tensor. */
 TE_API int te__fp8_must_cast(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     return it->recipe != TE_RECIPE_none && l->tensor[first].dtype != TE_SAFETENSORS_F8_E4M3;
 }
-/* How many tensors of the list belong to the parameter. first: the index of the first of them. */
+/* Return how many tensors of the list l belong to the current parameter of `it`. first: the index, within the list, of
+ * the first of them. */
 TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     static const char suffix[] = ".input_scale";
     if (it->recipe == TE_RECIPE_none || te__fp8_must_cast(l, first, it)) return 1;
@@ -302,8 +307,8 @@ TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8
     const size_t n = next < l->count ? strlen(l->tensor[next].name) : 0, end = strlen(suffix);
     return n > end && !strcmp(l->tensor[next].name + n - end, suffix) ? 3 : 2;
 }
-/* List all tensors that the file should have, and check them before any is read. *staging: the size in bytes of the
- * largest weight that must be cast. */
+/* List all tensors that the file should have, and check them before any of them is read. *staging: the size in bytes of
+ * the largest weight that must be cast. */
 TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memory, const te_named_model *models,
                                  int count, const te_safetensors *f, te_context *ctx) {
     te__fp8_param_iter it = te__fp8_params(models, count);
@@ -323,7 +328,7 @@ TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memo
 
 /* ---- loading: reading -------------------------------------------------------------------------------------------- */
 
-/* Make the te_fp8_product of the parameter, whose FP8 weight lies at `at`. */
+/* Make the te_fp8_product of the current parameter of `it`, whose FP8 weight lies at the address `at`. */
 TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_param_iter *it, char *at) {
     te_fp8_product f;
     memset(&f, 0, sizeof f);
@@ -352,7 +357,7 @@ TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te_
     return m->plan->fp8->quantize(&q, ctx);
 }
 /* Copy the weight's scales, t[TE__FP8_SCALES], and the scale of the GEMM's input, t[TE__FP8_INPUT_SCALE], to target
- * memory. The latter exists only if `tensors`, the number of the parameter's tensors in the file, is 3. */
+ * memory. The scale of the input exists only if `tensors`, the number of the parameter's tensors in the file, is 3. */
 TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetensor *t, int tensors,
                                     const te__fp8_param_iter *it, te_context *ctx) {
     const te_safetensor *scales = &t[TE__FP8_SCALES], *input = &t[TE__FP8_INPUT_SCALE];
@@ -374,7 +379,7 @@ TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetenso
     TE_TRY(te_copy(ctx, input_inverse, &one_over, sizeof one_over));
     return te_synchronize(ctx);
 }
-/* Read all tensors that te__fp8_prepare has listed. */
+/* Read all tensors of the file that te__fp8_prepare has listed. */
 TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                                          const te__fp8_tensors *l, void *staging, const te_safetensors *f,
                                          te_context *ctx) {
@@ -389,7 +394,7 @@ TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, 
     }
     return te_synchronize(ctx);
 }
-/* Make the models' parameters point to the memory into which they were read. */
+/* Make the models' parameters point to the memory into which te__fp8_read has read them. */
 TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                          const te__fp8_tensors *l) {
     te__fp8_param_iter it = te__fp8_params(models, count);

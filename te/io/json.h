@@ -38,7 +38,7 @@
  */
 typedef struct te__json {
     char *text;
-    size_t n, at;     /* n: the number of bytes of the text; at: the index of the next byte to be read */
+    size_t n, at;     /* n: the number of bytes of the text; at: the index of the next byte that the parser reads */
     const char *path; /* for error texts */
     te_context *ctx;
 } te__json;
@@ -68,7 +68,7 @@ TE_API te_status te__json_next(int *more, te__json *j, char close) {
     *more = 1;
     return TE_OK;
 }
-/* Parse a whole number from 0 to 2^63 - 1. */
+/* Parse a whole number from 0 to 2^63 - 1 into *out. */
 TE_API te_status te__json_number(int64_t *out, te__json *j) {
     uint64_t v = 0;
     const char first = te__json_peek(j);
@@ -84,8 +84,8 @@ TE_API te_status te__json_number(int64_t *out, te__json *j) {
     return TE_OK;
 }
 
-/* The number of bytes of the UTF-8 character at s, a string that ends with NUL; 0 if the character is not valid (cut
- * short, overlong, a surrogate, or too large). */
+/* Return the number of bytes of the UTF-8 character at s, a string that ends with NUL; 0 if the character is not valid
+ * (cut short, overlong, a surrogate, or too large). */
 TE_API int te__utf8_length(const char *s) {
     const unsigned char *p = (const unsigned char *)s;
     const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
@@ -124,7 +124,8 @@ TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
 }
 TE_API te_status te__json_escape(char **to, te__json *j) {
     static const char from[] = "\"\\/bfnrt", become[] = "\"\\/\b\f\n\r\t";
-    const char c = j->text[j->at + 1]; /* at the end of the text this reads the closing NUL, never a byte after it */
+    const char c = j->text[j->at + 1]; /* if the backslash is at the end of the text, this reads the closing NUL, never
+                                        * a byte after it */
     const char *simple = c ? strchr(from, c) : 0;
     uint32_t code, low;
     if (simple) {
@@ -176,8 +177,8 @@ TE_API void *te__grow(void *p, int count, size_t size) {
 
 /* ---- the writer -------------------------------------------------------------------------------------------------- */
 
-/* The code that writes a text runs twice: first with p null, to count the bytes of the text in n; then with p pointing
- * to n bytes of memory and n reset to 0. */
+/* A text that is being written. The code that writes a text runs twice: first with p null, to count the bytes of the
+ * text in n; then with p pointing to n bytes of memory and n reset to 0. */
 typedef struct te__text { char *p; size_t n; } te__text;
 
 TE_API void te__text_char(te__text *t, char c) {
@@ -211,22 +212,22 @@ TE_API void te__text_string(te__text *t, const char *s) {
 
 enum {
     TE_JSON_MAX_DEPTH = 16,
-    TE_JSON_MAX_NAME = 256,      /* the largest number of bytes of a value's name, including the closing NUL */
+    TE_JSON_MAX_NAME = 256,      /* the largest number of bytes in the name of a value, including the closing NUL */
     TE_JSON_MAX_BYTES = 64 << 20 /* the largest size of a file, in bytes */
 };
 
 typedef enum te_json_kind { TE_JSON_null, TE_JSON_bool, TE_JSON_number, TE_JSON_string } te_json_kind;
 typedef struct te_json_value {
-    const char *name; /* the keys and indices that lead to the value, with dots between them */
+    const char *name; /* the name of the value: the keys and indices that lead to it, with dots between them */
     te_json_kind kind;
-    double number;    /* the value, if it is a number; 0 or 1 if it is a bool */
+    double number;    /* the value if it is a number; if it is a bool, 0 or 1 */
     const char *text; /* the value, if it is a string; else null */
 } te_json_value;
 typedef struct te_json {
     te_json_value *value; /* [count], sorted by name */
     int count;
     char *text;           /* the memory in which the strings lie */
-    size_t table_bytes;   /* of `value` and the names, as allocated at most */
+    size_t table_bytes;   /* an upper bound of the bytes allocated for `value` and the names */
 } te_json;
 
 TE_API void te_json_close(te_json *t) {
@@ -258,8 +259,9 @@ TE_API te_status te__json_real(double *out, te__json *j) {
         p += p[1] == '+' || is_negative ? 2 : 1;
         const char *power = p;
         for (; *p >= '0' && *p <= '9' && p < limit; p++)
-            if (exponent < 100000) exponent = exponent * 10 + (*p - '0'); /* with an even larger exponent the number
-                                                                             would be 0 or infinite, too */
+            /* the exponent is not increased further: with an even larger exponent the number would be 0 or infinite,
+             * too */
+            if (exponent < 100000) exponent = exponent * 10 + (*p - '0');
         if (p == power) return te__json_fail(j, "digits should follow the e of a number");
         if (is_negative) exponent = -exponent;
     }
@@ -284,18 +286,23 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     return te__json_real(&v->number, j);
 }
 
-/* The table has a copy of each value's full name, so a file of many short values in an object with a long name could
- * need hundreds of times its own size. Refuse a table of more bytes than this. n: bytes of the file. */
+/* The largest number of bytes that the table of a file with n bytes may take. The table has a copy of each value's full
+ * name, so a file of many short values in an object with a long name could need hundreds of times its own size. A
+ * larger table is an error. */
 #define TE__JSON_MAX_TABLE(n) (16 * (n) + ((size_t)4 << 20))
-enum { TE__JSON_NAME_OVERHEAD = 32 }; /* what an allocation needs besides its bytes, at most */
+enum { TE__JSON_NAME_OVERHEAD = 32 }; /* an upper bound of the bytes that the C library needs for an allocation besides
+                                       * the bytes requested */
 
 /* The position of the parser: a stack of the objects and arrays around the current value, the outermost first, and the
  * value's name. */
 typedef struct te__json_position {
     int depth;
-    char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array: '}' or ']' */
-    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of each object's or array's name */
-    int index[TE_JSON_MAX_DEPTH];  /* the index of the next element of each array; not used for objects */
+    char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array around the current value: '}' or
+                                    * ']' */
+    int length[TE_JSON_MAX_DEPTH]; /* the length in bytes of the name of each object or array around the current
+                                    * value */
+    int index[TE_JSON_MAX_DEPTH];  /* the index of the next element of each array around the current value; not used for
+                                    * objects */
     int more[TE_JSON_MAX_DEPTH];   /* the argument `more` of te__json_next */
     char name[TE_JSON_MAX_NAME];
 } te__json_position;
@@ -324,7 +331,8 @@ TE_API te_status te__json_add(te_json *t, const te__json_position *at, te__json 
     t->value = (te_json_value *)grown;
     te_json_value *v = &t->value[t->count];
     memset(v, 0, sizeof *v);
-    t->table_bytes += n + TE__JSON_NAME_OVERHEAD + 3 * sizeof *v; /* while `value` grows, the old one exists, too */
+    t->table_bytes += n + TE__JSON_NAME_OVERHEAD + 3 * sizeof *v; /* three times the size of an entry, because while the
+                                                                   * array `value` grows, the old one exists, too */
     if (t->table_bytes > TE__JSON_MAX_TABLE(j->n)) return te__json_fail(j, "too many values, or too long names");
     TE_TRY(te__json_scalar(v, j));
     char *name = (char *)malloc(n);
@@ -390,7 +398,7 @@ TE_API te_status te_json_open(te_json *t, const char *path, te_context *ctx) {
     if (status != TE_OK) te_json_close(t);
     return status;
 }
-/* Find the value with this name; null if there is none. */
+/* Find the value with this name in the table; null if there is none. */
 TE_API const te_json_value *te_json_find(const te_json *t, const char *name) {
     te_json_value key;
     key.name = name;

@@ -28,15 +28,15 @@
 #include "safetensors.h"    /* te_safetensor */
 
 typedef struct te_packed {
-    const char *name;       /* the name of the tensor in the file, without the prefix */
-    const char *op, *field; /* the op and the field of the parameter of which the tensor is a part */
-    int64_t rows;           /* how many rows of the parameter this part has, over all ranks; they follow the rows of the
-                               previous part. 0: all remaining rows. If the parameter has only one row (a bias), columns
-                               are counted instead of rows */
-    int transposed;         /* 1: the file's tensor is the transpose of this part, [in, out] */
+    const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add takes */
+    const char *op, *field; /* the names of the op and of the field of the parameter of which the tensor is a part */
+    /* how many rows of the parameter this part has, over all ranks; they follow the rows of the previous part. 0: all
+     * remaining rows. If the parameter has only one row (a bias), columns are counted instead of rows */
+    int64_t rows;
+    int transposed;         /* 1: the tensor in the file is the transpose of this part, [in, out] */
 } te_packed;
 
-/* A list of views and their names, for te_safetensors_load and te_safetensors_write. */
+/* A list of views of parameters, with their names, for te_safetensors_load and te_safetensors_write. */
 typedef struct te_packed_list {
     te_safetensor *tensor;
     int count;
@@ -59,22 +59,23 @@ TE_API void te_packed_free(te_packed_list *l) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Below, a parameter's "units" are its rows or, if it has one row, its columns; te_packed.rows counts units. */
+/* In the functions below, a parameter's "units" are its rows or, if it has one row, its columns; te_packed.rows counts
+ * units. */
 
-/* Find the parameter that `part` names; null if there is none. */
+/* Find the parameter that `part` names; the result is null if there is none. */
 TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part) {
     for (int i = 0; i < m->param_count; i++)
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
-/* The number of units of the parameter, over all ranks. */
+/* Return the number of units (rows or, if it has one row, columns) of the parameter, over all ranks. */
 TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     const int64_t ranks = te_shard_layout_of(p, te_tensor_group(ctx)).ranks;
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
-/* How many units of the parameter that parts[n] names are taken by parts[0] to parts[n - 1]. extent: the number of
- * units of that parameter. */
+/* Return how many units of the parameter that parts[n] names are taken by parts[0] to parts[n - 1]. extent: the number
+ * of units of that parameter. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
     for (int i = 0; i < n; i++)
@@ -82,7 +83,8 @@ TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
             taken = parts[i].rows ? taken + te_min(parts[i].rows, extent - taken) : extent;
     return taken;
 }
-/* Check that parts[n] names a parameter, and that enough units of it remain. */
+/* Check that parts[n] names a parameter, and that enough units (rows or, if it has one row, columns) of the parameter
+ * remain. */
 TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int n, te_context *ctx) {
     const te_packed *part = &parts[n];
     const char *list = m->plan->name;
@@ -99,7 +101,8 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
                p->rows > 1 ? "rows" : "columns", p->op, p->field, (long long)left);
     return TE_OK;
 }
-/* Check that the parts together cover all units of the parameter that parts[n] names. */
+/* Check that the parts together cover all units (rows or, if it has one row, columns) of the parameter that parts[n]
+ * names. */
 TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *parts, int count, int n,
                                            te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
@@ -120,7 +123,7 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
  * transposition. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
-/* Add a view of this region to the list. The view's name is `prefix` followed by the part's name. */
+/* Add a view of the region v to the list. The view's name is `prefix` followed by the part's name. */
 TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_region v,
                                  const char *prefix, te_context *ctx) {
     const size_t name_bytes = strlen(prefix) + strlen(part->name) + 1;
@@ -140,9 +143,9 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* Add the views of parts[n]. If this rank has some of the columns of every row (TE_SHARD_rows), there is one view.
- * Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that the part
- * intersects. */
+/* Add the views of the part parts[n] of a parameter. If this rank has some of the columns of every row (TE_SHARD_rows),
+ * there is one view. Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that
+ * the part intersects. */
 TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
                                   const char *prefix, te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);

@@ -50,7 +50,7 @@ TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_con
     if (status != TE_OK) te_safetensors_close(f);
     return status;
 }
-/* The same as te_safetensors_open, for a file whose bytes lie in host memory. The bytes must stay there until the file
+/* Do what te_safetensors_open does, for a file whose bytes lie in host memory. The bytes must stay there until the file
  * is closed. */
 TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
@@ -61,7 +61,7 @@ TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memor
     return status;
 }
 
-/* The same as te_safetensors_open, but maps the file into memory. While the file is open, no other process may truncate
+/* Do what te_safetensors_open does, but map the file into memory. While the file is open, no other process may truncate
  * it. */
 TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_context *ctx) {
     te_safetensors file;
@@ -82,14 +82,14 @@ TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_cont
     return status;
 }
 
-/* Find the tensor with this name in the file's table; null if there is none. */
+/* Find the tensor with this name in the file's table; the result is null if there is none. */
 TE_API const te_safetensor *te_safetensors_find(const te_safetensors *f, const char *name) {
     te_safetensor key;
     key.name = name;
     return f && name && f->count ? (const te_safetensor *)bsearch(&key, f->tensor, (size_t)f->count, sizeof key,
                                                                   te__by_name) : 0;
 }
-/* Find the metadata string with this key; null if there is none. */
+/* Find the metadata string with this key; the result is null if there is none. */
 TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *key) {
     te_safetensors_pair pair, *found = 0;
     pair.key = key, pair.value = 0;
@@ -127,8 +127,9 @@ TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uin
 TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
     TE_REQUIRE(f && f->path && ctx, ctx, TE_ERROR_NULL, "safetensors: the file is not open, or the context is null");
     const char *was = te_safetensors_metadata(f, TE_SAFETENSORS_SUM);
-    for (int i = 0; !was && i < f->metadata_count; i++) /* a file that has other keys of the library, but no checksum,
-                                                           is a sealed file whose checksum key was damaged */
+    /* a file that has other keys which begin with "te.", but no checksum, is a sealed file whose checksum key was
+     * damaged */
+    for (int i = 0; !was && i < f->metadata_count; i++)
         TE_REQUIRE(strncmp(f->metadata[i].key, "te.", 3), ctx, TE_ERROR_FORMAT,
                    "%.120s: has the metadata %.40s, but no checksum: it was changed after it was saved", f->path,
                    f->metadata[i].key);
@@ -171,8 +172,8 @@ TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetenso
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Whether loading can convert numbers of dtype `from`; it can convert only F32, BF16 and F16. *to: output, the te_dtype
- * that corresponds to `from`. */
+/* Return whether loading can convert numbers of dtype `from`; it can convert only F32, BF16 and F16. *to: output, the
+ * te_dtype that corresponds to `from`. */
 TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
     for (int t = TE_f32; t <= TE_f16; t++)
         if (te__safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
@@ -183,7 +184,7 @@ TE_API int te__safetensors_fits(const te_safetensor *t, const te_safetensor *wan
     return t->dtype == want->dtype ||
            (te__safetensors_converts(&dtype, t->dtype) && te__safetensors_converts(&dtype, want->dtype));
 }
-/* Whether the shapes of two tensors are equal, where [1, n] counts as equal to [n]. */
+/* Return whether the shapes of two tensors are equal, where [1, n] counts as equal to [n]. */
 TE_API int te__safetensors_same_shape(const te_safetensor *a, const te_safetensor *b) {
     const int skip_a = a->rank == 2 && b->rank == 1 && a->shape[0] == 1;
     const int skip_b = b->rank == 2 && a->rank == 1 && b->shape[0] == 1;
@@ -253,7 +254,7 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     return status;
 }
 
-/* The same as te__safetensors_read_as, but stores the transpose of the file's tensor or slice in want->data. Allocates
+/* Do what te__safetensors_read_as does, but store the transpose of the file's tensor or slice in want->data. Allocates
  * twice the bytes of the data in host memory. */
 TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const te_safetensor *t,
                                                  const te_safetensor *want, te_context *ctx) {
@@ -275,8 +276,8 @@ TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const 
     free(staging);
     return status;
 }
-/* Whether an entry of a list is valid: it has a name, its shape, bytes and data are consistent, and its slice (if it is
- * one) lies within the tensor. */
+/* Return whether an entry of a list is valid: it has a name, its shape, bytes and data are consistent, and its slice
+ * (if it is one) lies within the tensor. */
 TE_API int te__safetensors_is_valid(const te_safetensor *w) {
     uint64_t bytes;
     if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes) return 0;
@@ -292,8 +293,8 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
                "safetensors: the file is not open, or the list is null");
     TE_REQUIRE(n >= 0, ctx, TE_ERROR_SHAPE, "safetensors: a list of %d tensors", n);
     enum { UNUSED, WHOLE, SLICES };
-    char *used = (char *)calloc(1, (size_t)f->count + 1); /* [f->count]: one of these three constants for each tensor of
-                                                             the file */
+    /* [f->count]: for each tensor of the file, how the list uses it, as one of the constants above */
+    char *used = (char *)calloc(1, (size_t)f->count + 1);
     TE_REQUIRE(used, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %d bytes", f->count + 1);
     te_status status = TE_OK;
     for (int i = 0; i < n && status == TE_OK; i++) {
@@ -347,7 +348,7 @@ TE_API te_status te_safetensors_write(const char *path, const te_safetensor *ten
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
     return te__safetensors_write(path, tensor, n, metadata, pairs, te__safetensors_extra_of(0, 0), ctx);
 }
-/* The same as te_safetensors_write, but also stores a checksum of the whole file in the metadata, under the key
+/* Do what te_safetensors_write does, and also store a checksum of the whole file in the metadata, under the key
  * "te.checksum", for te_safetensors_verify. */
 TE_API te_status te_safetensors_write_sealed(const char *path, const te_safetensor *tensor, int n,
                                              const te_safetensors_pair *metadata, int pairs, te_context *ctx) {

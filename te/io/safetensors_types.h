@@ -10,7 +10,7 @@
 
 #include "../core/dtype.h" /* te_dtype */
 
-/* Calls X(name, bytes of an element) for each dtype of the format. */
+/* The list of the format's dtypes: X(name, bytes of an element) for each. */
 #define TE_SAFETENSORS_DTYPES(X) \
     X(F64, 8) X(I64, 8) X(U64, 8) \
     X(F32, 4) X(I32, 4) X(U32, 4) \
@@ -26,13 +26,15 @@ typedef enum te_safetensors_dtype {
 #define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key under which a sealed file stores its checksum */
 
 enum {
-    TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum */
+    TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum in a sealed file */
     TE_SAFETENSORS_MAX_RANK = 4,
-    TE_SAFETENSORS_ALIGN = 64, /* alignment in bytes of the data in files that the library writes; te_weights_use
-                                  requires only TE_ACCESS */
-    TE_SAFETENSORS_MAX_HEADER = 100000000, /* in bytes; the reference implementation has the same limit */
-    TE_SAFETENSORS_STAGING = 4 << 20       /* the size in bytes of the host buffer through which data is read and
-                                              written */
+    /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires only
+     * TE_ACCESS */
+    TE_SAFETENSORS_ALIGN = 64,
+    TE_SAFETENSORS_MAX_HEADER = 100000000, /* the largest size of a header in bytes; the reference implementation has
+                                            * the same limit */
+    /* the size in bytes of the host buffer through which data is read and written */
+    TE_SAFETENSORS_STAGING = 4 << 20
 };
 
 typedef struct te_safetensor {
@@ -40,14 +42,14 @@ typedef struct te_safetensor {
     te_safetensors_dtype dtype;
     int rank; /* the number of dimensions; 0: the tensor is a single number */
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
-    void *data;      /* host or target memory; null in the table of an open file */
+    void *data;      /* the tensor's data in host or target memory; null in the table of an open file */
     uint64_t bytes;  /* the size of the whole tensor: its number of elements times the bytes of an element */
-    uint64_t offset; /* in the table of an open file: the tensor's offset, in bytes, from the start of the tensors'
-                        data */
-    int transposed;  /* 1: the tensor in the file is the transpose of data (te_safetensor_transposed) */
-    int sliced;      /* 1: data holds only a part of the file's tensor (te_safetensor_slice) */
-    int64_t first[2], count[2]; /* first: the slice's first row and column in the file's tensor; count: its number of
-                                 * rows and of columns */
+    /* in the table of an open file: the tensor's offset, in bytes, from the start of the tensors' data */
+    uint64_t offset;
+    int transposed;  /* 1: the tensor in the file is the transpose of `data` (te_safetensor_transposed) */
+    int sliced;      /* 1: `data` holds only a part of the file's tensor (te_safetensor_slice) */
+    int64_t first[2], count[2]; /* for a slice. first: its first row and first column in the file's tensor; count: its
+                                 * number of rows and of columns */
 } te_safetensor;
 
 typedef struct te_safetensors_pair { const char *key, *value; } te_safetensors_pair;
@@ -57,13 +59,15 @@ typedef struct te_safetensors {
     te_safetensor *tensor;         /* [count], sorted by name */
     te_safetensors_pair *metadata; /* [metadata_count], sorted by key */
     int count, metadata_count;
-    uint64_t data_at;    /* the offset of the tensors' data in the file, in bytes */
-    char *header, *path; /* header: the text of the header, whose strings were decoded in place */
-    const char *memory;  /* the bytes of a file that was opened in memory or is mapped; null: the file is read through
-                            fd */
-    size_t mapped;       /* the number of bytes that are mapped; te_safetensors_close unmaps them */
+    uint64_t data_at;    /* the offset in bytes, within the file, at which the data of the tensors begins */
+    char *header, *path; /* header: the text of the file's header, whose strings were decoded in place; path: the path
+                          * of the file */
+    /* the bytes of a file that was opened in memory or is mapped; null: the file is read through the descriptor fd */
+    const char *memory;
+    size_t mapped;       /* the number of bytes of the file that are mapped into memory; te_safetensors_close unmaps
+                          * them */
     int fd, open;        /* open: 1 if fd must be closed */
-    int verified;        /* 1: te_safetensors_verify has found a checksum that matches */
+    int verified;        /* 1: te_safetensors_verify has found a checksum in the file, and the checksum matches */
 } te_safetensors;
 
 TE_API size_t te_safetensors_dtype_bytes(te_safetensors_dtype t) {
@@ -96,7 +100,7 @@ TE_API int te__safetensor_size(uint64_t *bytes, const te_safetensor *t) {
     }
     return 1;
 }
-/* Describe a tensor that is to be written or loaded. */
+/* Describe a tensor that is to be written or loaded, given its dtype and shape in the file. */
 TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dtype, int rank, const int64_t *shape,
                                       void *data) {
     te_safetensor t;
@@ -135,19 +139,19 @@ TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int
 }
 TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2 ? t->shape[0] : 1; }
 TE_API int64_t te__safetensor_cols(const te_safetensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
-/* Whether t is not a slice, or is a slice that lies within the file's tensor. */
+/* Return whether t is not a slice, or is a slice that lies within the file's tensor. */
 TE_API int te__safetensor_has_slice(const te_safetensor *t) {
     const int64_t rows = te__safetensor_rows(t), cols = te__safetensor_cols(t);
     return !t->sliced || (t->rank <= 2 && t->first[0] >= 0 && t->first[1] >= 0 && t->count[0] >= 1 &&
                           t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
                           t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
 }
-/* The number of elements of t's data; if t is a slice, the number of elements of the slice. */
+/* Return the number of elements of t's data; if t is a slice, the number of elements of the slice. */
 TE_API int64_t te__safetensor_count(const te_safetensor *t) {
     const size_t each = te_safetensors_dtype_bytes(t->dtype);
     return t->sliced ? t->count[0] * t->count[1] : each ? (int64_t)(t->bytes / each) : 0;
 }
-/* The size in bytes of t's data; if t is a slice, that of the slice. */
+/* Return the size in bytes of t's data; if t is a slice, that of the slice. */
 TE_API uint64_t te__safetensor_data_bytes(const te_safetensor *t) {
     return (uint64_t)te__safetensor_count(t) * te_safetensors_dtype_bytes(t->dtype);
 }
@@ -159,7 +163,7 @@ TE_API void te__safetensor_transpose(char *to, const char *from, int64_t rows, i
             memcpy(to + (size_t)(c * rows + r) * size, from + (size_t)(r * cols + c) * size, size);
 }
 
-/* A tensor's dtype and shape as a text for messages: "BF16 [3072, 768]". */
+/* A tensor's dtype and shape as a text for messages, e.g. "BF16 [3072, 768]". */
 typedef struct te__shape_text { char text[112]; } te__shape_text;
 TE_API te__shape_text te__shape_text_of(const te_safetensor *t) {
     te__shape_text s;

@@ -77,7 +77,7 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__CLAMPED_OPTIONS(op) \
     (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
-/* code: which activation: TE_ACT_gelu, TE_ACT_relu, ..; for a gated activation y = f(a) b, it says which activation f
+/* code: which activation it is: TE_ACT_gelu, TE_ACT_relu, ..; for a gated activation y = f(a) b, which activation f
  * is. */
 typedef struct te_act_options { int code; } te_act_options;
 
@@ -87,12 +87,12 @@ typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_o
  * branches on it. */
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
-        /* With 0.5 (1 + tanh u) = sigmoid(2 u), y is x times a sigmoid. A sigmoid takes one exponential and, unlike 1 +
-         * tanh u, has no cancellation if x is negative and large in absolute value */
+        /* Because 0.5 (1 + tanh u) = sigmoid(2 u), gelu is x times a sigmoid. A sigmoid takes one exponential and,
+         * unlike 1 + tanh u, has no cancellation if x is negative and large in absolute value. */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
-        const float finite = square < 1e30f ? square : 1e30f; /* x^2, bounded: with x^2 = infinity the next line would
-                                                                 compute 0 times infinity, which is NaN */
+        /* x^2, but at most 1e30: with x^2 = infinity the next line would compute 0 times infinity, which is NaN */
+        const float finite = square < 1e30f ? square : 1e30f;
         *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
         return y;
     }
@@ -154,7 +154,8 @@ TE_CALLBACK void te_gated_forward(float v[8], const float g[8], const te_stage *
         v[i] = code == TE_GATE_clamped_swiglu ? te_clamped_swiglu(&slope, &db, v[i], g[i], options)
                                               : te_act(&slope, v[i], code) * g[i];
 }
-/* On entry v holds dy. On return v holds the gradient of a, and g holds the gradient of b. */
+/* Compute the gradient of a gated activation y = f(a) b. On entry v holds dy; on return v holds the gradient of a, and
+ * g the gradient of b. */
 TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;

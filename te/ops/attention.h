@@ -78,7 +78,7 @@
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | (TE__CACHED(op) ? TE_IS_CACHED : 0))
-/* Whether the op accepts an input with the layout `in`. With alibi, a score bias or value_dim, the heads cannot be
+/* Says whether the op accepts an input with the layout `in`. With alibi, a score bias or value_dim, the heads cannot be
  * split over a tensor group: ALiBi slopes and biases depend on the head's index, and a rank does not know the indices
  * of its heads; with value_dim, the parts q, k and v that the GEMM before the attention computes (te/ops/linear.h)
  * would have different sizes. */
@@ -88,7 +88,8 @@
                                         : (int)(in) == (int)TE_LAYOUT_replicated ||                        \
                                               ((int)(in) != (int)TE_LAYOUT_partial_sum && !TE__SINKS(op) && \
                                                TE__IF_SCORE_BIAS(op, 0, 1)))
-#define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* floats saved for each row: the log-sum-exp of every head */
+#define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* number of floats that forward saves for each row: the log-sum-exp of
+                                                 * every head */
 #define TE_TAKES_attention_alibi TE_INTEGER
 #define TE_TAKES_attention_bias TE_TOKEN
 #define TE_TAKES_attention_bias_keys TE_INTEGER
@@ -178,11 +179,13 @@
 #define TE__ATTENTION(direction, name, model, dtype, op)                                                            \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
         TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, TE__ATTENTION_FP8_OUTPUT_##direction(model)))
-/* The values of the kernels' options, in the order of te/attention/attention_options.h. */
+/* The values of the options with which attention's kernels are instantiated, in the order of
+ * te/attention/attention_options.h. */
 #define TE__ATTENTION_VARIANT_OF(op, varlen, cross, fp8_output)                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen, \
         TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), fp8_output)
-/* The kernels that compute the gradients of the op's parameters: sinks and the score bias. */
+/* Declares the kernels that compute the gradients of an attention's parameters, namely of sinks and of the score
+ * bias. */
 #define TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                                \
     TE__ATTENTION_SINKS(name, dtype, op)                                                                          \
     TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
@@ -192,8 +195,9 @@
 #define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
-/* The values of the options for the kernels that use a cache: varlen and cached are 1, dropout is 0, and all other
- * options are as in the op's declaration. The values are in the order of te/attention/attention_options.h. */
+/* The values of the options for those kernels of an attention that use a key-value cache: varlen and cached are 1,
+ * dropout is 0, and all other options are as in the op's declaration. The values are in the order of
+ * te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
         TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model), 1)
@@ -246,15 +250,17 @@
 
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
-/* The kernels that attention's backward launches. */
+/* The kernels that the backward of an attention launches, besides those of the score bias. */
 typedef struct te__attention_backward_kernels {
     te_attention_launch_fn launch;
-    te_attention_scratch_fn scratch_bytes; /* returns the bytes of scratch memory that `launch` needs for `rows` rows */
-    te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has none */
+    te_attention_scratch_fn scratch_bytes; /* returns how many bytes of scratch memory `launch` needs for a call with
+                                            * `rows` rows */
+    te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has no
+                                            * sinks */
     const te_score_bias_kernels *score_bias;
-    te__load_launch_fn add; /* cross_attention: adds two gradients of the fork that holds the keys and values;
-                               attention: null */
-    int fp8_output;         /* whether the kernels that `launch` runs have the option fp8_output */
+    /* cross_attention: adds two gradients of the fork that holds the keys and values; attention: null */
+    te__load_launch_fn add;
+    int fp8_output;         /* 1: the kernels that `launch` runs were declared with the option fp8_output */
 } te__attention_backward_kernels;
 
 /* Functions that belong to the kernels for (fp8, 1). ready: returns an error if the context's device cannot run these
@@ -277,14 +283,14 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
  * the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
  * amax. */
 
-/* The values of the kernels' option fp8_output. In backward the option makes the kernels 2 to 4% slower at some head
- * sizes. Therefore the kernels of backward have the option only under fp8_current, the recipe that needs the amax of
- * every tensor. */
+/* Says whether attention's kernels are declared with the option fp8_output. In backward this option makes the kernels 2
+ * to 4% slower at some head sizes. Therefore the kernels of backward have it only under fp8_current, the recipe that
+ * needs the amax of every tensor. */
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_names_recipe)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Whether the kernel stores its output in FP8: it does so in inference if the only consumer of the output is the next
- * GEMM. */
+/* Return whether the kernel of an attention stores its output in FP8. The kernel does so in inference if the only
+ * consumer of the output is the next GEMM. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;
@@ -293,7 +299,8 @@ TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_
     const te_op *op = &r->plan->op[i];
     const te_fp8_product *f = &r->param[i + 1]->fp8;
     TE_TRY(te__acquire(r, y, op->out_rows, op->out, TE_e4m3));
-    if (f->scales) a->out_scale = f->scales->scale + f->x; /* scales: null in a dry run that only measures sizes */
+    if (f->scales) a->out_scale = f->scales->scale + f->x; /* in a dry run that only measures sizes, f->scales is
+                                                            * null */
     return TE_OK;
 }
 /* Returns the address at which the kernel stores the amax of y, or null if the cast of y to FP8 does not need the amax.
@@ -374,8 +381,8 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* Set a->cache to this op's layer of the batch's cache. cached: launches the kernels for a cache; null if the op was
- * declared without (cache, 1). */
+/* Set a->cache to the layer of the batch's key-value cache that belongs to op i. cached: launches the kernels for a
+ * cache; null if the op was declared without (cache, 1). */
 TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, int i,
                                          te_attention_launch_fn cached) {
     const te_cache *c = r->batch->cache;
@@ -391,9 +398,10 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
     a->cache = te__cache_of_layer(c, layer);
     return TE_OK;
 }
-/* Runs forward. The kernels read and write tensors in the list's own format, except that their output may be in FP8.
- * fp8_output: the value of that option with which the kernels were declared. cached: launches the kernels that store
- * keys and values in a cache and read them from there; null if the op has no such kernels. */
+/* Run the forward of an attention. The kernels read and write tensors in the list's own format, except that their
+ * output may be in FP8. fp8_output: the value of the option fp8_output with which the kernels were declared. cached:
+ * launches the kernels that store keys and values in a cache and read them from there; null if the op has no such
+ * kernels. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
                                        int fp8_output, te_attention_launch_fn cached) {
@@ -434,7 +442,8 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* Runs backward. sum: memory for partial sums of dqkv's columns (te_attention_args.sum), or null. */
+/* Run the backward of an attention. sum: memory for the partial sums of dqkv's columns (te_attention_args.sum), or
+ * null. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                                    const te__attention_backward_kernels *kernels, float *sum) {
     const int i = s->op[0];
@@ -445,10 +454,10 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     void *delta = 0;
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
-    const int learns = op->params > 0; /* the op has parameters, whose gradients need delta and lse */
-    if ((s->count > 1 || learns) && te__last_step(r, s)) { /* the kernels must run even if no dx is wanted, because they
-                                                              also compute the gradients of the op's parameters and of a
-                                                              bias in front of the attention */
+    const int learns = op->params > 0; /* 1: the op has parameters, whose gradients need delta and lse */
+    /* the kernels must run even if no dx is wanted, because they also compute the gradients of the op's parameters and
+     * of a bias in front of the attention */
+    if ((s->count > 1 || learns) && te__last_step(r, s)) {
         te_value own;
         TE_TRY(te__acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.data) y = own;

@@ -36,7 +36,8 @@
     (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
      (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0))
 #define TE_LAYOUT_FITS_cross_attention(op, in) TE_LAYOUT_FITS_attention(op, in)
-#define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* floats saved for each row: the log-sum-exp of every head */
+#define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* number of floats that forward saves for each row: the
+                                                       * log-sum-exp of every head */
 #define TE_PARAMS_cross_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG2(op, 0))
 #define TE_TAKES_cross_attention_alibi TE_INTEGER
 #define TE_TAKES_cross_attention_bias TE_TOKEN

@@ -54,25 +54,25 @@
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
 
-/* Number of threads of a block. te_loss_sum runs as a single block; with 65536 labels, each thread of that block loads
- * 64. */
+/* Threads of a block in the kernels that sum the loss (_MEAN) and that fill dloss (_FILL). te_loss_sum runs as a single
+ * block; with 65536 labels, each thread of that block loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
-/* The label whose rows are ignored: te_batch.ignore_index or, if that is 0, -100. */
+/* Return the label that marks rows without a loss: te_batch.ignore_index or, if that is 0, -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
-    float *out;            /* the result: [1]; of te_fill_loss_grad: [rows] */
-    const int32_t *labels; /* [rows], to be counted; null: `loss` is summed instead */
+    float *out;            /* memory for the result: one number; for te_fill_loss_grad [rows] */
+    const int32_t *labels; /* [rows]: the labels to be counted; null: the kernel sums `loss` instead */
     const float *loss;     /* [rows] */
-    const float *count;    /* [1]: divisor of the sum; null: the sum is not divided */
+    const float *count;    /* [1]: the number by which the sum is divided; null: the sum is not divided */
     float scale;
     int64_t rows;
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* The divisor of the sum: the count, or 1 if there is no count or the count is 0. A count that is NaN makes the result
- * NaN. */
+/* Return the divisor of the sum of the losses: *a->count, or 1 if there is no count or the count is 0. A count that is
+ * NaN makes the result NaN. */
 TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return !a->count || *a->count <= 0.0f ? 1.0f : *a->count;
 }
@@ -92,7 +92,7 @@ TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
 }
 TE_KERNEL_IF_USED(te_loss_sum, TE_LOSS_MEAN_THREADS, 1, te_loss_mean_args, te_loss_sum_body(te_args))
 
-/* out[row] = scale / count, the gradient of the row's loss. */
+/* Store out[row] = scale / count for every row: the gradient of the row's loss. */
 TE_FN void te_fill_loss_grad_body(const te_loss_mean_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_FILL_LOSS_GRAD_THREADS, &group);
@@ -147,7 +147,8 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
 #define TE_TAKES_cross_entropy_ranks TE_INTEGER
 #define TE_RANKS_cross_entropy(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
-#define TE_STATS_cross_entropy(op) (2) /* for each row: max, the largest logit, and log2 of the sum of exp(x - max) */
+#define TE_STATS_cross_entropy(op) (2) /* two floats for each row: max, the largest logit, and log2 of the sum of exp(x
+                                        * - max) */
 #define TE_TAKES_DIMS_cross_entropy ,
 #define TE_TAKES_cross_entropy_label_smoothing TE_NUMBER
 #define TE_TAKES_cross_entropy_z_loss TE_NUMBER
@@ -159,7 +160,8 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
-/* A checkpoint stores the list as text. The options appear in that text only if the op names at least one of them. */
+/* The options of the op. A checkpoint stores the list as text, in which the options appear only if the op names at
+ * least one of them. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -174,22 +176,25 @@ TE_FN te_loss_options te_loss_options_of(float label_smoothing, float z_loss) {
 
 typedef struct te_cross_entropy_args {
     float *loss;      /* [rows] */
-    float *stats;     /* [rows, 2]: max, and log2 of the sum of exp(x - max); null in inference */
-    void *dx;         /* [rows, width]; dx and x may be the same memory */
+    float *stats;     /* [rows, 2], stored by forward for backward: max, and log2 of the sum of exp(x - max); null in
+                       * inference */
+    void *dx;         /* backward: the gradient of the logits, [rows, width]; dx and x may be the same memory */
     const void *x;    /* [rows, width] */
-    const float *dy;  /* [rows]: the gradient of each row's loss; null: dloss is that gradient for every row */
+    const float *dy;  /* backward: the gradient of each row's loss, [rows]; null: the number `dloss` is the gradient for
+                       * every row */
     const int32_t *labels; /* [rows] */
     int ignore_index;
     float dloss;
-    int width;             /* columns of x; used only if the width is not a constant of the list */
-    int first, vocabulary; /* with (ranks, N): first: the first column of this rank's shard; vocabulary: the number of
-                              columns of all shards together */
+    int width;             /* number of columns of x; used only if the width is not a constant of the list */
+    /* used with (ranks, N). first: the first column of this rank's shard; vocabulary: the number of columns of all
+     * shards together */
+    int first, vocabulary;
 } te_cross_entropy_args;
 
 /* ---- the kernels of a list --------------------------------------------------------------------------------------- */
 
-/* Number of threads of a block; a block computes one row. For wide rows a block has 256 threads, and each thread has
- * the loads of several vectors of eight logits in flight. */
+/* The number of threads of a block; a block computes one row. For wide rows a block has 256 threads, and each thread
+ * has the loads of several vectors of eight logits in flight. */
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
 #define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                              \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                 \
@@ -212,12 +217,12 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* The part of a vector of eight elements that lies in the row: n columns from column `from` on. whole: all eight
- * elements lie in the row. */
+/* Which of eight elements, a vector that one lane loads, lie in the row: n columns from column `from` on. whole: 1 if
+ * all eight elements lie in the row. */
 typedef struct te_columns { int from, n, whole; } te_columns;
-/* Returns the te_columns of the vector that begins at column c. If the width is not a multiple of eight, a row may
- * begin in the middle of an aligned vector. The row's first vector then begins up to seven elements before the row (c <
- * 0). */
+/* Return which elements of the vector that begins at column c lie in the row. If the width is not a multiple of eight,
+ * a row may begin in the middle of an aligned vector. The row's first vector then begins up to seven elements before
+ * the row (c < 0). */
 TE_FN te_columns te_columns_at(int c, int width) {
     te_columns v;
     v.from = c < 0 ? 0 : c, v.n = (int)te_min(c + 8, width) - v.from, v.whole = width % 8 == 0 || v.n == 8;
@@ -225,7 +230,7 @@ TE_FN te_columns te_columns_at(int c, int width) {
 }
 TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 ? -(int)(row % 8) : 0; }
 
-/* The largest logit of a row, and the sum of exp(x - max). */
+/* max: the largest logit of a row; sum: the sum of exp(x - max) over the logits x of the row. */
 typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
 /* Returns, in all lanes, the statistics of the `width` logits that begin at element `row` of x. With label smoothing
  * the function also sets *deviation to the sum of x - origin. */
@@ -237,12 +242,13 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
         const te_columns at = te_columns_at(c, width);
         float v[8], new_max = max, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        if (at.n < 8) /* only vectors that extend beyond the row are masked; this saves two instructions for each logit
-                         of all other vectors */
+        /* only vectors that extend beyond the row are masked; this saves two instructions for each logit of all other
+         * vectors */
+        if (at.n < 8)
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
         TE_UNROLL for (int i = 0; i < 8; i++) new_max = v[i] > new_max ? v[i] : new_max;
-        const float base = new_max > -INFINITY ? new_max : 0.0f; /* 0 if all logits so far are -infinity, because
-                                                                    -infinity minus -infinity is NaN */
+        /* 0 if all logits so far are -infinity, because -infinity minus -infinity is NaN */
+        const float base = new_max > -INFINITY ? new_max : 0.0f;
         TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
         sum = sum * te_exp(max - base) + s, max = new_max;
         TE_UNROLL for (int i = 0; smooth && i < 8; i++) *deviation += i < at.n ? v[i] - origin : 0.0f;
@@ -280,7 +286,7 @@ TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_
     return all;
 }
 
-/* A rank's shard of the logits: the columns [first, first + width) of `vocabulary` columns. */
+/* The shard of the logits that a rank has: the columns [first, first + width) of `vocabulary` columns. */
 typedef struct te_vocab_shard { int first, width, vocabulary; } te_vocab_shard;
 TE_FN te_vocab_shard te_vocab_shard_of(int first, int width, int vocabulary) {
     te_vocab_shard v;
@@ -311,8 +317,8 @@ TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, con
     }
 }
 
-/* Forward of one row: stores the loss and, in training, the row's softmax statistics. Memory traffic: reads the
- * logits. */
+/* Compute the forward of one row: store the loss and, in training, the row's softmax statistics. Memory traffic: reads
+ * the logits. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
                                 const te_loss_options o) {
     int group;
@@ -320,8 +326,8 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
     const te_softmax_stats all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
     if (!g.id && a->stats) a->stats[2 * b.x] = all.max, a->stats[2 * b.x + 1] = log2f(all.sum);
 }
-/* Backward of one row, from the softmax statistics that forward has saved. Memory traffic: reads the logits, writes
- * their gradient. */
+/* Compute the backward of one row, from the softmax statistics that forward has saved. Memory traffic: reads the
+ * logits, writes their gradient. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                      te_dtype dtype, const te_loss_options o) {
     int group;
@@ -329,8 +335,8 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(0, width, width), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Backward of one row of a rank's shard of the logits. The shard has a->width columns of the vocabulary, from column
- * a->first on. */
+/* Compute the backward of one row, for a rank's shard of the logits. The shard has a->width columns of the vocabulary,
+ * from column a->first on. */
 TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
                                        te_dtype dtype, const te_loss_options o) {
     int group;
@@ -338,8 +344,8 @@ TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block 
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(a->first, a->width, vocabulary), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Loss and gradient of one row in one kernel. Memory traffic: reads the logits twice, the second time from the caches,
- * and writes their gradient. */
+/* Compute the loss and the gradient of one row in one kernel. Memory traffic: reads the logits twice, the second time
+ * from the caches, and writes their gradient. */
 TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                           te_dtype dtype, const te_loss_options o) {
     int group;
@@ -352,8 +358,8 @@ TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_blo
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-/* Sets the sizes, the labels and the other members that come from the batch, and checks these values. The dry run that
- * determines the memory sizes has no batch, so that run checks nothing. */
+/* Set the members of *a that come from the batch, such as the sizes and the labels, and check their values. The dry run
+ * that determines the memory sizes has no batch, so that run checks nothing. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -382,8 +388,8 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te__set_current(r, y);
     return TE_OK;
 }
-/* Sets every row of dy to batch.loss_scale / batch.loss_count. dy is in scratch memory, which the dry run counts as
- * part of the workspace. */
+/* Set every row of dy, the gradient of the losses, to batch.loss_scale / batch.loss_count. dy lies in scratch memory,
+ * which the dry run counts as part of the workspace. */
 TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     te_loss_mean_args a;
@@ -400,8 +406,8 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* Sets *dy to the gradient of the losses in f32, or to no tensor if batch.loss_scale is the gradient of every row. Call
- * this function after the step has acquired its other memory. */
+/* Set *dy to the gradient of the losses, [rows, 1] in f32. If batch.loss_scale is the gradient of every row, *dy has no
+ * data. Call this function after the step has acquired its other memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -426,30 +432,32 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
 
 /* ---- (ranks, N): the vocabulary is split over the ranks of a tensor group ---------------------------------------- */
 
-/* A rank reduces its columns of each row of logits to five numbers, te_loss_partial. An all_gather exchanges these
- * numbers, 20 bytes a row and rank, instead of logits. Then each rank combines them in the order of the ranks, so the
- * loss and the statistics are bitwise identical on all ranks. The gradient of a rank's columns needs nothing else from
- * the other ranks. */
+/* With (ranks, N), a rank reduces its columns of each row of logits to five numbers, te_loss_partial. An all_gather
+ * exchanges these numbers, 20 bytes for each row and rank, instead of logits. Then each rank combines the numbers of
+ * all ranks in the order of the ranks, so the loss and the statistics are bitwise identical on all ranks. The gradient
+ * of a rank's columns needs nothing else from the other ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
-/* A rank's contribution to the loss of a row. */
+/* The contribution of one rank to the loss of a row, with (ranks, N). */
 typedef struct te_loss_partial {
     te_softmax_stats stats;  /* max and sum over this rank's columns */
-    float label_logit;       /* x[label]; 0 if the label's column is on another rank */
-    float deviation, origin; /* label smoothing: deviation is the sum of x - origin over this rank's columns;
-                                origin is the first logit of these columns, or 0 if that logit is not finite */
+    float label_logit;       /* the logit of the row's label; 0 if the label's column is on another rank */
+    /* for label smoothing. deviation: the sum of x - origin over this rank's columns; origin: the first logit of these
+     * columns, or 0 if that logit is not finite */
+    float deviation, origin;
 } te_loss_partial;
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
-    te_cross_entropy_args of; /* of.width and of.first describe this rank's columns */
-    te_loss_partial *part;    /* [ranks, rows]: each rank's contribution to each row's loss */
+    te_cross_entropy_args of; /* the loss's other arguments; of.width and of.first say which columns of the logits this
+                               * rank has */
+    te_loss_partial *part;    /* [ranks, rows]: the contribution of each rank to the loss of each row */
     te_loss_options options;
     int64_t rows;
     int rank, ranks;
 } te_vocab_parallel_args;
 
-/* Reduces this rank's columns of one row of logits to a te_loss_partial. Memory traffic: reads the logits. */
+/* Reduce this rank's columns of one row of logits to a te_loss_partial. Memory traffic: reads the logits. */
 TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_block b, int threads, int width,
                                         te_dtype dtype, const te_loss_options o) {
     int group;
@@ -464,7 +472,7 @@ TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_bloc
     p.label_logit = label >= 0 && label < width ? te_load(a->of.x, row + label, dtype) : 0.0f;
     a->part[a->rank * a->rows + b.x] = p;
 }
-/* Computes the losses from the partials of all ranks. Memory traffic: reads 20 bytes for each row and rank. */
+/* Compute the losses from the te_loss_partial of all ranks. Memory traffic: reads 20 bytes for each row and rank. */
 TE_FN void te_cross_entropy_combine(const te_vocab_parallel_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOSS_COMBINE_LANES, &group);
@@ -492,15 +500,15 @@ TE_FN void te_cross_entropy_combine(const te_vocab_parallel_args *a, te_block b)
 
 typedef te_status (*te_vocab_parallel_launch_fn)(te_context *, te_grid, const te_vocab_parallel_args *);
 
-/* The kernels of a vocabulary-parallel loss, and its options. */
+/* The kernels of a vocabulary-parallel loss, and the options of the op. */
 typedef struct te_vocab_parallel {
     te_vocab_parallel_launch_fn part; /* launches te_cross_entropy_partial_row */
     te_vocab_parallel_launch_fn join; /* launches te_cross_entropy_combine */
     float label_smoothing, z_loss;
 } te_vocab_parallel;
 
-/* Sets all arguments except the pointer to the logits, and acquires memory for the partials of all ranks. y: receives
- * the losses. */
+/* Set all members of *a except the pointer to the logits, and acquire memory for the te_loss_partial of all ranks. y:
+ * the value that receives the losses. */
 TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y, te_run *r, const te_step *s,
                                           const te_vocab_parallel *l) {
     const int i = s->op[s->count - 1];
@@ -515,7 +523,7 @@ TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y
     a->options.label_smoothing = l->label_smoothing, a->options.z_loss = l->z_loss;
     return TE_OK;
 }
-/* Gathers the partials of all ranks and computes the losses. */
+/* Gather the te_loss_partial of all ranks, and compute the losses. */
 TE_API te_status te__vocab_parallel_combine(const te_vocab_parallel_args *a, te_run *r, const te_vocab_parallel *l) {
     te_loss_partial *const own = a->part + a->rank * a->rows;
     TE_TRY(te_group_all_gather(r->tensor, a->part, own, a->rows * TE_LOSS_PARTIAL_FLOATS, TE_f32, r->ctx));

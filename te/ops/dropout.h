@@ -34,19 +34,20 @@
  * 65536; factor = 1 / (1 - p) is computed from the rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
 
-/* If rows have more columns than this, kernels load the random state again for every eight elements (te_load_rng). */
+/* the largest row width at which kernels load the random state only once; in wider rows they load it again for every
+ * eight elements (te_load_rng) */
 enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;
     const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
-    return (e % 2 ? u : u << 16) < limit << 16; /* compares only the upper 16 bits, because the lower 16 bits on the
-                                                   right side are 0 */
+    /* this compares only the upper 16 bits, because the lower 16 bits on the right side are 0 */
+    return (e % 2 ? u : u << 16) < limit << 16;
 }
-/* Loads the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier
+/* Load the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier
  * stores. The asm statement is volatile, so that the compiler repeats the load for every eight elements. Otherwise the
- * compiler would hold the state and its round keys in registers for the whole kernel. It would then have to spill the
- * sums of columns that backward accumulates. For narrow rows a plain load reads the state once. */
+ * compiler would hold the state and its round keys in registers for the whole kernel, and would have to spill the
+ * column sums that backward accumulates. For narrow rows a plain load reads the state once. */
 TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
 #if TE_CUDA
     te_rng now;
@@ -58,8 +59,8 @@ TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
     return *rng;
 #endif
 }
-/* Drops or scales eight elements. In an unaligned row the eight elements may belong to two Philox calls with successive
- * counters. */
+/* Apply dropout to eight elements: set each to 0 or multiply it by the factor. In an unaligned row the eight elements
+ * may belong to two Philox calls with successive counters. */
 TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
     const int64_t e = te_index(at) + s->first;
     const te_rng rng = te_load_rng(s->rng, at.width);
@@ -76,7 +77,8 @@ TE_CALLBACK void te_dropout_forward(float v[8], const te_stage *s, te_place at, 
 }
 TE_CALLBACK void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
-    te_dropout_forward(v, s, at, options); /* y = mask x / (1 - p), so dx is the same function of dy */
+    te_dropout_forward(v, s, at, options); /* forward is y = mask x / (1 - p), so backward computes dx from dy by the
+                                            * same function */
 }
 
 #endif

@@ -30,15 +30,16 @@
 
 /* ---- the interface ----------------------------------------------------------------------------------------------- */
 
-/* Number formats of an op's operands in memory. */
+/* The number formats that the operands of an op have in memory. */
 typedef struct te_formats {
     te_dtype in, out; /* the op's input and output in forward */
     te_dtype edge;    /* the value of the op's fork */
     te_dtype weight;  /* the op's parameters */
-    int local_fork;       /* 1: the fork's value (in backward, the sum of the gradients from the fork's uses) was stored
-                             by this same kernel. Therefore the value must not be prefetched, nor loaded through a
-                             non-coherent cache */
-    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value */
+    /* 1: this same kernel has stored the fork's value (in backward, the sum of the gradients from the fork's uses).
+     * Therefore the value must not be prefetched, nor loaded through a non-coherent cache */
+    int local_fork;
+    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value, so the kernel
+                           * need not */
 } te_formats;
 
 TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
@@ -48,48 +49,59 @@ TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
     return f;
 }
 
-/* The coordinates of eight neighbouring elements of a row. */
+/* Where eight neighbouring elements lie: their row, columns and formats. */
 typedef struct te_place {
     int64_t row;
-    int col, n;        /* col: column of the first element; n: number of elements, 8 or, at a row's end, fewer */
-    int width, halves; /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation, else
-                          1 */
-    int aligned;       /* whether the width is a multiple of eight, so that vector loads are allowed */
+    int col, n;        /* col: the column of the first of the eight elements; n: how many of them lie in the row: 8 or,
+                        * at a row's end, fewer */
+    /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation, else 1 */
+    int width, halves;
+    int aligned;       /* 1: the width is a multiple of eight, so that vector loads are allowed */
     te_formats format;
-    const struct te_stage *ahead_of; /* the op whose operand (saved input or fork's value) has been prefetched to
-                                        `ahead`; null: no operand has been prefetched */
-    te_vec8 ahead, ahead_second;     /* eight prefetched 16-bit elements of that operand; ahead_second: if halves is 2,
-                                        those of the second half of the row */
+    /* the op whose operand (its saved input or its fork's value) has been prefetched to `ahead`; null: no operand has
+     * been prefetched */
+    const struct te_stage *ahead_of;
+    /* ahead: eight prefetched 16-bit elements of that operand; ahead_second: if halves is 2, the prefetched elements in
+     * the second half of the row */
+    te_vec8 ahead, ahead_second;
 } te_place;
-/* The index of the first of the eight elements in a tensor with rows of width * halves elements. */
+/* Return the index, within a tensor with rows of width * halves elements, of the first of the eight elements. */
 TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
 
 /* The operands of one op of a kernel. */
 typedef struct te_stage {
-    const void *w[TE_MAX_PARAMS]; /* the op's parameters; null: the epilogue of the GEMM in front has already applied
-                                     the parameter (a bias). In backward of `mul`, w[0] is the value of its fork */
-    const void *edge;             /* forward of add and mul: the fork's value. Backward of add, mul and fork: the sum of
-                                     the gradients from the uses of the fork that backward has already processed; null:
-                                     there are none */
-    const void *saved;            /* backward: the op's input that forward has saved, [rows, width of the input] */
-    void *out;                    /* memory to which the op stores in addition to the kernel's result: in forward its
-                                     output, in backward the gradient of its fork's value; null: it stores nothing */
-    float *stats;                 /* the op's statistics of each row, such as rstd: [rows, statistics] */
-    float *sum[TE_MAX_PARAMS];    /* backward: for each parameter of the op, every block's partial sum of the gradient:
-                                     [blocks, width] */
-    const te_rng *rng;            /* the random state (seed and offset) of this forward */
-    int64_t first;                /* dropout: index of this rank's first element in the whole tensor, over all ranks */
-    uint32_t id;                  /* the op's index in the list; it selects the stream of random numbers */
+    /* the op's parameters; null: the epilogue of the GEMM in front has already applied the parameter (a bias). In
+     * backward of `mul`, w[0] is the value of its fork */
+    const void *w[TE_MAX_PARAMS];
+    /* for add and mul in forward: the fork's value. For add, mul and fork in backward: the sum of the gradients from
+     * the uses of the fork that backward has already processed; null: there are none */
+    const void *edge;
+    const void *saved;            /* for backward: the op's input, which forward has saved, [rows, width of the
+                                   * input] */
+    /* memory to which the op stores in addition to the kernel's result. In forward the op stores its output there, in
+     * backward the gradient of its fork's value; null: the op stores nothing */
+    void *out;
+    float *stats;                 /* for norms: the statistics of each row, such as rstd, [rows, statistics] */
+    /* for backward: for each parameter of the op, the partial sums of the gradient, one row for each block of the
+     * kernel: [blocks, width] */
+    float *sum[TE_MAX_PARAMS];
+    const te_rng *rng;            /* the random state (seed and offset) with which this forward draws its dropout
+                                   * masks */
+    int64_t first;                /* for dropout: the index of this rank's first element in the whole tensor, over all
+                                   * ranks */
+    uint32_t id;                  /* the op's index in the list; it selects the Philox stream from which the op draws
+                                   * random numbers */
 } te_stage;
 
-/* Loads eight elements of p, which is either s->saved (format: at.format.in) or s->edge (format: at.format.edge). If
- * the eight elements have been prefetched, they are taken from registers, else from memory. */
+/* Load eight elements of p, which is either s->saved (format: at.format.in) or s->edge (format: at.format.edge). If the
+ * eight elements have been prefetched, they are taken from registers, else from memory. */
 TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
     if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);
     else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
 }
-/* In a row [a, b] of a gated activation: the coordinates of the elements of b that belong to the elements `at` of a. */
+/* Return the place of eight elements of b in a row [a, b], the input of a gated activation: those that are paired with
+ * the elements of a at `at`. */
 TE_FN te_place te_second_half(te_place at) {
     at.col += at.width, at.ahead = at.ahead_second;
     return at;
@@ -113,8 +125,8 @@ TE_CALLBACK void te_bias_forward(float v[8], const te_stage *s, te_place at, con
 }
 TE_CALLBACK void te_bias_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)s, (void)at, (void)options;
-    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i]; /* y = x + bias, so dx = dy, and dbias is the sum of dy over
-                                                             the rows */
+    /* y = x + bias, so dx = dy, and dbias is the sum of dy over the rows */
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
 }
 
 /* ---- (scale, name, factor) --------------------------------------------------------------------------------------- */
@@ -138,8 +150,8 @@ TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, 
 
 /* ---- (mul_param, name, width), (mul_param, name, 1) -------------------------------------------------------------- */
 
-/* dx = dy * weight; dweight is the sum of dy * x over all rows, for each column. If the op has only one learnt factor,
- * dweight is the total of the sums of all columns, added in the order of the columns. */
+/* Backward of y = x * weight: dx = dy * weight; dweight is the sum of dy * x over all rows, for each column. If the op
+ * has only one learnt factor, dweight is the total of the sums of all columns, added in the order of the columns. */
 #define TE_OP_mul_param (mul_param, map)
 #define TE_SHAPES_mul_param(op) (1)
 #define TE__MUL_PARAM_IS_ONE(op) ((TE_ARG1(op, 0)) == 1)
@@ -170,9 +182,8 @@ TE_CALLBACK void te_mul_param_backward(float v[8], float sum[8], const te_stage 
     float w[8], x[8];
     te__mul_param8(w, s, at, options);
     te_read8(x, s->saved, at.format.in, s, at);
-    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i] * x[i], v[i] *= w[i]; /* y = x weight, so dx = dy weight, and
-                                                                                  dweight is the sum of dy x over the
-                                                                                  rows */
+    /* y = x weight, so dx = dy weight, and dweight is the sum of dy x over the rows */
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i] * x[i], v[i] *= w[i];
 }
 
 /* ---- (softcap, name, cap) ---------------------------------------------------------------------------------------- */

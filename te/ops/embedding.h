@@ -48,30 +48,35 @@
 #define TE_TAKES_DIMS_embedding ,
 
 typedef struct te_embedding_args {
-    void *y;         /* forward: y, [rows, width] in the model's dtype; backward: dweight, [size, width] in f32 */
-    const void *x;   /* forward of positions: [rows, width]; backward: dy, [rows, width] */
+    void *y;         /* the result. Forward: y, [rows, width] in the model's dtype; backward: dweight, [size, width] in
+                      * f32 */
+    const void *x;   /* the input. Forward of `positions`: x, [rows, width]; backward: dy, [rows, width] */
     const void *w;   /* this rank's table, [size, width] */
     const int32_t *tokens; /* [rows] */
     int32_t *order;  /* [rows]: the rows sorted by token */
-    float *partials; /* [segments, 2, width]: partial sums of tokens' gradients (te_embedding_gradient) */
+    float *partials; /* [segments, 2, width]: partial sums of the gradients of those tokens whose rows lie in several
+                      * segments (te_embedding_gradient) */
     int64_t rows;
     te_sequences of;
     int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */
-    int position;    /* the position of the first row of each sequence */
-    const int32_t *past; /* for each sequence, the number of its tokens that were in the cache before this batch; null:
-                            there is no cache */
-    int accumulate;  /* 1: the sums are added to dweight; 0: the sums overwrite dweight */
-    int width;       /* used only if the width is not a constant of the list */
-    int64_t first;   /* the index of this rank's first row within the whole batch: 0 unless the rows are split over the
-                        ranks (rows, shard) */
-    int vocab_start, vocabulary; /* (ranks, N): this rank's table begins at row vocab_start of the whole table, which
-                                    has `vocabulary` rows */
+    int position;    /* the position of the first row of each sequence, te_batch.position */
+    /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
+     * cache */
+    const int32_t *past;
+    int accumulate;  /* 1: backward adds the sums to dweight; 0: the sums overwrite dweight */
+    int width;       /* number of columns of the table; used only if the width is not a constant of the list */
+    /* the index of this rank's first row within the whole batch: 0 unless the rows are split over the ranks (rows,
+     * shard) */
+    int64_t first;
+    /* used with (ranks, N): this rank's table begins at row vocab_start of the whole table, which has `vocabulary`
+     * rows */
+    int vocab_start, vocabulary;
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
-    TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows that a group of lanes sums in backward */
-    TE_EMBEDDING_UNROLL = 8    /* number of rows whose loads a group of lanes has in flight at once */
+    TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows, a segment, that a group of lanes sums in backward */
+    TE_EMBEDDING_UNROLL = 8    /* number of rows whose loads a group of lanes has in flight at once in backward */
 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
@@ -94,8 +99,9 @@ enum {
         return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
 
-/* The index of a token's row in this rank's table. The index is below 0 or above a->size - 1 if the row is on another
- * rank, or if the token is not in the vocabulary. `sharded`, a constant: whether the op has the option (ranks, N). */
+/* Return the index of a token's row in this rank's table. The index is below 0 or above a->size - 1 if the row is on
+ * another rank, or if the token is not in the vocabulary. sharded: a compile-time constant, 1 if the op has the option
+ * (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
 }
@@ -140,7 +146,7 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
         const int32_t other = a->tokens[j];
         place += other < token || (other == token && j < row);
     }
-    float sum = (float)place; /* a place is exact as a float, because there are fewer than 2^24 rows */
+    float sum = (float)place; /* `place` is converted to float without error, because there are fewer than 2^24 rows */
     te_lanes_sum(&sum, 1, &g);
     if (g.id == 0) a->order[(int)sum] = (int32_t)row;
 }
@@ -153,7 +159,8 @@ TE_FN int32_t te_sorted_token(const te_embedding_args *a, int64_t p, int sharded
     return p < 0 || p >= a->rows ? -1 : te__local_token(a, a->tokens[a->order[p]], sharded);
 }
 
-/* Backward on the host, for the n columns (at most eight) from column c on: dweight[token] += dy[row], row by row. */
+/* Compute backward on the host, for the n columns (at most eight) from column c on: dweight[token] += dy[row], row by
+ * row. */
 TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n, int width, te_dtype dtype,
                                        int sharded) {
     float *grad = (float *)a->y, v[8];
@@ -343,8 +350,8 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     for (int s = 0; row >= 0 && s < a->of.count; s++) {
         const te_sequence sequence = te_sequence_rows(&a->of, s);
         const int64_t at = sequence.first + row - a->first;
-        if (row >= sequence.count || at < 0 || at >= a->rows) continue; /* the sequence has no row at this position, or
-                                                                           the row is on another rank */
+        /* skip this sequence: it has no row at this position, or the row is on another rank */
+        if (row >= sequence.count || at < 0 || at >= a->rows) continue;
         te_load8(v, a->x, at * width + c, n, aligned, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
     }

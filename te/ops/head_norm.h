@@ -56,35 +56,41 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 480, /* 30 chunks of 16 columns: one warp holds the largest head */
+    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: 30 chunks of 16 columns, because one warp, with a chunk in each
+                                 * lane, holds a head */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
-    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows that a block computes in forward */
-    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* maximum number of rows that a block computes at once in backward */
+    TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
+    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the largest number of rows that a block works on at a time in
+                                                  * backward */
     TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight in forward */
     TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1, /* number of heads whose loads a lane has in flight in backward */
-    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* maximum number of chunks of a head that one lane holds */
+    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* the largest number of chunks of a head that one lane holds */
 };
 
 /* Constants of a kernel. */
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
-    int pairs;                       /* for each c < pairs, columns c and c + pairs are in the same lane, because a rope
-                                        rotates them together. 0: the rope is interleaved, so the columns of a pair are
-                                        adjacent */
-    int rotary, interleaved, scaled; /* options of the rope that the same kernel applies: its rotary_dim, and whether it
-                                        is interleaved and scaled. rotary 0: no rope */
-    int zero_centred;                /* 1: the stored weight is w - 1 (head_norm1p) */
+    /* for each c < pairs, columns c and c + pairs are in the same lane, because a rope rotates them together. 0: the
+     * rope is interleaved, so the columns of a pair are adjacent */
+    int pairs;
+    /* options of the rope that the same kernel applies: its rotary_dim, and whether the rope is interleaved and scaled.
+     * rotary 0: the kernel applies no rope */
+    int rotary, interleaved, scaled;
+    int zero_centred;                /* 1: the memory holds w - 1 instead of the weight w (head_norm1p) */
     float eps;
-    te_dtype x, y, w, saved; /* number formats. x: of this pass's input (in backward dy); y: of its output (in backward
-                                dx); w: of the weights; saved: of the x that forward saved */
+    /* number formats. x: format of this pass's input (in backward dy); y: of the pass's output (in backward dx); w: of
+     * the weights; saved: of the x that forward saved */
+    te_dtype x, y, w, saved;
 } te_head_shape;
 
 typedef struct te_head_args {
-    te_rope_args at;   /* at.x and at.y: in forward x and y, in backward dy and dx, [rows, (heads + 2 kv_heads) dim] */
+    te_rope_args at;   /* arguments that the kernel shares with rope. at.x and at.y are in forward x and y, in backward
+                        * dy and dx, [rows, (heads + 2 kv_heads) dim] */
     const void *w[2];  /* q_weight and k_weight: [dim] */
     const void *saved; /* backward: the x that forward saved */
-    float *sum[2];     /* backward: for q_weight and for k_weight, each block's partial sum of the gradient: [blocks,
-                          dim] */
+    /* for backward: the partial sums of the gradients of q_weight (sum[0]) and k_weight (sum[1]), one row for each
+     * block: [blocks, dim] */
+    float *sum[2];
 } te_head_args;
 
 /* ---- which columns of a head a lane takes ------------------------------------------------------------------------ */
@@ -97,12 +103,13 @@ typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
 TE_FN int te_head_chunks(te_head_shape k) { return te_head_pair_chunks(k) + (k.dim - 2 * k.pairs + 15) / 16; }
-/* The number of lanes in a group: the number of chunks of a head, rounded up to a power of two; on the host 1. */
+/* Return the number of lanes in a group that works on a head: the number of chunks of the head, rounded up to a power
+ * of two; on the host 1. */
 TE_FN int te_head_lanes(te_head_shape k) {
     const int chunks = te_head_chunks(k);
     return !TE_CUDA ? 1 : chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks > 1 ? 2 : 1;
 }
-/* Whether every vector of eight columns is complete and aligned to 16 bytes. */
+/* Return whether every vector of eight columns is complete and begins at a multiple of 16 bytes. */
 TE_FN int te_head_aligned(te_head_shape k) {
     return k.pairs % 8 == 0 && (k.dim - 2 * k.pairs) % 16 == 0;
 }
@@ -115,13 +122,13 @@ TE_FN te_head_chunk te_head_chunk_at(te_head_shape k, int i) {
     return p;
 }
 
-/* The chunks of a head that one lane holds: te_head_vecs in the format that they have in memory, te_head_floats as
+/* The chunks of a head that one lane holds: te_head_vecs in the format of the tensor in memory, te_head_floats as
  * floats. */
 typedef struct te_head_vecs { te_vec8 v[TE_HEAD_LANE_CHUNKS][2]; } te_head_vecs;
 typedef struct te_head_floats { float v[TE_HEAD_LANE_CHUNKS][2][8]; } te_head_floats;
 
-/* Loops over the chunks of a head that this lane of the group g holds. c = 0, 1, .. counts them, and i is the index of
- * the chunk within the head. */
+/* Loop over the chunks of a head that this lane of the group g holds. c counts these chunks, 0, 1, ..; i is the index
+ * of the chunk within the head. */
 #define TE__HEAD_EACH(k, g, c, i) \
     TE_UNROLL for (int c = 0, i = (g).id; c < TE_HEAD_LANE_CHUNKS && i < te_head_chunks(k); c++, i += (g).count)
 
@@ -155,11 +162,12 @@ TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_
 
 /* ---- rope in the same kernel ------------------------------------------------------------------------------------- */
 
-/* The number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of eight,
- * because te_rotate8 reads eight pairs at a time. */
+/* Return the number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of
+ * eight, because te_rotate8 reads eight pairs at a time. */
 TE_FN int te_head_table_pairs(te_head_shape k) { return (k.rotary / 2 + 7) / 8 * 8; }
-#define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* floats in the table of one row, and 1 more,
-                                                                             so that no array has length 0 */
+#define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* number of floats in the table of cosines
+                                                                           * and sines of one row, and 1 more, so that
+                                                                           * no array has length 0 */
 
 /* Rotates the head x. cos_sin: the table of the head's row, with the cosines of all pairs and then their sines. */
 TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, te_head_shape k) {
@@ -180,7 +188,7 @@ TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, t
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Unit u of a block's work: one head of one row. row: the row's index, counted from the block's first row, `first`;
+/* One unit of a block's work: one head of one row. row: the row's index, counted from the block's first row, `first`;
  * head: the head's index among those of q, k and v; at: the offset, in elements, of the head within the tensor. */
 typedef struct te_head_unit { int row, head; int64_t at; } te_head_unit;
 TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {
@@ -191,8 +199,8 @@ TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {
 }
 TE_FN int te_head_units(int rows, te_head_shape k) { return rows * (k.heads + 2 * k.kv_heads); }
 
-/* The forward kernel: a block computes TE_HEAD_ROWS rows. cos_sin: shared memory for the tables of cosines and sines of
- * these rows, [TE_HEAD_ROWS, TE__COS_SIN_FLOATS]. */
+/* The body of the forward kernel: a block computes TE_HEAD_ROWS rows. cos_sin: shared memory for the tables of cosines
+ * and sines of these rows, [TE_HEAD_ROWS, TE__COS_SIN_FLOATS]. */
 TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
     int group, thread;
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
@@ -209,13 +217,14 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
             if (u < units) te_head_load(&next[j], a->at.x, te_head_unit_at(u, first, k).at, g, k, k.x);
             else memset(&next[j], 0, sizeof next[j]);
         }
-        if (k.rotary && from == 0) { /* the table of cosines and sines is computed while the first loads are in
-                                        flight */
+        /* the table of cosines and sines is computed while the first loads are in flight */
+        if (k.rotary && from == 0) {
             te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, 1));
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < depth; j++) {
-            if (from + j * groups >= units) continue; /* no group of this block has a unit: all skip the sums */
+            if (from + j * groups >= units) continue; /* no group of lanes of this block has a head left to compute, so
+                                                       * all skip the sums */
             const int u = from + j * groups + group;
             const te_head_unit h = te_head_unit_at(u, first, k);
             te_head_floats x, w;
@@ -237,8 +246,8 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
     }
 }
 
-/* Backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the gradient of its
- * weight. */
+/* Compute the backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the
+ * gradient of its weight. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {
     float s[2] = {0, 0}; /* s[0]: sum of x^2; s[1]: sum of w dy x */
@@ -254,8 +263,8 @@ TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head
         d->v[c][e / 8][e % 8] = rstd * (w->v[c][e / 8][e % 8] * dy - v * along);
     }
 }
-/* Adds up, in a fixed order, what the block's groups of lanes have summed of one weight's gradient, and stores the
- * total as the block's partial sum of that gradient. */
+/* Add up, in a fixed order, the sums that the groups of lanes of this block have for the gradient of one weight. Store
+ * the total as the block's partial sum of that gradient. */
 TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_head_shape k) {
     int group;
     (void)te_lanes_here(g.count, &group);
@@ -268,19 +277,19 @@ TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_he
     }
 }
 
-/* The backward kernel. A block loops over its rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums the gradients of
- * q_weight and k_weight over all of them. */
+/* The body of the backward kernel. A block loops over its rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums the
+ * gradients of q_weight and k_weight over all of them. */
 TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
     int group, thread;
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
     const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
     const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
-    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32; /* a vector in f32 takes twice the registers of one in 16
-                                                              bits */
+    /* 1: dy or the saved x is in f32, where a vector of eight elements takes twice the registers of one in 16 bits */
+    const int is_f32 = k.x == TE_f32 || k.saved == TE_f32;
     const int depth = is_f32 ? 1 : TE_HEAD_PREFETCH_BACKWARD;
     const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
-    const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds); /* rows that a block computes in one round of the loop
-                                                                     below */
+    /* number of rows that a block computes in one round of the loop below */
+    const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds);
     te_head_floats sum[2];
     memset(sum, 0, sizeof sum);
     for (int64_t first = (int64_t)b.x * each; first < a->at.rows; first += (int64_t)b.nx * each) {
@@ -290,18 +299,21 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
             TE_UNROLL for (int j = 0; j < depth; j++) {
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
-                const int is_v = h.head >= k.heads + k.kv_heads; /* v passes through, so its x is not needed */
+                const int is_v = h.head >= k.heads + k.kv_heads; /* v passes through unchanged, so its x is not
+                                                                  * needed */
                 memset(&dy[j], 0, sizeof dy[j]), memset(&saved[j], 0, sizeof saved[j]);
                 if (u < units) te_head_load(&dy[j], a->at.x, h.at, g, k, k.x);
                 if (u < units && !is_v) te_head_load(&saved[j], a->saved, h.at, g, k, k.saved);
             }
             if (k.rotary && from == 0) {
-                te_block_sync(); /* now no thread reads the table of the previous rows any more */
+                te_block_sync(); /* after this barrier no thread reads the cosines and sines of the previous rows any
+                                  * more, so they may be overwritten */
                 te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, -1));
                 te_block_sync();
             }
             TE_UNROLL for (int j = 0; j < depth; j++) {
-                if (from + j * groups >= units) continue; /* no group of this block has a unit: all skip the sums */
+                if (from + j * groups >= units) continue; /* no group of lanes of this block has a head left to compute,
+                                                           * so all skip the sums */
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
                 const int is_k = h.head >= k.heads, is_v = h.head >= k.heads + k.kv_heads;
@@ -341,7 +353,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                       (TE_ARG3(op, 0)) == (TE_ARG3(rope, 0)),                                         \
                   "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(rope) " must have the same heads");
 
-/* `last`: the op of this step that comes last in the list: the rope, or the norm if there is no rope. */
+/* Defines the forward kernel of a step. last: the op of this step that comes last in the list: the rope, or the norm if
+ * there is no rope. */
 #define TE__HEAD_FORWARD(name, model, dtype, op, last, rotary, interleaved, scaled)                                  \
     TE__HEAD_SHAPE(name, model, dtype, op, rotary, interleaved, scaled, TE_DTYPE_IN(model, op),                      \
                    TE_DTYPE_OUT(model, last))                                                                        \
@@ -391,8 +404,9 @@ TE_API te_status te__head_norm_forward_run(te_run *r, const te_step *s,
 TE_API te_status te__head_norm_backward_run(te_run *r, const te_step *s,
                                             te_status (*launch)(te_context *, te_grid, const te_head_args *)) {
     const int i = s->op[s->count - 1];
-    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16; /* each block stores one partial sum
-                                                                                     of the gradient of each weight */
+    /* the largest number of blocks of the backward kernel; each block stores one partial sum of the gradient of each
+     * weight */
+    const int max_blocks = TE_CUDA ? 2 * (int)te_max(1, r->ctx->processors) : 16;
     te_head_args a;
     te_value dx;
     TE_TRY(te__gradient(&dx, r, s, i));

@@ -26,11 +26,11 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
 typedef struct te_last_token_args {
-    void *y;       /* forward: y [sequences, width]; backward: dx [rows, width] */
-    const void *x; /* forward: x [rows, width]; backward: dy [sequences, width] */
+    void *y;       /* the result. Forward: y, [sequences, width]; backward: dx, [rows, width] */
+    const void *x; /* the input. Forward: x, [rows, width]; backward: dy, [sequences, width] */
     int64_t rows;  /* number of rows of the tensor at `y` */
     te_sequences of;
-    int width;     /* used only if the width is not a constant of the list */
+    int width;     /* number of columns of x; used only if the width is not a constant of the list */
 } te_last_token_args;
 enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
 
@@ -45,8 +45,8 @@ enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 
     TE__LAST_TOKEN_KERNEL(name, te_last_token_gradient, model, op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }
 
-/* Forward: a group of lanes copies the last row of one sequence to y. Memory traffic: reads the last row of each
- * sequence, writes y. */
+/* The forward kernel: a group of lanes copies the last row of one sequence to y. Memory traffic: reads the last row of
+ * each sequence, writes y. */
 TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
@@ -61,7 +61,7 @@ TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width
         te_store8(a->y, row * width + c, v, n, aligned, dtype);
     }
 }
-/* Backward: a group of lanes writes one row of dx. Memory traffic: reads dy, writes dx. */
+/* The backward kernel: a group of lanes writes one row of dx. Memory traffic: reads dy, writes dx. */
 TE_FN void te_last_token_gradient(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);

@@ -60,8 +60,9 @@
     ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_LAYOUT_partial_grad \
                         : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? TE_LAYOUT_columns \
                                                                           : TE_LAYOUT_replicated))
-#define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* a width that is known, and can be checked, only at run
-                                                                  time is given as a negative number */
+#define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* true for a width that is a multiple of 16. A negative
+                                                                * number stands for a width that is known, and can be
+                                                                * checked, only at run time */
 #define TE_CHECK_linear(model, op)                                                                              \
     (static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none || (int)model##_names_recipe,             \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \

@@ -18,7 +18,7 @@
 
 #include "elementwise.h" /* te_stage, te_place */
 
-/* X(kind, number of parameters): the tests and benchmarks expand this list. */
+/* The list of norms, X(kind, number of parameters) for each. The tests and benchmarks expand it. */
 #define TE_NORMS(X) X(layernorm, 2) X(rmsnorm, 1) X(l2norm, 0) X(layernorm1p, 2) X(rmsnorm1p, 1)
 
 /* The code of a norm: code & 3 selects the formula, and the bit TE_NORM_zero_centred means that the stored gamma is
@@ -42,8 +42,9 @@ enum {
 #define TE_IN_norm(op) (TE_ARG1(op, 0))
 #define TE_LAYOUT_FITS_norm(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_FLAGS_norm(op) (TE_SAVES_INPUT)
-#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* numbers saved for each row: mean
-                                                                                        and rstd, or only rstd */
+#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* number of floats that forward
+                                                                                      * saves for each row: mean and
+                                                                                      * rstd, or only rstd */
 #define TE_PARAMS_norm(op, in, out) TE_JOIN1(TE_PARAMS_OF_, TE_KIND(op))(out)
 #define TE_PARAMS_OF_layernorm(out) ((weight, 1, out, one), (bias, 1, out, zero))
 #define TE_PARAMS_OF_layernorm1p(out) ((weight, 1, out, zero), (bias, 1, out, zero))

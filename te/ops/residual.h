@@ -38,8 +38,8 @@
 #define TE_PRODUCES_fork(op) (TE_PRODUCES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_PRODUCES_list, TE_PRODUCES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | (TE__OF_MEMORY(op) ? TE_OF_MEMORY : 0))
-#define TE_TAKES_fork_dtype TE_TOKEN /* an option of (input, ..) only, not of (fork, ..) */
-#define TE_TAKES_fork_rows TE_TOKEN  /* an option of (input, ..) only, not of (fork, ..) */
+#define TE_TAKES_fork_dtype TE_TOKEN /* the option dtype, which only (input, ..) may have, not (fork, ..) */
+#define TE_TAKES_fork_rows TE_TOKEN  /* the option rows, which only (input, ..) may have, not (fork, ..) */
 /* The value of the enum te_rows that an input's option (rows, ..) names, or -1 if the option is not given. Without the
  * option the input has as many rows as the op that uses the input. */
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
@@ -106,9 +106,9 @@ TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place 
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
 /* Backward: v is the contribution of this use to the gradient of the fork's value. The use that backward reaches first
- * stores v and continues with v rounded as stored. Each other use stores the sum of v and the previous contributions.
- * The sum of the previous contributions is read by a coherent load, because this same kernel may have stored that
- * sum. */
+ * stores v, and continues with the rounded v that it has stored. Each other use stores the sum of v and the previous
+ * contributions. The sum of the previous contributions is read by a coherent load, because this same kernel may have
+ * stored that sum. */
 TE_FN void te_store_fork_grad8(float v[8], const te_stage *s, te_place at) {
     float e[8];
     if (!s->out) return;
@@ -133,7 +133,8 @@ TE_CALLBACK void te_add_forward(float v[8], const te_stage *s, te_place at, cons
 }
 TE_CALLBACK void te_add_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    if (at.format.stores_fork_grad) te_store_fork_grad8(v, s, at); /* y = x + e, so dy is the gradient of both */
+    if (at.format.stores_fork_grad) te_store_fork_grad8(v, s, at); /* forward is y = x + e, where e is the fork's value,
+                                                                    * so dy is the gradient of both x and e */
 }
 TE_CALLBACK void te_mul_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     float e[8];
@@ -154,8 +155,8 @@ TE_FN void te_output_forward(float v[8], const te_stage *s, te_place at, const v
 }
 TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    te_add_edge8(v, s, at.format.out, at); /* y is stored for the caller and is also the next op's input, so dx is the
-                                              sum of both gradients */
+    /* y is stored for the caller and is also the next op's input, so dx is the sum of the gradients of both uses */
+    te_add_edge8(v, s, at.format.out, at);
 }
 
 /* ---- (load, x) --------------------------------------------------------------------------------------------------- */
@@ -165,7 +166,8 @@ TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_pl
 #define TE_OP_load (load, custom)
 #define TE_SHAPES_load(op) (1)
 #define TE_FLAGS_load(op) (TE_IS_LOAD)
-#define TE_LOADS_load , /* the op's output has the fork's width, rows and format (te/fuse/impl/declare.h) */
+#define TE_LOADS_load , /* marks `load` as an op whose output has the fork's width, rows and format
+                         * (te/fuse/impl/declare.h) */
 #define TE_TAKES_DIMS_load ,
 #define TE_EDGE_load(model, op) (TE_FORK_INDEX(model, add, TE_FORK_OF(op)), TE_FORK_DTYPE(model, TE_FORK_OF(op)))
 #define TE_CHECK_load(model, op) (typedef int TE_FORK_USED(model, TE_FORK_OF(op));)
@@ -183,7 +185,7 @@ enum { TE_LOAD_THREADS = TE_CUDA ? 256 : 1 };
     TE_KERNEL(name, TE_LOAD_THREADS, te_load_args, te_load_sum(te_args, te_at, (te_dtype)TE_DTYPE_OUT(model, op))) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_backward(r, s, name##_launch); }
 
-/* y = a + b. Memory traffic: reads two tensors, writes one. */
+/* Compute y = a + b, the sum of two gradients of a fork. Memory traffic: reads two tensors, writes one. */
 TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOAD_THREADS, &group);
@@ -205,7 +207,8 @@ TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
-/* to = a + b. If a is null, to = b, and the format of b may differ from that of `to`. */
+/* Set `to` to a + b, the sum of two gradients of a fork. If a is null, `to` becomes b, whose format may differ from
+ * that of `to`. */
 TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
     te_load_args args;
     memset(&args, 0, sizeof args);
@@ -218,8 +221,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     const int i = s->op[0], first = te__is_last_use(r->plan, i);
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
-    if (fork->flags & TE_IS_INPUT) { /* the gradient of an extra input is added to or stored in the caller's tensor, if
-                                        the caller has passed one */
+    /* the gradient of an extra input is added to or stored in the caller's tensor, if the caller has passed one */
+    if (fork->flags & TE_IS_INPUT) {
         TE_TRY(te__fork_value(&v, r, op));
         TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));
         if (v.data) TE_TRY(te__load_add(r, v, first ? 0 : v.data, r->current, launch));
@@ -229,8 +232,9 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    te__set_current(r, r->edge[i - 1]); /* backward continues with the fork in front of the load: all uses of that fork
-                                           have contributed to its gradient by now */
+    /* backward continues with the fork in front of the load, because by now all uses of that fork have contributed to
+     * its gradient */
+    te__set_current(r, r->edge[i - 1]);
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;
 }

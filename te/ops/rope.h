@@ -172,11 +172,12 @@ typedef struct te_rope_options {
     te_rope_scaling scaling;
     int original_length, truncate;
     float factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
-    float attention_factor; /* 0 stands for the default, 0.1 log(factor) + 1 */
+    float attention_factor; /* the factor by which the rotated q and k are multiplied (yarn); 0 stands for the default,
+                             * 0.1 log(factor) + 1 */
 } te_rope_options;
 
-/* The scaling in the form that the kernels use: for pair p with the frequency f, s = by_frequency * f + by_pair * p +
- * offset, clamped to [0, 1]. */
+/* How a scaling changes the frequencies, in the form that the kernels use: for pair p with the frequency f, s =
+ * by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
     float magnitude; /* factor of all cosines and sines */
@@ -189,7 +190,8 @@ TE_FN double te_rope_scaled(const te_rope_scale *k, double frequency, int p) {
 }
 
 #define TE__TWO_PI 6.283185307179586
-/* d(beta): the index, in general fractional, of the pair that makes `beta` full turns in original_length tokens. */
+/* Return d(beta), the index, in general fractional, of the pair that makes `beta` full turns in original_length
+ * tokens. */
 TE_API double te__yarn_pair(const te_rope_options *o, double beta) {
     return o->rotary_dim * log(o->original_length / (TE__TWO_PI * beta)) / (2.0 * log((double)o->base));
 }
@@ -204,8 +206,8 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        const double width = high == low ? 0.001 : high - low; /* the small width makes s nearly a step function of p if
-                                                                  high == low */
+        /* if high == low, the small width makes s nearly a step function of p */
+        const double width = high == low ? 0.001 : high - low;
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
     }
@@ -219,21 +221,24 @@ typedef struct te_rope_args {
     const void *x; /* [rows, width] */
     int64_t rows;
     te_sequences of;
-    int position;             /* the position of the first row of each sequence */
+    int position;             /* the position of the first row of each sequence, te_batch.position */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows], or null: positions are then computed from `of`, `position` and `past` */
-    const int32_t *past;      /* for each sequence, the number of its tokens that were in the cache before this batch;
-                                 null: there is no cache */
+    const int32_t *positions; /* [rows]: the position of each row; null: positions are computed from `of`, `position`
+                               * and `past` */
+    /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
+     * cache */
+    const int32_t *past;
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
 /* Constants of a rope kernel. */
 typedef struct te_rope_shape {
-    int width, qk_width; /* width: columns of a row; qk_width: columns of q and k, with which a row begins */
+    int width, qk_width; /* width: number of columns of a row; qk_width: number of columns of q and k, with which a row
+                          * begins */
     int head_dim, rotary_dim, interleaved;
-    int scaled;          /* whether te_rope_args.scale changes the frequencies */
-    int direction;       /* forward: 1; backward: -1, for the inverse rotation */
+    int scaled;          /* 1: te_rope_args.scale changes the frequencies */
+    int direction;       /* 1: forward; -1: backward, which rotates by the negative angle */
     te_dtype x, y;
 } te_rope_shape;
 
@@ -246,7 +251,7 @@ TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, in
     return t;
 }
 
-/* Rotates the eight pairs (x[i], mate[i]): x <- x cos - mate sin, mate <- mate cos + x sin. */
+/* Rotate the eight pairs (x[i], mate[i]): x becomes x cos - mate sin, mate becomes mate cos + x sin. */
 TE_FN void te_rotate8(float x[8], float mate[8], const float *cosine, const float *sine) {
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float a = x[i], b = mate[i];
@@ -254,7 +259,7 @@ TE_FN void te_rotate8(float x[8], float mate[8], const float *cosine, const floa
     }
 }
 
-/* Rotates four interleaved pairs, (v[0], v[1]), (v[2], v[3]), .. */
+/* Rotate the four interleaved pairs (v[0], v[1]), (v[2], v[3]), (v[4], v[5]) and (v[6], v[7]). */
 TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float sine[4]) {
     TE_UNROLL for (int i = 0; i < 8; i += 2) {
         const float even = v[i], odd = v[i + 1], co = cosine[i / 2], si = sine[i / 2];
@@ -281,19 +286,19 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
     }
 }
 
-/* Whether columns can be loaded and rotated eight at a time. */
+/* Return whether all columns can be loaded and rotated in vectors of eight. */
 TE_FN int te_rope_is_aligned(const te_rope_shape k) {
     return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.rotary_dim % (k.interleaved ? 8 : 16) == 0;
 }
-/* Rotates `rows` rows from `first` on, one element at a time, which works for any width. */
+/* Rotate `rows` rows from row `first` on, one element at a time, which works for any width. */
 TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                              const te_rope_shape k) {
     const int pairs = k.rotary_dim / 2;
     for (int r = 0; r < rows; r++)
         for (int c = g.id; c < k.width; c += g.count) {
             const int64_t at = (first + r) * k.width + c;
-            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs; /* low: whether column d is the
-                                                                                           first column of its pair */
+            /* low: 1 if column d of a head is the first column of its pair */
+            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs;
             const int p = k.interleaved ? d / 2 : low ? d : d - pairs;
             float v = te_load(a->x, at, k.x);
             if (c < k.qk_width && d < k.rotary_dim) {
@@ -310,9 +315,8 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
  * the first one is rotated. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
-    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs; /* distance from a column to the other
-                                                                                 column of its pair; 0 if one vector of
-                                                                                 eight columns holds both */
+    /* distance from a column to the other column of its pair; 0 if one vector of eight columns holds both */
+    const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs;
     const int head_units = (k.head_dim - distance) / 8, heads = k.qk_width / k.head_dim;
     for (int u = g.id; u < heads * head_units + (k.width - k.qk_width) / 8; u += g.count) {
         const int head = u / head_units, in_head = u % head_units * 8;
@@ -341,8 +345,8 @@ TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, cons
         }
     }
 }
-/* The kernel: a block rotates TE_ROPE_ROWS rows. cos_sin: shared memory for the cosines and sines of these rows,
- * [TE_ROPE_ROWS, rotary_dim]. */
+/* The body of rope's kernel: a block rotates TE_ROPE_ROWS rows. cos_sin: shared memory for the cosines and sines of
+ * these rows, [TE_ROPE_ROWS, rotary_dim]. */
 TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const te_rope_shape k) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROPE_THREADS, &group);
@@ -357,7 +361,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
-/* Sets the arguments of op i, a rope, which reads the current value and writes y. */
+/* Set *a to the arguments of op i, a rope, which reads the current value and writes y. */
 TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
@@ -366,7 +370,7 @@ TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->log2_base = log2((double)o->base), a->scale = te__rope_scale_of(o);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* Applies op i, a rope, to the current value. The result y becomes the current value. If y has no memory, no kernel
+/* Apply op i, a rope, to the current value, and make the result y the current value. If y has no memory, no kernel
  * runs. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;

@@ -54,44 +54,44 @@ enum {
 
 enum {
     TE_SAMPLE_THREADS = TE_CUDA ? 1024 : 1,
-    TE__SAMPLE_BINS = 2048,  /* bins of a histogram: one for each value of a digit of 11 bits */
-    TE__SAMPLE_LIST = 2048,  /* capacity of the list of tokens in shared memory, which is read instead of the row */
-    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk; the draw's histogram has a bin for each chunk */
-    TE__SAMPLE_STREAM = 0x73616d70, /* a stream of Philox that dropout does not use */
+    TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
+    TE__SAMPLE_LIST = 2048,  /* how many tokens the list in shared memory can hold, which is read instead of the row */
+    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk; a histogram of tokens has a bin for each chunk */
+    TE__SAMPLE_STREAM = 0x73616d70, /* the Philox stream of the draws; dropout does not use it */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* Keys are logits as integers with the same order. Tokens with keys between those of -infinity and NaN can be drawn. */
+/* Keys are logits as integers, in the same order. Tokens with keys between those of -infinity and NaN can be drawn. */
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
-#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* 21 bits; subtracting tokens from it reverses their order */
+#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* largest token (21 bits); subtracting tokens from it reverses their order */
 
 typedef struct te__sample_args {
     float *y;       /* [rows] */
     const void *x;  /* [rows, width] */
     te_sampling of;
-    int rows, blocks; /* blocks: the number of blocks that work on a row */
+    int rows, blocks; /* blocks: the number of thread blocks that work on one row */
 } te__sample_args;
 
-/* The bin of a histogram at which its cumulative sum reaches the wish (te__sample_wish). */
+/* The bin of a histogram in which the cumulative sum reaches the sum that is looked for (te__sample_wish). */
 typedef struct te__sample_found {
-    uint64_t rest, inside; /* rest: the wish minus the sum of all bins before this one; inside: this bin's sum */
+    uint64_t rest, inside; /* rest: that sum minus the sums of all bins before this one; inside: the sum of this bin */
     int bin;
 } te__sample_found;
 
-/* Shared memory of a block. The sum of a bin is low + 2^32 * high. */
+/* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
-    uint64_t list[TE__SAMPLE_LIST]; /* key << 32 | token, in any order; used only in the first block of a row */
+    uint64_t list[TE__SAMPLE_LIST]; /* [listed]: tokens as key << 32 | token, unordered; only in a row's first block */
     uint64_t top[TE_SAMPLE_MAX_TOP]; /* the most likely tokens, as entries key << 32 | token */
     uint64_t published[3];
     te__sample_found found;
-    uint32_t listed, top_listed; /* numbers of entries of list and top; above the capacity: some are missing */
+    uint32_t listed, top_listed; /* entries appended to list and to top; above the capacity: some are missing */
     int token;
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
 
-/* The lanes that work on a row. They belong to `blocks` blocks; this lane's block has the number `rank`. */
+/* The lanes that work on one row. They belong to `blocks` thread blocks, of which this lane's is number `rank`. */
 typedef struct te__sample_team {
     te__sample_shared *s;
     te_lanes g; /* the lanes of this block */
@@ -101,7 +101,7 @@ typedef struct te__sample_team {
 /* ---- the lanes of a row ------------------------------------------------------------------------------------------ */
 
 #if TE_CUDA
-/* Wait for all blocks of the row; their stores to shared memory are then visible. */
+/* Wait for all blocks of the row; the stores of each to shared memory are then visible to the others. */
 TE_FN void te__sample_sync(const te__sample_team *t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) {
@@ -111,7 +111,7 @@ TE_FN void te__sample_sync(const te__sample_team *t) {
 #endif
     __syncthreads();
 }
-/* The shared memory of block `rank` of the row. */
+/* Return the shared memory of block number `rank` of the row. */
 TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) {
@@ -147,17 +147,17 @@ enum { TE__SAMPLE_WARP = TE_CUDA ? 32 : 1 };
 
 /* Except in fmaf, no operand of a sum is a product, because a compiler that fused the two would change the result. */
 
-/* The key of a logit. Larger logits have larger keys, and -0 has the same key as 0. */
+/* Return the key of the logit x. Larger logits have larger keys, and -0 has the same key as 0. */
 TE_FN uint32_t te__sample_key(float x) {
     const uint32_t u = te_bits_of_float(x + 0.0f);
     return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
 }
-/* Whether a row whose largest key is `top` has tokens that can be drawn. */
+/* Return whether a row whose largest key is `top` has tokens that can be drawn. */
 TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
-/* 2^44 * 2^(d * scale), rounded down to an integer, 0 if less than 1; d <= 0, scale >= 0. The exponential has a
+/* Return 2^44 * 2^(d * scale), rounded down to an integer, 0 if less than 1; d <= 0, scale >= 0. The exponential has a
  * relative error of 1e-7. The integer part of d * scale is taken from the low bits of a float; a Taylor series computes
  * 2 to the power of the fraction. */
 TE_FN uint64_t te__sample_mass(float d, float scale) {
@@ -190,13 +190,13 @@ TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count
     return count ? fmaf(-p.frequency, (float)count, x) - p.presence : x;
 }
 
-/* A row and its cut. The cut keeps all tokens whose key is above cut_key, and those whose key equals cut_key if the
- * token is at most cut_token. */
+/* One row of logits and its cut, which says which tokens are kept: all whose key is above cut_key, and those whose key
+ * equals cut_key if the token is at most cut_token. */
 typedef struct te__sample_row {
     const te__sample_args *a;
     int64_t at;              /* offset of the row's first element in x */
     int width, first;        /* width: columns; first: column, at most 0, at which the first vector of eight begins */
-    int vectors, begin, end; /* number of vectors of the row; this block has the vectors [begin, end) */
+    int vectors, begin, end; /* vectors: number of vectors of the row; this block has the vectors [begin, end) */
     te_dtype dtype;
     int row, penalised, listed;
     te__sample_penalties penalties;
@@ -206,8 +206,8 @@ typedef struct te__sample_row {
     uint32_t top;      /* the largest key */
     uint32_t cut_key;
     int cut_token;
-    uint64_t min_mass; /* min-p: tokens whose mass is below min_mass are not drawn */
-    uint64_t least_mass; /* top-p: no token whose mass is below least_mass can be its cut */
+    uint64_t min_mass; /* min-p: a token whose mass is below min_mass is not drawn */
+    uint64_t least_mass; /* top-p: a token with less mass cannot be the least likely one that is kept */
 } te__sample_row;
 
 TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
@@ -231,7 +231,7 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
     return r;
 }
-/* The row as the model produced it: the same row without mask and penalties. */
+/* Return the same row as the model produced it, i.e. without mask and penalties. */
 TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     r.penalised = 0, r.allowed = 0, r.listed = 0, r.top = top;
     return r;
@@ -263,7 +263,7 @@ TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r,
     allowed &= 0xffu >> (8 - c.n);
     TE_UNROLL for (int k = 0; k < 8; k++) key[k] = allowed >> k & 1 ? te__sample_key(x[k]) : 0;
 }
-/* Key and token as one number, which is larger for a larger key and, if keys are equal, for a lower token. */
+/* Return key and token as one number, which is larger for a larger key and, if keys are equal, for a lower token. */
 TE_FN uint64_t te__sample_best(uint32_t key, int token) { return (uint64_t)key << 32 | (uint32_t)~token; }
 TE_FN int te__sample_best_token(uint64_t best) { return (int)~(uint32_t)best; }
 
@@ -286,7 +286,7 @@ TE_FN void te__sample_prefetch(const te__sample_row *r, const te__sample_team *t
     for (int v = r->begin + t->g.id * line; v < r->end; v += t->g.count * line)
         te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
 }
-/* The maximum of x over all lanes of the row. place: an index in te__sample_shared.published that has no other use. */
+/* Return the maximum of x over all lanes of the row. place: an entry of te__sample_shared.published that is free. */
 TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_team *t) {
     x = te_lanes_max_u64(x, &t->g);
     if (!t->g.id) t->s->published[place] = x;
@@ -372,8 +372,8 @@ TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, 
     return total;
 }
 
-/* A digit of a key (32 bits) or of TE__SAMPLE_LAST_TOKEN - token (21 bits): bits 21 to 31, 10 to 20 or 0 to 9. prefix:
- * the digits above it. */
+/* One digit of the number that a selection looks for: a key (32 bits) or TE__SAMPLE_LAST_TOKEN - token (21 bits).
+ * Digits are bits 21 to 31, 10 to 20 and 0 to 9. prefix: the digits above this digit. */
 typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
 TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     te__sample_digit d;
@@ -429,14 +429,14 @@ TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int
 
 /* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* The sum that a selection is to reach: fraction / 2^64 of the total, plus amount, clamped to 1 .. the total. */
+/* The sum that a selection is to reach: fraction / 2^64 of the total, plus amount, clamped to 1 .. the total sum. */
 typedef struct te__sample_wish { uint64_t fraction, amount; } te__sample_wish;
 TE_FN te__sample_wish te__sample_wish_of(uint64_t fraction, uint64_t amount) {
     te__sample_wish w;
     w.fraction = fraction, w.amount = amount;
     return w;
 }
-/* The sum of a bin over the histograms of all blocks of the row. */
+/* Return the sum of a bin over the histograms of all blocks of the row. */
 TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     uint64_t sum = 0;
     for (int k = 0; k < t->blocks; k++) {
@@ -465,15 +465,15 @@ TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const 
                 t->s->found.bin = bin, t->s->found.rest = wish - before, t->s->found.inside = inside;
             before += inside;
         }
-    te__sample_sync(t); /* wait: no block reads the histogram of another one any more */
+    te__sample_sync(t); /* wait: no block reads the histogram of another block any more */
     return t->s->found;
 }
-/* A selection finds a key (or token) so that the sum over this and all larger keys (or lower tokens) reaches the wish.
+/* A selection finds the key (or token) at which the sum over it and all larger keys (or lower tokens) reaches the wish.
  * It computes the digits [level, end) of this key or token; prefix has the digits before them. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
-    int counted; /* 1: the histogram of the first level has been computed */
+    int counted; /* 1: the histogram of the first level has already been computed */
     uint32_t prefix;
     te__sample_wish wish;
 } te__sample_selection;
@@ -488,7 +488,7 @@ TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sa
     s.of_tokens = 1;
     return s;
 }
-/* The token in chunk f.bin at which the sum reaches f.rest. Every block finds it itself: a chunk is short. */
+/* Find, in chunk f.bin, the token at which the sum reaches f.rest. Every block does so itself: a chunk is short. */
 TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
     const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
     uint64_t rest = f.rest;
@@ -515,7 +515,7 @@ TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sampl
     te_block_sync();
     return token;
 }
-/* Runs a selection. *value: the key or token that it finds. The result's `inside` is 0 if all amounts are 0. */
+/* Run the selection s. *value: the key or token that it finds. The result's `inside` is 0 if all amounts are 0. */
 TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *r, te__sample_selection s,
                                          const te__sample_team *t) {
     te__sample_found f = {0, 0, 0};
@@ -547,12 +547,12 @@ TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* The log-probability of a token. key: its key; top: the largest key; mass: the sum of all masses of the row. */
+/* Return the log-probability of a token. key: its key; top: the largest key; mass: the sum of all masses of the row. */
 TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* Store the most likely tokens of the model, in order of their probability: the tokens that the cut of r keeps. */
+/* Store the likeliest tokens of the model, in order of their probability: the tokens that the cut of r keeps. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     te__sample_shared *first = te__sample_peer(t, 0);
@@ -572,7 +572,7 @@ TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te
                                       : usable ? -INFINITY : NAN;
     }
 }
-/* Store the results of a row. Called by one lane. */
+/* Store the results of a row. Only one lane of the row calls this. */
 TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top, uint64_t mass) {
     const te_sampling *o = &r->a->of;
     o->token[r->row] = token;
@@ -594,7 +594,7 @@ typedef enum te__sample_task {
     TE__SAMPLE_TASK_p,
     TE__SAMPLE_TASK_draw
 } te__sample_task;
-/* What determines a row's cuts (top-k, top-p) and which token is drawn. */
+/* What determines the cuts of a row (top-k, top-p) and which token is drawn. */
 typedef struct te__sample_cuts {
     te__sample_selection k, p; /* the selections that remain to be run for the cuts of top-k and top-p */
     int top_k;                 /* 0: no top-k */
@@ -616,7 +616,7 @@ TE_FN te__sample_cuts te__sample_cuts_of(const te_sampling *o, int row, int widt
     }
     return c;
 }
-/* Returns the task that follows `task`, and sets *s to its selection. */
+/* Returns the task that follows `task`, and sets *s to the selection of that task. */
 TE_FN te__sample_task te__sample_next(te__sample_selection *s, te__sample_task task, const te__sample_cuts *c,
                                       const te__sample_row *r) {
     if (task < TE__SAMPLE_TASK_k && c->top_k) return *s = c->k, TE__SAMPLE_TASK_k;
@@ -656,7 +656,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     int token = usable ? te__sample_best_token(best) : -1;
     if (!draws) c.top_k = 0;
 
-    te__sample_row v = r; /* the row as the current task reads it: with the cuts so far */
+    te__sample_row v = r; /* the row as the current task reads it: with the cuts made so far */
     te__sample_task task = TE__SAMPLE_TASK_k_digit;
     te__sample_selection s = c.k;
     TE_UNROLL_1 for (int runs = c.top_k != 0;;) {
@@ -679,7 +679,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
                 s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
                 continue;
             }
-        } else if (task == TE__SAMPLE_TASK_p_digit) { /* list the tokens from this digit on, if they are few */
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* list the tokens from this digit on, if they fit in the list */
             te__sample_shared *first = te__sample_peer(&t, 0);
             c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
             te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
@@ -706,7 +706,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
         }
         task = te__sample_next(&s, task, &c, &v);
     }
-    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait: no block reads history any more: it may be written */
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait: no block reads history any more, so it may be written */
     if (!t.rank && !t.g.id) te__sample_store(&r, token, raw_top, mass);
 }
 

@@ -40,7 +40,8 @@
 #define TE__IF_TIED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, tied, 0)), yes, no)
 #define TE__MAX_LOGIT(op) TE__IF_MAX_LOGIT(op, 1, 0)
 
-/* The values of the kernels' options bias, bias_dim0, bias_dim1 and max_logit (te/attention/attention_options.h). */
+/* The values of the options bias, bias_dim0, bias_dim1 and max_logit for an op's kernels
+ * (te/attention/attention_options.h). */
 #define TE__BIAS_KIND(op) TE__IF_RELATIVE(op, TE_BIAS_relative, TE_JOIN1(TE_BIAS_, TE_OPTION(op, bias, none)))
 #define TE__BIAS_QUERIES(op) (TE_OPTION(op, bias_queries, 0))
 #define TE__BIAS_KEYS(op) (TE_OPTION(op, bias_keys, TE__BIAS_QUERIES(op)))
@@ -48,7 +49,7 @@
 #define TE__BIAS_DIM1(op) TE__IF_RELATIVE(op, (TE_OPTION(op, max_distance, 128)), TE__BIAS_KEYS(op))
 #define TE__BIAS_VARIANT(op) TE__BIAS_KIND(op), TE__BIAS_DIM0(op), TE__BIAS_DIM1(op), TE__MAX_LOGIT(op)
 
-/* The parameters of an attention: sinks, then the bias. */
+/* The list of an attention's parameters: sinks, then the score bias, as far as the op has them. */
 #define TE__ATTENTION_PARAMS(op, heads)                                                                        \
     TE__IF_SINKS(op, TE__IF_SCORE_BIAS(op, ((sinks, 1, heads, zero), TE__BIAS_PARAM(op, heads)),               \
                                        ((sinks, 1, heads, zero))),                                             \
@@ -59,7 +60,7 @@
 #define TE__BIAS_TABLES(op, heads) ((int64_t)((int)(TE__BIAS_KIND(op)) == (int)TE_BIAS_heads ? (heads) : 1))
 
 /* TE__BUCKETS_PER_SIDE: the number of buckets for the keys on one side of the query, before or after it. The macros
- * with FITS: whether the sizes that the op names are valid. */
+ * whose names contain FITS say whether the sizes that the op names are valid. */
 #define TE__BIAS_BIDIRECTIONAL(op) (TE__WINDOW_RIGHT(op) != 0)
 #define TE__BUCKETS_PER_SIDE(op) (TE__BIAS_DIM0(op) / (TE__BIAS_BIDIRECTIONAL(op) ? 2 : 1))
 #define TE__RELATIVE_BIAS_FITS(op)                                  \
@@ -99,8 +100,8 @@ typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;
-    int64_t (*parts)(int64_t seq); /* returns the number of partial sums of a relative bias's gradient, for sequences of
-                                      length seq */
+    /* returns the number of partial sums of a relative bias's gradient, for sequences of length seq */
+    int64_t (*parts)(int64_t seq);
     te_max_logit_fn max_logit;
 } te_score_bias_kernels;
 
@@ -118,7 +119,8 @@ typedef struct te_score_bias_kernels {
                                               TE__IF_SCORE_BIAS(op, name##_dbias_launch, 0),                       \
                                               TE__IF_SCORE_BIAS(op, name##_dbias_parts, 0), 0};
 
-/* The parameter of the op's bias; null if the op has no bias, or in a dry run that only measures sizes. */
+/* Return the parameter that holds the bias of the op; null if the op has no bias, or in a dry run that only measures
+ * sizes. */
 TE_API te_param *te__score_bias_param(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     te_param *first = r->param[op - r->plan->op];

@@ -1,5 +1,5 @@
 /* bind.h -- an instance's parameters and gradients: the sizes of their two buffers, where each tensor lies in them,
- * tied parameters, and which part of a parameter a rank of a tensor group holds.
+ * tied parameters, and the part of each parameter that a rank of a tensor group holds.
  *
  * Do this (TE_SEQUENTIAL makes block_bind, which calls te_model_bind):
  *     TE_TRY(te_allocate(&ctx, &params, block_param_bytes()));
@@ -21,7 +21,8 @@ enum { TE_PARAM_ALIGN = 128 };
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Return an error if the plan's widths are still symbols (dims.h). */
+/* Return an error if the plan's widths are still symbols such as TE_DIM(0), i.e. have not been replaced by numbers
+ * (dims.h). */
 TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
     TE_REQUIRE(!plan->takes_dims, ctx, TE_ERROR_STATE,
                "%s: its widths are known only at run time; call %s_set_dims first", plan->name, plan->name);
@@ -35,7 +36,7 @@ TE_API te_status te__check_trains(const te_plan *plan, te_context *ctx) {
     return TE_OK;
 }
 
-/* Return an error if m has not been bound as an instance of this plan, or if m is a copy of a bound instance. */
+/* Return an error if te_model_bind has not bound the instance m to this plan, or if m is a copy of a bound instance. */
 TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_REQUIRE(m && m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first",
                plan->name, plan->name);
@@ -44,7 +45,7 @@ TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_cont
     return TE_OK;
 }
 /* Return an error if a parameter of m is stored in a mapped file and therefore must not be written. Call this before
- * writing to m's parameters. who: the caller's name, for the message. */
+ * writing to m's parameters. who: the caller's name, for the error text. */
 TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++)
         TE_REQUIRE(!m->param[i].constant, ctx, TE_ERROR_STATE,
@@ -52,15 +53,16 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
                    m->param[i].op, m->param[i].field);
     return TE_OK;
 }
-/* Return an error while the gradients of m are being reduced over ranks. Call this before reading the gradients. */
+/* Return an error while the gradients of m are still being reduced over ranks. Call this before reading the gradients.
+ * who: the caller's name, for the error text. */
 TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
     TE_REQUIRE(!m->watch || !m->watch->armed, ctx, TE_ERROR_STATE,
                "%s: the gradients of %s are being reduced since te_buckets_begin; te_buckets_finish comes first", who,
                m->plan->name);
     return TE_OK;
 }
-/* Does what te__check_bound does. Also returns an error if a parameter has no memory, if it has a format that GEMMs
- * cannot read, or if te_tie tied it to another parameter and that parameter was bound again after the te_tie call. */
+/* Make the checks of te__check_bound. Also return an error if a parameter has no memory, if a parameter has a format
+ * that GEMMs cannot read, or if a parameter's owner was bound again after te_tie had tied the parameter to it. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
@@ -81,8 +83,8 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* The number of elements in the parameter buffer, including the gaps between tensors; 0: the widths are not known
- * yet. */
+/* Return the number of elements in the parameter buffer, including the gaps between tensors; 0: the widths are not
+ * known yet. */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -92,8 +94,8 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
         }
     return n;
 }
-/* The format of an op's parameters. It is the list's dtype, with one exception: with the list's option (weights, f32),
- * the weights of FP8 GEMMs are f32. */
+/* Return the format of an op's parameters. The format is the list's dtype, with one exception: with the list's option
+ * (weights, f32), the weights of FP8 GEMMs are f32. */
 TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
@@ -102,7 +104,7 @@ TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
-/* The bytes of the parameter buffer; 0: the widths are not known yet. */
+/* Return the bytes of the parameter buffer; 0: the widths are not known yet. */
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     size_t bytes = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -110,13 +112,13 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
             bytes += te__param_padded_bytes(&plan->op[i].param[k], te__plan_param_dtype(plan, &plan->op[i]));
     return bytes;
 }
-/* The number of elements in each slice if a buffer of `elements` elements is cut into `ranks` equal slices (ZeRO-1).
- * Fewer than ranks * TE_PARAM_ALIGN elements remain behind the last slice; every rank holds these remaining
- * elements. */
+/* The number of elements in each slice if ZeRO-1 cuts a buffer of `elements` elements into `ranks` equal slices, one
+ * for each rank. Fewer than ranks * TE_PARAM_ALIGN elements remain behind the last slice; every rank holds these
+ * remaining elements. */
 TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
-/* The bytes of the gradient buffer, whose elements are f32; 0: the widths are not known yet, or the list is for
+/* Return the bytes of the gradient buffer, whose elements are f32; 0: the widths are not known yet, or the list is for
  * inference only. */
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
     return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;
@@ -124,7 +126,7 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
 
 /* ---- binding ----------------------------------------------------------------------------------------------------- */
 
-/* Set which shard of parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
+/* Set which shard of the parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
  * whether each rank has only a partial sum of p's gradient (p->sums). product: the last GEMM op of the list up to `op`,
  * which may be `op` itself; null: there is none. The output columns of this GEMM may consist of parts (q, k, v), each
  * of which is split over the ranks separately. */
@@ -136,7 +138,8 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = 1;
-    /* the parameters of a custom op need not have one element per column: an attention has one sink per head */
+    /* The parameters of a custom op need not have one element per output column: attention, for example, has one sink
+     * per head. */
     if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom)
         p->parts = product->parts, p->first_part = product->first_part;
 }
@@ -192,7 +195,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     return TE_OK;
 }
 
-/* Does what te_model_bind does, for the struct that TE_SEQUENTIAL declares. In this struct the te_param records lie
+/* Do what te_model_bind does, for the struct that TE_SEQUENTIAL declares. In this struct the te_param records lie
  * between the te_model and `end`. */
 TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_plan *plan, void *params, float *grads,
                                    te_context *ctx) {
@@ -202,12 +205,14 @@ TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_pl
 
 /* ---- tied parameters --------------------------------------------------------------------------------------------- */
 
-/* Whether backward writes a's gradient before b's. Each of a and b is `owner` or is tied to it. There are three cases:
+/* Return whether backward writes a's gradient before b's. Each of a and b is `owner` or is tied to it. There are three
+ * cases:
  * - Both are in one list: the gradient of the parameter that is later in the list is written first, but gradients that
  *   are deferred column sums are written last.
  * - Only one of them is in the owner's list: the other one's gradient is written first, because the backward of its
  *   list runs first.
- * - Neither is in the owner's list: b's gradient is written first, because b was tied earlier than a. */
+ * - Neither is in the owner's list: b's gradient is written first, because te_tie was called for b before it was called
+ *   for a. */
 TE_API int te__writes_before(const te_param *a, const te_param *b, const te_param *owner) {
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
@@ -265,16 +270,18 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 
 typedef struct te_shard_layout {
     int64_t count;       /* number of runs */
-    int64_t first, each; /* first: number of elements in run 0; each: number of elements in each other run */
-    int rank, ranks;     /* rank: the rank's index; ranks: the number of ranks. 0 and 1 if the parameter is not
-                          * sharded */
+    int64_t first, each; /* first: number of elements in run 0 of the shard; each: number of elements in each other
+                          * run */
+    int rank, ranks;     /* rank: this rank's index in the group; ranks: the number of ranks. The two numbers are 0 and
+                          * 1 if the parameter is not sharded */
 } te_shard_layout;
 typedef struct te_shard_run {
-    int64_t at, whole; /* index of the run's first element in the shard (`at`), and in the whole parameter (`whole`) */
+    int64_t at, whole; /* at: index, within the shard, of the run's first element; whole: index of the same element
+                        * within the whole parameter */
     int64_t elements;
 } te_shard_run;
 
-/* The runs of parameter p that rank number g->rank of group g holds. */
+/* Return the runs that make up the shard of parameter p on the rank g->rank of group g. */
 TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) {
     te_shard_layout s;
     const int64_t all = p->rows * p->cols;
@@ -294,7 +301,7 @@ TE_API te_shard_run te_shard_run_at(const te_shard_layout *s, int64_t i) {
     r.whole = r.at * s->ranks + s->rank * r.elements;
     return r;
 }
-/* The index of the run that contains element `at` of the shard. */
+/* Return the index of the run that contains element `at` of the shard. */
 TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) {
     return at < s->first ? 0 : 1 + (at - s->first) / s->each;
 }

@@ -23,37 +23,42 @@
 #include "model.h" /* te_plan, te_op */
 
 enum {
-    TE_DIMS = 8,              /* number of symbols: TE_DIM(0) to TE_DIM(7); each may be multiplied by 1 to 2047 */
-    TE_MAX_WIDTH = 8388608,   /* 2^23; small enough that grid sizes and byte counts cannot overflow */
-    TE_MAX_NORM_WIDTH = 65536 /* the registers of 1024 threads hold a row: 8 vectors of 8 elements in each thread */
+    TE_DIMS = 8,              /* number of symbols: TE_DIM(0) to TE_DIM(7); each may be multiplied by a constant of 1 to
+                               * 2047 */
+    TE_MAX_WIDTH = 8388608,   /* 2^23, the largest width; it is small enough that grid sizes and byte counts cannot
+                               * overflow */
+    TE_MAX_NORM_WIDTH = 65536 /* the largest width of a norm: the registers of 1024 threads hold a row, 8 vectors of 8
+                               * elements in each thread */
 };
-/* TE_DIM(k): symbol number k, 0 to TE_DIMS - 1. TE_IS_DIM(w): whether w is a symbol times a constant. */
+/* TE_DIM(k): symbol number k for a width, where k is 0 to TE_DIMS - 1. TE_IS_DIM(w): whether the width w is a symbol
+ * times a constant. */
 #define TE_DIM(k) (-(1048573 - 2 * (k) * (k) * ((k) * (k) + 13)))
 #define TE_IS_DIM(w)                                                                                                   \
     ((w) < 0 && ((w) % TE_DIM(0) == 0 || (w) % TE_DIM(1) == 0 || (w) % TE_DIM(2) == 0 || (w) % TE_DIM(3) == 0 ||       \
                  (w) % TE_DIM(4) == 0 || (w) % TE_DIM(5) == 0 || (w) % TE_DIM(6) == 0 || (w) % TE_DIM(7) == 0))
 
-/* Whether w is allowed as a width in this list: a positive number or, if the list takes dims, a symbol times a
- * constant. */
+/* Says whether w is allowed as a width in the list of `model`: a positive number or, if the list was declared with
+ * TE_SEQUENTIAL_DIMS, also a symbol times a constant. */
 #define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
-/* The width that a kernel uses: `constant` if `constant` is a number, or `at_run_time`, which the launch passes, if
- * `constant` is a symbol. */
+/* The width that a kernel uses: `constant`, the width in the list, if that is a number; if it is a symbol,
+ * `at_run_time`, which is passed at the kernel's launch. */
 #define TE_WIDTH_AT(constant, at_run_time) ((int)(constant) > 0 ? (int)(constant) : (at_run_time))
 
-/* The index of the symbol that w is a multiple of; -1: w contains no symbol. */
+/* Return the index k of the symbol TE_DIM(k) of which the width w is a multiple; -1: w is a plain number. */
 TE_API int te__dim_of(int64_t w) {
     for (int k = 0; w < 0 && k < TE_DIMS; k++)
         if (w % TE_DIM(k) == 0) return k;
     return -1;
 }
-/* The number that the width w becomes when dims[k] replaces TE_DIM(k); 0 if this number exceeds TE_MAX_WIDTH. */
+/* The number that the width w becomes when the number dims[k] replaces the symbol TE_DIM(k); 0 if this number exceeds
+ * TE_MAX_WIDTH. */
 TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     const int k = te__dim_of(w);
     if (k < 0) return w;
     w = w / TE_DIM(k) * dims[k];
     return w <= TE_MAX_WIDTH ? w : 0;
 }
-/* Set *op to a copy of the op `of` in which dims[k] replaces TE_DIM(k). */
+/* Set *op to a copy of the op `of` in which the number dims[k] replaces the symbol TE_DIM(k) in every width. */
 TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, const int64_t *dims, te_context *ctx) {
     *op = *of;
     op->in = (int)te__width_at(of->in, dims), op->out = (int)te__width_at(of->out, dims);
@@ -73,7 +78,8 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
                plan->name, of->kind, of->name, op->in, op->out);
     return TE_OK;
 }
-/* The number of dims that a list takes: one more than the highest index of a symbol in the list. */
+/* The number of dims that the caller must pass for a list: one more than the highest k of a symbol TE_DIM(k) in the
+ * list. */
 TE_API int te__dims_of(const te_plan *plan) {
     int last = -1;
     for (int i = 0; i < plan->op_count; i++) {
@@ -84,11 +90,11 @@ TE_API int te__dims_of(const te_plan *plan) {
     }
     return last + 1;
 }
-/* Set *sized to a copy of `plan` in which dims[k] replaces TE_DIM(k), and the array ops[plan->op_count] to the ops of
- * this copy. <model>_set_dims calls this function; afterwards the instance must be bound again, and a te_saved that was
- * filled before is no longer valid. TE_ERROR_SHAPE: `count` is not the number of dims that the list takes, or an FP8
- * GEMM gets a width that is no multiple of 16; TE_ERROR_VALUE: a dim is not positive; TE_ERROR_OVERFLOW: a width
- * exceeds the limits above. */
+/* Set *sized to a copy of `plan` in which the number dims[k] replaces the symbol TE_DIM(k), and the array
+ * ops[plan->op_count] to the ops of this copy. <model>_set_dims calls this function; afterwards the instance must be
+ * bound again, and a te_saved that was filled before is no longer valid. TE_ERROR_SHAPE: `count` is not the number of
+ * dims that the list takes, or an FP8 GEMM gets a width that is no multiple of 16; TE_ERROR_VALUE: a dim is not
+ * positive; TE_ERROR_OVERFLOW: a width exceeds the limits above. */
 TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count,
                                   te_context *ctx) {
     te_op op;
@@ -112,8 +118,8 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
     sized->in = (int)te__width_at(plan->in, dims), sized->out = (int)te__width_at(plan->out, dims);
     return TE_OK;
 }
-/* The plan of an instance: `sized` once its dims have been set; before that `plan`, the list's plan, which still has
- * symbols, so that every call returns an error. */
+/* The plan that an instance runs: `sized`, which has numbers as widths, once <model>_set_dims has been called. Before
+ * that it is `plan`, the list's plan, which still has symbols, so every call with it returns an error. */
 TE_API const te_plan *te__plan_at(const te_plan *sized, const te_plan *plan) {
     return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }

@@ -18,22 +18,23 @@
  * not save the op's input, because only the weight's gradient would need this input. For a (linear, ..), forward saves
  * the input even after te_freeze.
  *
- * A tied parameter is trained if its owner is. Backward runs from the end of the list back to the first op that has a
- * gradient to compute, and stops there. Therefore, if dx is not wanted, the backward of the ops before the first
- * trained parameter costs nothing.
+ * A tied parameter is trained if the parameter whose memory it shares is trained. Backward runs from the end of the
+ * list back to the first op that has a gradient to compute, and stops there. Therefore, if dx is not wanted, the
+ * backward of the ops before the first trained parameter costs nothing.
  */
 #ifndef TE_FREEZE_H
 #define TE_FREEZE_H
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Whether p belongs to the op named `op` and is called `field`. If `op` or `field` is null, every name matches it. */
+/* Return whether p belongs to the op named `op`, and p's own name is `field` ("weight"). If `op` or `field` is null,
+ * every name matches it. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
-/* Freeze (frozen = 1) or unfreeze (0) the parameters called `field` of the op named `op`; null stands for all fields or
- * ops. Tied parameters are skipped, because it depends on their owners whether they are trained; the parameters of a
- * frozen_linear stay frozen. who: the caller's name, for messages. */
+/* Freeze (frozen = 1) or unfreeze (frozen = 0) the parameters called `field` of the op named `op`; null stands for all
+ * fields or ops. Tied parameters are skipped, because a tied parameter is trained exactly if its owner is; the
+ * parameters of a frozen_linear stay frozen. who: the caller's name, for messages. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
     int named = 0, untied = 0, fixed = 0;
@@ -62,17 +63,17 @@ TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, 
 TE_API te_status te_freeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 1, "te_freeze", ctx);
 }
-/* Train the parameters with these names again. If te_bind_trained_grads bound the gradients, call it again afterwards,
- * because the gradients of these parameters have no memory yet. TE_ERROR_VALUE: as for te_freeze, or all parameters
- * with these names belong to a frozen_linear. */
+/* Train the parameters with these names again. If te_bind_trained_grads bound the gradients, call te_bind_trained_grads
+ * again afterwards, because the gradients of the unfrozen parameters have no memory yet. TE_ERROR_VALUE: no parameter
+ * has these names, or all parameters with these names are tied or belong to a frozen_linear. */
 TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 0, "te_unfreeze", ctx);
 }
 
 /* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Set each trained parameter's gradient pointer to the gradient's place in `grads`; if `grads` is null, set no
- * pointers. Returns the number of elements that the gradients take, including the gaps between them. */
+/* Set each trained parameter's gradient pointer to the gradient's place in the buffer `grads`; if `grads` is null, set
+ * no pointers. Returns the number of elements that the gradients take, including the gaps between them. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {
@@ -83,15 +84,16 @@ TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     }
     return at;
 }
-/* The bytes that the gradients of all parameters that are not frozen take together; 0: all are frozen, or m is not
- * bound. */
+/* Return the bytes that the gradients of all parameters that are not frozen take together; 0: all parameters are
+ * frozen, or m is not bound. */
 TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);
 }
 /* Bind the gradients of the parameters that are not frozen, in list order. grads: memory of te_trained_grad_bytes
- * bytes, aligned to TE_ALIGN; this call does not change the contents of this memory. Call it before te_tie.
- * TE_ERROR_STATE: m is not bound, or a parameter is already tied; TE_ERROR_VALUE: grads overlaps the parameters. */
+ * bytes, aligned to TE_ALIGN; this call does not change the contents of this memory. Call te_bind_trained_grads before
+ * te_tie. TE_ERROR_STATE: m is not bound, or a parameter is already tied; TE_ERROR_VALUE: grads overlaps the
+ * parameters. */
 TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_bind_trained_grads"));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "te_bind_trained_grads: the instance is null or not bound");

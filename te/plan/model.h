@@ -18,54 +18,56 @@
  */
 typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_gemm, TE_CLASS_custom } te_class;
 
-/* Properties of an op, te_op.flags: which values forward must save for its backward, and how the executor, fusion and
- * the collectives treat the op. */
+/* Properties of an op, the bits of te_op.flags. They say which values forward must save for the op's backward, and how
+ * the executor, the fusion and the collectives treat the op. */
 enum {
     /* saved for backward */
-    TE_SAVES_INPUT = 1 << 0,  /* the op's input stays in memory until the op's backward */
-    TE_SAVES_OUTPUT = 1 << 1, /* the op's output stays in memory until the op's backward */
+    TE_SAVES_INPUT = 1 << 0,  /* backward reads the op's input, so it stays in memory until the op's backward */
+    TE_SAVES_OUTPUT = 1 << 1, /* backward reads the op's output, so it stays in memory until the op's backward */
     /* gradients */
-    TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals that of its output (bias, add) */
+    TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals the gradient of its output (bias, add) */
     TE_SUMS = 1 << 3,           /* the gradient of the op's first parameter is a sum over all rows (bias) */
     TE_SUMS_THREE = 1 << 4,     /* the gradients of the op's second and third parameters are also sums over rows (dyt);
                                  * the op's fusion pattern must contain no norm or gated op */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
-    /* forks, and the ops that use a fork's value */
-    TE_IS_FORK = 1 << 7,    /* passes its input on, and also keeps this value for a later op */
+    /* flags of forks, and of the ops that use a value of a fork */
+    TE_IS_FORK = 1 << 7,    /* a fork: passes its input on unchanged, and also keeps this value for a later op */
     TE_IS_ADD = 1 << 8,     /* adds a fork's value to the op's input */
-    TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value */
-    TE_IS_LOAD = 1 << 10,   /* outputs a fork's value instead of its own input */
+    TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value, element by element */
+    TE_IS_LOAD = 1 << 10,   /* starts a new branch: outputs a fork's value instead of the op's own input */
     TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values come from a fork's value */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
-    TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory */
-    TE_IS_OUTPUT = 1 << 14, /* stores the value for the caller: an extra output of the list */
+    TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory, e.g. the output of an encoder */
+    TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: stores the op's input for the caller as well */
     /* the ends of a list */
     TE_FROM_TOKENS = 1 << 15, /* must be the first op of its list, which then reads tokens instead of x (embedding) */
     TE_TO_LOSS = 1 << 16,     /* must be the last op of its list, whose y is then one f32 loss for each row
                                * (cross_entropy) */
     /* attention */
-    TE_VARLEN = 1 << 17,            /* takes sequences of different lengths (cu_seqlens) */
-    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* stores its largest logits in the entry of te_batch.edges that has the op's
-                                     * name */
-    TE_ATTENDS_IN_FP8 = 1 << 19,    /* computes both matrix products of attention's forward in e4m3 */
+    TE_VARLEN = 1 << 17,            /* attention that takes sequences of different lengths in one batch (cu_seqlens) */
+    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* attention that stores the largest score of each head for the caller, in the entry
+                                     * of te_batch.edges that has the op's name */
+    TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
     TE_IS_CACHED = 1 << 29,         /* in inference the op can store its keys and values in a te_cache */
-    /* ops that the epilogue of the GEMM before them can compute; the flag says which operation it computes */
+    /* Ops that the epilogue of the GEMM before them can compute; each flag names the operation that it computes. */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* GELU */
-    TE_EPILOGUE_OF_SCALE = 1 << 22, /* multiplying by a constant; te_op.options is a te_scale_options */
-    TE_EPILOGUE_OF_ROPE = 1 << 28,  /* rotary position embedding (te/linear/impl/linear_rope.h) */
+    TE_EPILOGUE_OF_SCALE = 1 << 22, /* multiplying by a constant, which te_op.options has as a te_scale_options */
+    TE_EPILOGUE_OF_ROPE = 1 << 28,  /* rotating pairs of columns by rotary position embedding
+                                     * (te/linear/impl/linear_rope.h) */
     /* ranks of a tensor group */
     TE_PARAMS_REPLICATED = 1 << 23, /* the op's values are sharded by columns, but each rank holds all of the op's
                                      * parameters */
-    TE_TAKES_PRODUCT = 1 << 24,     /* a collective that sums over ranks; the GEMM of the linear before this op may be
-                                     * deferred, so that this op runs it */
-    TE_PASSES_VALUE = 1 << 25,      /* in forward the op's output is its input, in the same memory (copy_to_group) */
-    TE_PASSES_GRAD = 1 << 26,       /* in backward the gradient passes through unchanged, in the same memory
+    TE_TAKES_PRODUCT = 1 << 24,     /* a collective that sums over ranks, and that can run the GEMM of the linear before
+                                     * it: this GEMM may be deferred, so that it overlaps with the collective */
+    TE_PASSES_VALUE = 1 << 25,      /* in forward the op's output is its unchanged input, in the same memory
+                                     * (copy_to_group) */
+    TE_PASSES_GRAD = 1 << 26,       /* in backward the op passes the gradient on unchanged, in the same memory
                                      * (all_reduce) */
     TE_PASSES_THROUGH = TE_PASSES_VALUE | TE_PASSES_GRAD,
-    /* a custom op whose fusion pattern continues with a pointwise kernel; that kernel can also run without the custom
-     * op */
+    /* A custom op whose fusion pattern continues with a pointwise kernel; that kernel can also run without the custom
+     * op. */
     TE_LEADS_POINTWISE = 1 << 27
 };
 
@@ -73,11 +75,11 @@ typedef enum te_init {
     TE_INIT_normal,
     TE_INIT_zero,
     TE_INIT_one,
-    TE_INIT_tied, /* not initialised: the parameter shares the memory of another one (te_tie) */
+    TE_INIT_tied, /* the parameter is not initialised, because it shares the memory of another one (te_tie) */
     TE_INIT_half  /* initialised to the constant 0.5 */
 } te_init;
 
-/* Which kind of rows a value has. The kind is known at compile time; the number of rows follows from each call's
+/* The kind of rows that a value has. The kind is known at compile time; the number of rows follows from each call's
  * te_batch. */
 typedef enum te_rows {
     TE_ROWS_tokens,    /* one row for each token: te_batch.batch * te_batch.seq rows */
@@ -96,7 +98,8 @@ typedef enum te_rank_layout {
     TE_LAYOUT_partial_grad, /* each rank has the whole value, but only a partial sum of its gradient: the backward of
                              * the preceding all_gather or copy_to_group adds up the partial sums */
     TE_LAYOUT_columns,      /* each rank has a part of the columns */
-    TE_LAYOUT_partial_sum   /* each rank has a partial sum of each element; the value is the sum over the ranks */
+    TE_LAYOUT_partial_sum   /* each rank has a partial sum of each element; the value is the sum of these over the
+                             * ranks */
 } te_rank_layout;
 
 /* Which part of a parameter each rank of the tensor group holds. */
@@ -114,16 +117,18 @@ typedef enum te_shard {
  * 2024). With one scale per row, x and the weight are e4m3, and backward runs in the list's dtype. */
 typedef enum te_recipe {
     TE_RECIPE_none,
-    TE_RECIPE_fp8_current, /* one scale a tensor, computed from the tensor's own amax */
-    TE_RECIPE_fp8_delayed, /* one scale a tensor, computed from the amaxes of earlier optimizer steps; the cast to FP8
-                            * therefore takes one pass over the tensor, where fp8_current takes two */
-    TE_RECIPE_fp8_block,   /* a scale for each 1 x 128 tile of x and dy, and for each 128 x 128 block of the weight */
-    TE_RECIPE_fp8_row,     /* a scale for each row of x, and for each row of the weight; in forward only */
+    TE_RECIPE_fp8_current, /* one scale per tensor, computed from the tensor's own amax */
+    TE_RECIPE_fp8_delayed, /* one scale per tensor, computed from the amaxes that this tensor had in earlier optimizer
+                            * steps; the cast to FP8 therefore takes one pass over the tensor, where fp8_current takes
+                            * two */
+    TE_RECIPE_fp8_block,   /* one scale for each 1 x 128 tile of x and dy, and for each 128 x 128 block of the weight */
+    TE_RECIPE_fp8_row,     /* one scale for each row of x, and for each row of the weight; FP8 is used in forward
+                            * only */
     TE_RECIPE_COUNT
 } te_recipe;
-/* TE_IS_BLOCKWISE, TE_IS_ROWWISE, TE_IS_TENSORWISE: whether a recipe has one scale per tile or block, per row, or per
- * tensor. TE_SCALING_OF: how the recipe scales x and dy, a te_scaling. All are constant expressions if `recipe` is
- * one. */
+/* Constant expressions, if `recipe` is one. TE_IS_BLOCKWISE, TE_IS_ROWWISE, TE_IS_TENSORWISE: whether the recipe has
+ * one scale per tile or block, per row, or per tensor. TE_SCALING_OF: the te_scaling by which the recipe scales x and
+ * dy. */
 #define TE_IS_BLOCKWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
 #define TE_IS_ROWWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
 #define TE_IS_TENSORWISE(recipe) \
@@ -139,35 +144,39 @@ typedef struct te_param_info {
     const char *field; /* "weight", "bias" */
     int64_t rows, cols;
     te_init init;
-    int tied; /* 1: the parameter has no memory of its own; te_tie() makes it share the memory of another one */
+    int tied; /* 1: the parameter has no memory of its own; te_tie() makes it share the memory of another parameter */
 } te_param_info;
 
 enum { TE_MAX_PARAMS = 3,                         /* the largest number of parameters of an op */
-       TE_MAX_RECOMPUTE_REGIONS = TE_MAX_OPS / 3, /* a region has at least two marks and one op */
-       TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };     /* the number of 32-bit words that have one bit for each op */
+       TE_MAX_RECOMPUTE_REGIONS = TE_MAX_OPS / 3, /* the largest number of recompute regions in a list: a region has at
+                                                   * least two marks and one op */
+       TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };     /* the number of 32-bit words in a bit set that has one bit for each
+                                                   * op */
 
 /* One op of a list: constants. */
 typedef struct te_op {
     const char *kind, *name; /* "gelu", "act": for messages */
     te_class op_class;
-    int in, out;                  /* in: the width of the op's input; out: the width of its output */
-    te_dtype in_dtype, out_dtype; /* number formats of the op's input and output */
-    te_rows in_rows, out_rows;    /* the kinds of rows of the op's input and output */
-    te_dtype edge_dtype;          /* for a fork, an input, and the ops that use them: the format of the fork's value */
-    int flags;                    /* the op's properties: TE_SAVES_INPUT, ... */
+    int in, out;                  /* widths, in elements of a row, of the op's input (in) and of its output (out) */
+    te_dtype in_dtype, out_dtype; /* number formats of the op's input (in_dtype) and output (out_dtype) */
+    te_rows in_rows, out_rows;    /* kinds of rows of the op's input (in_rows) and output (out_rows) */
+    te_dtype edge_dtype;          /* the number format of a fork's value, for a fork, an input, and the ops that use
+                                   * their values */
+    int flags;                    /* the op's properties, a combination of flags such as TE_SAVES_INPUT */
     te_recipe recipe;             /* the FP8 recipe of the op's GEMM */
-    int stats;                    /* how many f32 statistics (mean, rstd) forward saves for each row */
+    int stats;                    /* how many f32 statistics, such as mean and rstd, forward saves for each row */
     te_rank_layout layout;        /* the layout of the op's output over the ranks of the tensor group */
-    int parts;                    /* how many parts the columns of the op's output consist of, each of which is split
-                                   * over the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
+    int parts;                    /* number of blocks that the columns of the op's output consist of, each split over
+                                   * the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
                                    * whole */
-    int first_part;               /* width of the first part divided by the width of each other part */
+    int first_part;               /* width of the first block of output columns divided by the width of each other
+                                   * block */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
     int edge;                     /* the index of the fork or input whose value the op uses; -1: it uses none */
-    const void *options;          /* a te_<family>_options, whose members are ints and floats */
+    const void *options;          /* the op's constants, a te_<family>_options, whose members are ints and floats */
     int options_bytes, params;
-    /* one element more than the maximum, because the initialiser's list ends with a filler element */
+    /* The array has one element more than the maximum, because the initialiser's list ends with a filler element. */
     te_param_info param[TE_MAX_PARAMS + 1];
 } te_op;
 
@@ -185,39 +194,40 @@ struct te_gemm; struct te_model; struct te_run; struct te_step; struct te_value;
 /* The FP8 functions of a list with a recipe, which te/linear/impl/linear_fp8.h makes. The library calls them only
  * through this table, so a program whose lists name no recipe contains no FP8 code. */
 typedef struct te_fp8_ops {
-    /* The members are in the order of the initialiser in te/linear/impl/linear_fp8.h. These three are casts: quantize
-     * and quantize_dy read a tensor in the list's dtype, and quantize_dy rounds as `rounding` says; transpose_fp8 reads
-     * FP8 and writes FP8. */
+    /* These three functions cast tensors to FP8 or within FP8: quantize and quantize_dy read a tensor in the list's
+     * dtype, and quantize_dy rounds as the member `rounding` says; transpose_fp8 reads FP8 and writes FP8. The members
+     * of the struct are in the order of the initialiser in te/linear/impl/linear_fp8.h. */
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx);
     te_status (*quantize_dy)(const struct te_quantize *q, te_context *ctx);
     te_status (*transpose_fp8)(const struct te_quantize *q, te_context *ctx);
-    /* the GEMM of recipes with one scale per tensor */
+    /* the function that runs a GEMM under recipes with one scale per tensor */
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
-    /* fp8_block: the cast, the GEMM, and whether the GEMM's epilogue can add a bias. All three are null if the list has
-     * another recipe. */
+    /* For fp8_block: the function that casts, the one that runs a GEMM, and the one that says whether the GEMM's
+     * epilogue can add a bias. All three are null if the list has another recipe. */
     te_status (*quantize_blockwise)(const struct te_quantize_blockwise *q, te_context *ctx);
     te_status (*gemm_blockwise)(const struct te_gemm *g, te_context *ctx);
     int (*blockwise_takes_bias)(const struct te_gemm *g, te_context *ctx);
-    /* fp8_row: the cast, with one scale per row; null if the list has another recipe */
+    /* For fp8_row: the function that casts a tensor with one scale per row; null if the list has another recipe. */
     te_status (*quantize_rowwise)(const struct te_quantize_rowwise *q, te_context *ctx);
-    /* casts of many weights in one launch: cast_weights with one scale per weight, the others with one per block or per
-     * row. A cast that the list's recipe does not need is null. */
+    /* Functions that cast many weights in one launch: cast_weights with one scale per weight, the others with one scale
+     * per block or per row. A function that the list's recipe does not need is null. */
     te_status (*cast_weights)(const struct te_quantize_multi_tensor *t, te_context *ctx);
     te_status (*cast_weights_by_block)(const struct te_multi_tensor *t, te_context *ctx);
     te_status (*cast_weights_by_row)(const struct te_multi_tensor *t, te_context *ctx);
-    /* `forward` sets the operands of op i's GEMM in forward, *g. `backward` sets the operands of op i's two GEMMs in
-     * backward: *w computes dweight, *x computes dx. `backward` is null in a list for inference only. */
+    /* `forward` sets the operands of *g, the GEMM that op i runs in forward. `backward` sets the operands of the two
+     * GEMMs of op i in backward: *w computes dweight, *x computes dx. `backward` is null in a list for inference
+     * only. */
     te_status (*forward)(struct te_gemm *g, struct te_run *r, int i, struct te_value x);
     te_status (*backward)(struct te_gemm *w, struct te_gemm *x, struct te_run *r, int i, struct te_value dy);
-    /* Store the transpose of v, an FP8 value. Call this only when v is complete: a dy that is gathered from all ranks
-     * is not complete from the start. */
+    /* Store the transpose of v, an FP8 value. All rows of v must already be there; if v is a dy that is gathered from
+     * all ranks, call this only after the gather. */
     te_status (*transpose)(struct te_run *r, struct te_value v, void *transposed);
     /* Cast v to an operand of GEMM f, with scale number `index`. y receives the result, yt its transpose; either of the
      * two pointers may be null. */
     te_status (*cast)(struct te_run *r, struct te_value v, const struct te_fp8_product *f, int index, te_dtype to,
                       void *y, void *yt, float *inverse);
-    int fixed_widths;     /* 1: all widths are constants; only then can pointwise kernels store tiles or whole rows in
-                           * FP8 */
+    int fixed_widths;     /* 1: all widths of the list are constants; only then can pointwise kernels store tiles or
+                           * whole rows in FP8 */
     int saves_inputs;     /* 1: the list has the option (inputs, saved): forward saves GEMM inputs even where backward
                            * could recompute them */
     te_dtype gradients;   /* the format of dy under recipes with one scale per tensor: e5m2 or e4m3 */
@@ -230,10 +240,11 @@ typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one fusion pattern has matched, and the function that runs them. */
 typedef struct te_step {
-    const char *pattern; /* the name of the pattern: "linear_bias_gelu" */
-    const char *kernels; /* the name that the step's kernels share: "block_fc1_linear_bias_gelu" */
+    const char *pattern; /* the name of the fusion pattern, e.g. "linear_bias_gelu" */
+    const char *kernels; /* the prefix that the names of the step's kernels share, e.g. "block_fc1_linear_bias_gelu" */
     int count;
-    int op[TE_MAX_PATTERN]; /* indices into the table of ops, in the order in which the pass runs the ops */
+    int op[TE_MAX_PATTERN]; /* indices, into the plan's table of ops, of the step's ops in the order in which the pass
+                             * runs them */
     te_step_fn run;
 } te_step;
 
@@ -247,89 +258,92 @@ typedef struct te_recompute_region {
 } te_recompute_region;
 
 /* Functions that the executor (executor.h) calls before and after each step of a plan that trains, and at the end of
- * the pass. They advance the random state, open and close recompute regions, and add up column sums. */
+ * the pass. These functions advance the random state, open and close recompute regions, and add up column sums. */
 typedef struct te_training {
     te_status (*before)(struct te_run *run, const struct te_step *step);
     te_status (*after)(struct te_run *run, const struct te_step *step);
     te_status (*end)(struct te_run *run);
 } te_training;
 
-/* The plan that TE_SEQUENTIAL makes from a list. It is constant. */
+/* The plan that TE_SEQUENTIAL makes from a list. A plan is constant. */
 typedef struct te_plan {
     const char *name;
-    te_dtype dtype;               /* format of the parameters, and of values whose op states no other format */
+    te_dtype dtype;               /* number format of the parameters, and of each value whose op states no other
+                                   * format */
     te_dtype in_dtype, out_dtype; /* number formats of x and y */
     int in, out;                  /* widths of x and y */
     int op_count, forward_count, infer_count, backward_count;
     const te_op *op;
     const te_step *forward, *infer, *backward;
     int region_count;
-    const te_recompute_region *region; /* the recompute regions. The plan has the same steps as without these regions,
-                                        * so results are bitwise identical */
+    const te_recompute_region *region; /* the list's recompute regions. The steps of the plan are the same as without
+                                        * regions, so results are bitwise identical */
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_training *(*training)(
-        void); /* null: the list is for inference only, and has no forward or backward steps (inference.h) */
-    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* runs a GEMM: te_gemm_run, for the list's dtype
-                                                                     * (gemm.h) */
-    /* te_convert: converts a value to the format that its consumer reads, where the two formats differ */
+        void); /* functions for training; null: the list is for inference only, and has no forward or backward steps
+                * (inference.h) */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* the function that runs a GEMM in the list's
+                                                                     * dtype: te_gemm_run (gemm.h) */
+    /* The function te_convert, which converts a value to the format that its consumer reads, where the two formats
+     * differ. */
     te_status (*convert)(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx);
 } te_plan;
 
 /* The FP8 state of a GEMM that has a recipe; the te_param of the GEMM's weight holds it (te/optim/recipes.h). */
 typedef struct te_fp8_product {
-    int on;                        /* 1: the GEMM runs in FP8; 0: it runs in the list's format */
+    int on;                        /* 1: the GEMM runs in FP8 at present; 0: it runs in the list's format */
     int current;                   /* 1: each scale is computed from the current tensor's amax; 0: from the amaxes of
                                     * earlier optimizer steps */
-    int common;                    /* 1: all ranks of the group have the same scales */
+    int common;                    /* 1: all ranks of the group have the same FP8 scales */
     const te_scales *scales;       /* the scales of the whole instance */
-    int x, weight, dy;             /* for each of this GEMM's three operands: the index of its scale in `scales` */
+    int x, weight, dy;             /* the indices, within the te_scales, of the scales of this GEMM's three operands */
     void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows]; fp8_row
                                     * has only `data` */
     float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of each block or row of `data` (inverse), and
                                           * of each block of `transposed` (transposed_inverse) */
     te_scale_rule own;             /* how a scale is computed from the current tensor's amax */
-    int updated;                   /* 1: the optimizer's kernel computes this weight's amax, or casts the weight
-                                    * (recipes_adamw.h) */
+    int updated;                   /* 1: the optimizer's update kernel also computes this weight's amax, or casts the
+                                    * weight to FP8 (recipes_adamw.h) */
 } te_fp8_product;
 
 /* One parameter of one instance. */
 typedef struct te_param {
-    const char *op, *field;  /* op: the name of the parameter's op, as "fc1"; field: the name of the parameter, as
-                              * "weight" */
-    void *data;              /* the values, [rows, cols] of `dtype`, in target memory; null: the parameter exists only
-                              * in FP8 (fp8_weights.h) */
-    float *grad;             /* the gradient, [rows, cols] in f32; null: there is none */
+    const char *op, *field;  /* op: the name of the op that the parameter belongs to, e.g. "fc1"; field: the name of the
+                              * parameter, e.g. "weight" */
+    void *data;              /* the parameter's values, [rows, cols] of `dtype`, in target memory; null: the parameter
+                              * exists only in FP8 (fp8_weights.h) */
+    float *grad;             /* the parameter's gradient, [rows, cols] in f32; null: there is none */
     int64_t rows, cols;
     te_dtype dtype;          /* the number format of `data` (te__plan_param_dtype) */
     te_init init;
     int tied;                /* 1: the parameter uses the memory of another parameter, its owner (te_tie) */
     int constant;            /* 1: the parameter's memory is a mapped file, which is only read (te_weights_use) */
-    int shared;              /* 1: another parameter, which is tied to this one, uses the same gradient memory, and
-                              * backward writes the other one's gradient first; so backward always adds this one's
-                              * gradient to that memory */
+    int shared;              /* 1: this parameter and one that is tied to it share one gradient buffer, and backward
+                              * writes the tied one's gradient first; backward therefore adds this parameter's gradient
+                              * to the buffer */
     int trains;              /* 1: the parameter's instance was bound with gradients */
     int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
     int fixed;               /* 1: always frozen, because the list declares its op as a frozen one (frozen_linear) */
-    int last;                /* 1: the gradient is a column sum, which is written at the end of a backward */
+    int last;                /* 1: the gradient is a deferred column sum, which is written at the end of backward */
     int index;               /* the parameter's index among the parameters of its instance */
-    te_shard shard;          /* which part of the parameter this rank of the tensor group holds */
-    int parts;               /* how many parts the op's output columns consist of, each of which is split over the ranks
+    te_shard shard;          /* the part of the parameter that this rank of the tensor group holds */
+    int parts;               /* number of blocks that the op's output columns consist of, each split over the ranks
                               * separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
-    int first_part;          /* width of the first part divided by the width of each other part */
-    int sums;                /* 1: each rank of the tensor group has only a partial sum of the gradient */
-    struct te_param *with;   /* for a tied parameter, its owner; for an owner, the parameter (itself or one tied to it)
-                              * whose gradient backward writes first; null: not tied */
-    te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this is, if the GEMM has a recipe */
+    int first_part;          /* width of the first block of output columns divided by the width of each other block */
+    int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
+    struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter, itself or one that is tied
+                              * to it, whose gradient backward writes first. null: the parameter is not tied */
+    te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
 } te_param;
 
 /* A listener that backward calls as soon as a gradient is final, that is, when it will not be written again before the
  * optimizer step. te/comm/buckets.h uses it to reduce final gradients over ranks while the rest of backward runs. */
 typedef struct te_watch {
-    int armed;  /* 1: backward calls this listener; 0: it does not */
-    int slices; /* ZeRO-1: the number of slices into which the reduced gradients are cut; each rank gets one slice. 1:
-                 * each rank gets all gradients */
-    /* returns an error if a backward of m must not run now */
+    int armed;  /* 1: backward calls this listener; 0: backward does not call it */
+    int slices; /* for ZeRO-1: the number of slices into which the buffer of reduced gradients is cut; each rank gets
+                 * one slice. 1: each rank gets all gradients */
+    /* Returns an error if backward of m must not run now, because it would write gradients that are being reduced. */
     te_status (*allows)(const struct te_watch *w, const struct te_model *m, te_context *ctx);
     te_status (*is_final)(struct te_watch *w, const te_param *p, te_context *ctx);
 } te_watch;
@@ -341,9 +355,10 @@ typedef struct te_model {
     te_param *param;
     int param_count;
     const struct te_model *at; /* the address of this te_model when it was bound, if its parameters follow it in the
-                                * same struct; else null */
-    const void *params;        /* the buffer of parameters: `elements` elements, param_bytes bytes */
-    const float *grads;        /* the buffer of gradients: grad_elements elements; null: there are no gradients */
+                                * same struct; else null. It shows whether the te_model is a copy */
+    const void *params;        /* the buffer of the instance's parameters: `elements` elements, param_bytes bytes */
+    const float *grads;        /* the buffer of the instance's gradients: grad_elements elements; null: there are no
+                                * gradients */
     int64_t elements, grad_elements;
     size_t param_bytes;
     te_watch *watch;           /* null: there is no listener */
@@ -358,11 +373,12 @@ typedef struct te_saved {
     size_t bytes;
     const te_plan *plan;
     const te_model *model;    /* the instance of the forward */
-    int batch, seq, position; /* copied from the forward's te_batch, as are sequences, max_seqlen, cu_seqlens and
-                               * positions; the batch of backward must have the same values */
+    int batch, seq, position; /* copied from the te_batch of forward, as are sequences, max_seqlen, cu_seqlens and
+                               * positions; the te_batch of backward must have the same values */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens, *positions;
-    int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory */
+    int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory, which a decoder attends to, in the forward
+                               * call */
     const void *x;
     void *y;
     size_t used;              /* bytes of `memory` that the forward used */
@@ -371,35 +387,38 @@ typedef struct te_saved {
     uint32_t transposed[TE_OP_BITS]; /* a copy of te_run.saved_transposed */
 } te_saved;
 
-/* te__from_tokens: whether the list reads tokens instead of x. te__to_loss: whether the list's y is a loss. */
+/* te__from_tokens: whether the list's first op reads tokens instead of x. te__to_loss: whether the list's last op
+ * computes a loss, so that y is this loss. */
 TE_API int te__from_tokens(const te_plan *p) { return (p->op[0].flags & TE_FROM_TOKENS) != 0; }
 TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_TO_LOSS) != 0; }
-/* Whether the plan has an extra input whose rows are of kind TE_ROWS_memory. */
+/* Returns whether the plan has an extra input whose rows are of kind TE_ROWS_memory (rows that a decoder attends
+ * to). */
 TE_API int te__has_memory(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         if (p->op[i].flags & TE_OF_MEMORY) return 1;
     return 0;
 }
-/* Whether any value of the plan has rows of kind TE_ROWS_shard. */
+/* Returns whether any value of the plan has rows of kind TE_ROWS_shard (only this rank's part of the tokens). */
 TE_API int te__has_sharded_rows(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
     return 0;
 }
-/* Whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not frozen. */
+/* Returns whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not
+ * frozen. */
 TE_API int te_is_trained(const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     return p->grad && owner && !owner->frozen;
 }
-/* Whether op i is the last op in the list that uses the value of its fork. If so, it is the first one that contributes
- * to the gradient of the fork, because backward runs in reverse. */
+/* Returns whether op i is the last op in the list that uses the value of its fork. If so, op i is the first one that
+ * contributes to the fork's gradient, because backward runs in reverse. */
 TE_API int te__is_last_use(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
 }
-/* Whether op i is the GEMM that produces the logits, and forward does not save the logits: then this GEMM and the loss
- * are one step of backward, which recomputes the logits. */
+/* Returns whether op i is the GEMM that produces the logits, and forward does not save the logits: then this GEMM and
+ * the loss are one step of backward, which recomputes the logits. */
 TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;

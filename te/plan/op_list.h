@@ -1,5 +1,6 @@
-/* op_list.h -- macros by which the preprocessor reads a list of ops. An op of a list is a tuple (kind, name, ..). Its
- * kind belongs to a family of ops, and the family defines facts about its ops, such as the width of an op's output.
+/* op_list.h -- macros by which the preprocessor reads a list of ops. An op of a list is a tuple (kind, name, ..). The
+ * kind of an op belongs to a family of ops, and the family defines facts about its ops, such as the width of an op's
+ * output.
  *
  * Do this:
  *     (attention, attn, 32, 8, 128, (scale, 0.1f), (causal, 0))    // kind, name, shapes by position, then options
@@ -38,7 +39,7 @@
 #define TE_STRING_(...) #__VA_ARGS__
 #define TE_NOTHING(...)
 
-/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. This is how the macros test whether a name
+/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. In this way the macros test whether a name
  * is in a set: all names in the set are #defined as a comma. */
 #define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
 /* Expands to `yes` if x is in parentheses, else to `no`. */
@@ -67,7 +68,7 @@
 #define TE_JOIN8(l, a, b, c, d, e, f, g, h)    TE_JOIN8_(l, a, b, c, d, e, f, g, h)
 #define TE_JOIN8_(l, a, b, c, d, e, f, g, h)   l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
 
-/* Initialises the member `name` of a struct. In C++17, which has no designated initialisers, the macro expands to the
+/* Initialise the member `name` of a struct. In C++17, which has no designated initialisers, the macro expands to the
  * value alone; therefore the members must be initialised in the order in which the struct declares them. */
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define TE_MEMBER(name, ...) .name = __VA_ARGS__
@@ -77,8 +78,8 @@
 
 /* ---- an op, (kind, name, shapes..., options...) ------------------------------------------------------------------ */
 
-/* The kind, name and shapes of an op, and the family and class of its kind. TE_ARGi(op, d) is the i-th shape, or d if
- * the op has fewer than i shapes. */
+/* Parts of an op: TE_KIND is its kind, TE_NAME its name, TE_ARGi(op, d) its i-th shape, or d if the op has fewer than i
+ * shapes. TE_FAMILY and TE_CLASS are the family and the class of its kind. */
 #define TE_KIND(op)      TE_FIRST(TE_STRIP op, ~)
 #define TE_NAME(op)      TE_SECOND(TE_STRIP op, ~, ~)
 #define TE_ARG1(op, d)   TE_THIRD(TE_STRIP op, d, ~)
@@ -88,9 +89,9 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
-/* The name of the fork whose value the op uses: x for the op (add, x), and also for (add, name, x). */
+/* The name of the fork whose value the op uses. The name is x for the op (add, x), and also for (add, name, x). */
 #define TE_FORK_OF(op)   TE_ARG1(op, TE_NAME(op))
-/* The op as error messages name it: "(linear, fc1)". */
+/* The text by which error messages name an op, e.g. "(linear, fc1)". */
 #define TE_CALLED(op) "(" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ")"
 
 /* ---- options by name --------------------------------------------------------------------------------------------- */
@@ -164,7 +165,7 @@
     TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
 
-/* A constant expression: 1 if the op has the option, else 0. */
+/* A constant expression: 1 if the op has the option `name`, else 0. */
 #define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
 #define TE_HAS_OPTION__(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                   \
@@ -174,8 +175,8 @@
 #define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
 #define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
 
-/* Expands to `yes` if the op has the option, whatever the option's value, else to `no`. TE_HAS_OPTION is evaluated by
- * the compiler, TE_IF_HAS by the preprocessor. */
+/* Expands to `yes` if the op has the option `name`, whatever the option's value, else to `no`. TE_HAS_OPTION is
+ * evaluated by the compiler, TE_IF_HAS by the preprocessor. */
 #define TE_IF_HAS(op, name, yes, no) \
     TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
 #define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
@@ -187,8 +188,8 @@
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
 /* static_asserts that check the arguments of an op. as: the family whose facts list the permitted options and the
- * number of shapes. These are errors: an option that the family does not have, an option whose value has the wrong
- * type, and too many shapes. The messages name the model, the op and the option. */
+ * number of shapes. The following are errors: an option that the family does not have, an option whose value has the
+ * wrong type, and too many shapes. The messages name the model, the op and the option. */
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
@@ -220,14 +221,15 @@
 #define TE__ARTICLE_integer "an integer"
 #define TE__ARTICLE_number "a number"
 #define TE__ARTICLE_name "a name"
-/* The types of options. Each macro TE_TAKES_<family>_<option> is #defined as one of them. */
+/* The types that the value of an option can have. Each macro TE_TAKES_<family>_<option> is #defined as one of these
+ * types. */
 #define TE_INTEGER (integer) /* an integer constant expression */
 #define TE_NUMBER (number)   /* an integer or a float */
-#define TE_TOKEN (name)      /* a name that becomes an enumerator: bf16 -> TE_bf16; the compiler reports unknown
-                              * names */
+#define TE_TOKEN (name)      /* a name that the macros turn into an enumerator: bf16 becomes TE_bf16; the compiler
+                              * reports unknown names */
 #define TE_IS_name(value) 1
 /* A static_assert whose condition compares floats. (In C such a condition is not an integer constant expression, so a
- * plain static_assert does not accept it.) */
+ * plain static_assert does not accept the condition.) */
 #define TE_ASSERT_NUMBER(cond, text) \
     __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
 #ifdef __cplusplus
@@ -246,11 +248,12 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 
 /* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
 
-/* The number format of an op's output, or the format in which an op's input should be stored. */
+/* A number format that depends on the list: the format of an op's output, or the format in which an op's input should
+ * be stored. */
 typedef enum te_produces {
     TE_PRODUCES_list,     /* the list's format */
     TE_PRODUCES_same,     /* the format of the op's input */
-    TE_PRODUCES_residual, /* the format of the residual stream: the list's option `residual` */
+    TE_PRODUCES_residual, /* the format of the residual stream, which the list's option `residual` names */
     TE_PRODUCES_f32
 } te_produces;
 
@@ -303,23 +306,23 @@ typedef enum te_produces {
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
-/* (inputs, saved), an option of a list: forward saves the inputs of FP8 GEMMs even where backward could recompute
- * them. */
+/* The values of (inputs, saved), an option of a list: forward saves the inputs of FP8 GEMMs even where backward could
+ * recompute them. */
 enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, recomputed))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
-/* (rounding, stochastic), an option of a list: how gradients are rounded to FP8 (a te_rounding). */
+/* (rounding, stochastic), an option of a list: how gradients are rounded to FP8. The value is a te_rounding. */
 #define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
 #define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
-/* TE_ROWS_OPTION: the value of a list's option (rows, ..), a te_rows. TE_SHARD_OPTION: the value of a linear's option
- * (shard, ..), a te_shard. */
+/* Values of options. TE_ROWS_OPTION: the value of a list's option (rows, ..), as a te_rows. TE_SHARD_OPTION: the value
+ * of a linear's option (shard, ..), as a te_shard. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
 /* (ranks, N), an option of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
- * the size of one rank's part, where `all` is the size of the parts of all ranks together. */
+ * the size of one rank's part, where `all` is the size for all ranks together. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
 #define TE_CHECK_RANKS(model, op)                                                                                     \
@@ -328,7 +331,7 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
                       ": its vocabulary is no constant that (ranks, N) divides evenly; round it up to one");
 
-/* TE_OPTIONS_TYPE: the type of the struct that holds an op's options; te_no_options if the op has none.
+/* TE_OPTIONS_TYPE: the type of the struct that holds an op's options; it is te_no_options if the op has none.
  * TE_OPTIONS_VALUES: the initialiser of this struct. */
 typedef struct te_no_options { int none; } te_no_options;
 #define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)

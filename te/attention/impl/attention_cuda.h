@@ -1,5 +1,5 @@
 /* attention_cuda.h -- the dispatch of attention on CUDA: which kernels are compiled for an attention, which of them a
- * call runs, and the macros that declare them. Also the gradient of a score bias.
+ * call runs, and the macros that declare them. This file also computes the gradient of a score bias.
  *
  *     f32              attention_simt_f32.h, on CUDA cores
  *     bf16 and f16     on compute capability 9.0: attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if
@@ -19,9 +19,9 @@
 #include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
 #include "attention_sm80_forward.h"       /* bf16 and f16 elsewhere: forward */
 
-/* The kernels for compute capability 9.0. For f32 these kernels do not exist (EXISTS is false). An option that they do
- * not support (a score bias, and in forward max_logit) must have the same effect, so with such an option the aliases
- * pass f32 instead of the dtype. */
+/* The types of the kernels for compute capability 9.0. For f32 these kernels do not exist (EXISTS is false). An option
+ * that they do not support (a score bias, and in forward max_logit) must have the same effect, so with such an option
+ * the aliases pass f32 instead of the dtype. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -31,17 +31,17 @@ using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEA
  * The template parameter H is the type of the kernel for compute capability 9.0, F has the options. Cross-attention
  * needs the code of both kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
 
-/* Whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
+/* Return whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::SHIFTED;
 }
-/* Whether the forward kernel for sm_80 is left empty because the code is compiled only for sm_90a, where that kernel
- * would never run. */
+/* Return whether the forward kernel for sm_80 is left empty because the code is compiled only for sm_90a, where that
+ * kernel would never run. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
-/* Whether each query sees at least one key, as the kernels for compute capability 9.0 require. In self-attention this
- * is always so. */
+/* Return whether each query sees at least one key, as the kernels for compute capability 9.0 require. In self-attention
+ * this is always so. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
@@ -51,8 +51,8 @@ template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
-/* Returns an error if only the forward for sm_90a was compiled and cannot run. On devices of another compute capability
- * the driver is not queried. */
+/* Return an error if only the forward kernel for sm_90a was compiled and it cannot run on this device. On devices of
+ * another compute capability the driver is not queried. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
@@ -110,7 +110,8 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* A kernel. configured: bit d is set if the size of the kernel's shared memory has been configured on device d. */
+/* A kernel, and on which devices it is configured: bit d of `configured` is 1 if the size of the kernel's shared memory
+ * has been configured on device d. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured; } te__attn_kernel;
 
 /* Launches a kernel of type K on `rows` rows of each of batch_heads heads; each block processes K::ROWS of the rows. A
@@ -165,14 +166,16 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     }
 };
 
-/* The kernels of an attention over a cache. A call runs `decode` and `merge` (attention_sm90_decode.h) if each sequence
- * has only a few new rows, else `store` and then `fallback`, the forward for sm_80 (or for f32). */
+/* The kernels of an attention over a cache. If each sequence has only a few new rows, a call runs `decode` and `merge`
+ * (attention_sm90_decode.h). Otherwise it runs `store` and then `fallback`, the forward kernel for sm_80 (or for
+ * f32). */
 typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
-    te_sm90_kernel decode; /* this kernel itself stores the new rows' keys and values in the cache */
+    te_sm90_kernel decode; /* the kernel for decoding, which itself stores the keys and values of new rows in the
+                            * cache */
     const void *merge;
-    te_status (*store)(te_context *ctx, const te_attention_args *a); /* stores the new rows' keys and values in the
-                                                                        cache; called before the fallback only */
+    /* stores the new rows' keys and values in the cache; called before `fallback` only */
+    te_status (*store)(te_context *ctx, const te_attention_args *a);
 } te__attn_cached_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_cached_dispatch {
@@ -193,7 +196,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
 typedef struct te__attn_backward_kernels {
     te__attn_kernel dq, dkdv;
     te_sm90_kernel wgmma;
-    const void *delta, *round; /* the kernels that run before (delta) and after (round) the wgmma kernel */
+    const void *delta, *round; /* the kernels of backward that run before (delta) and after (round) the main kernel with
+                                * wgmma */
 } te__attn_backward_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_dispatch {
@@ -204,10 +208,12 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* how many rows of dqkv each row of te_attention_args.sum adds up: as many as a warp computes; 0: no `sum` */
+    /* How many rows of dqkv each row of te_attention_args.sum adds up: as many as a warp computes; 0: the kernels
+     * cannot compute `sum`. */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
-    /* Like te__attn_forward_dispatch::ready, for the backward kernel. */
+    /* Return the driver's function for making tensor maps if the backward kernel for compute capability 9.0 exists for
+     * these constants and runs on the context's device, else null. */
     static te__tensor_map_encode_fn ready(te_context *ctx, te__attn_backward_kernels *k) {
         const te__tensor_map_encode_fn encode = sm90::EXISTS && ctx ? te__tensor_map_encoder(ctx) : 0;
         return encode && te__sm90_kernel_ready(&k->wgmma, wgmma::SHARED, ctx->device) ? encode : 0;
@@ -222,7 +228,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
         const te__tensor_map_encode_fn encode = can_use_sm90 ? ready(ctx, k) : 0;
         if (encode) return sm90::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
-        /* the dq kernel also writes delta, which the dkdv kernel reads */
+        /* The dq kernel runs first, because it also writes delta, which the dkdv kernel reads. */
         TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name));
         if (F::CROSS && !a->dkv) return TE_OK;
         return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, F::CROSS ? a->kv_seq : a->seq, a, name);
@@ -239,8 +245,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * if causal; the dq and dkdv kernels together take 14 instead of 4), and writes the gradient once, 4 bytes for each
  * pair of query and key. Measurements: docs/notes/attention.md. */
 
-/* The type that holds a tile's sums of dS. clear() sets them to 0; add(args, head, q0, k0) adds the dS of one head to
- * them; each(f) calls f(row, column, sum) for each of them. */
+/* Selects the type that holds a tile's sums of dS, the gradient of the scores. clear() sets them to 0; add(args, head,
+ * q0, k0) adds the dS of one head to them; each(f) calls f(row, column, sum) for each of them. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F> {};
 template <int HEADS, int KV_HEADS, int D, class F>
@@ -252,14 +258,15 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     typedef te__attn_dbias_sums<T, HEADS, KV_HEADS, D, F> sums;
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
-    static constexpr int LD = TILE + 1;                /* row length of the tile of sums; avoids bank conflicts */
+    static constexpr int LD = TILE + 1;                /* the distance in floats between two rows of the tile of sums;
+                                                        * one more than TILE, which avoids bank conflicts */
     static constexpr int DIAGONALS = ROWS + TILE - 1;  /* the number of diagonals of a tile */
     static constexpr int BUCKET_BYTES = (ROWS * LD + 2 * DIAGONALS + F::BIAS_BUCKETS) * 4;
     static constexpr int BYTES = sums::TILES_BYTES + (RELATIVE ? BUCKET_BYTES : 0);
     static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* how many tiles of keys a table has */
 
-    /* Grid: (tiles of keys * tables, tiles of queries). With TE_BIAS_heads there is one table for each head, with
-     * TE_BIAS_shared one for all heads. */
+    /* Compute the gradient of a score bias that is a table. Grid: (tiles of keys * tables, tiles of queries). With
+     * TE_BIAS_heads there is one table for each head, with TE_BIAS_shared one for all heads. */
     static __device__ __forceinline__ void table(const args *a) {
         const int table = (int)blockIdx.x / TILES, k0 = (int)blockIdx.x % TILES * TILE, q0 = (int)blockIdx.y * ROWS;
         sums s;
@@ -273,8 +280,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             *p = (a->accumulate ? *p : 0.0f) + x;
         });
     }
-    /* Grid: (heads, tiles of queries). Shared memory: the operand tiles of the products, then a tile of sums of dS, the
-     * sum and the bucket of each of its diagonals, and the sum of each bucket. */
+    /* Compute partial sums of the gradient of a relative score bias. Grid: (heads, tiles of queries). Shared memory:
+     * the operand tiles of the products, then a tile of sums of dS, the sum and the bucket of each of its diagonals,
+     * and the sum of each bucket. */
     static __device__ __forceinline__ void buckets(const args *a) {
         constexpr int BUCKETS = F::BIAS_BUCKETS;
         float *tile = (float *)(te__attention_shared + sums::TILES_BYTES), *diagonal = tile + ROWS * LD;
@@ -289,11 +297,12 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             sums s;
             s.clear();
             s.add(a, head, q0, k0);
-            __syncthreads(); /* all threads have read the sums of the previous tile */
+            __syncthreads(); /* after this barrier all threads have read the sums of the previous tile, which may be
+                              * overwritten */
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();
-            for (int i = thread; i < DIAGONALS; i += THREADS) { /* on diagonal i, column - row is
-                                                                   i - (ROWS - 1) */
+            /* loop over the diagonals of the tile; on diagonal i, column - row is i - (ROWS - 1) */
+            for (int i = thread; i < DIAGONALS; i += THREADS) {
                 float sum = 0;
                 for (int row = 0; row < ROWS; row++) {
                     const int column = i - (ROWS - 1) + row;
@@ -316,7 +325,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         if constexpr (RELATIVE) buckets(a);
         else table(a);
     }
-    /* Must be called after the backward, because the kernel reads delta, which backward writes. */
+    /* Launch the kernel that computes the gradient of a score bias. Call this function after the backward, because the
+     * kernel reads delta, which backward writes. */
     static te_status launch(te_context *ctx, te__attn_kernel *k, const te_attention_args *a, const char *name) {
         const int tables = RELATIVE || F::BIAS == TE_BIAS_heads ? HEADS : 1;
         return te__attn_enqueue<te__attn_dbias>(ctx, k, tables * (RELATIVE ? 1 : TILES),
@@ -334,7 +344,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 16 == 0,     \
                   "te: attention: value must be a multiple of 16 in bf16 and f16 on CUDA");
 
-/* Defines the __global__ function `name`, the kernel that the type K describes. */
+/* Defines the __global__ function `name`, whose body, arguments and launch bounds the type K describes. */
 #define TE__ATTENTION_SHELL(name, K)                                          \
     TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
         name(const __grid_constant__ K::args te_arg_) {                       \

@@ -10,11 +10,12 @@
  *     args.scratch = scratch;
  *     TE_TRY(block_attn_launch(ctx, &args));
  *
- * Of the options of attention_options.h it supports left and right. head_dim is 64, 128 or 256, dtype bf16 or f16, and
- * a call has up to TE_ATTENTION_FP8_MAX_SEQUENCES sequences. On CUDA it needs compute capability 9.0 (sm_90a).
+ * Of the options of attention_options.h, this attention supports only left and right. head_dim is 64, 128 or 256, dtype
+ * bf16 or f16, and a call has up to TE_ATTENTION_FP8_MAX_SEQUENCES sequences. On CUDA it needs compute capability 9.0
+ * (sm_90a).
  *
  * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
- * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because it is an
+ * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because row_max is an
  * integer, how P's fraction is rounded does not depend on the previous tiles. Probabilities below 2^-14 of the largest
  * become 0. The softmax sum and lse use P before it is rounded to e4m3. If a head has an infinity, all results that
  * depend on that head are NaN.
@@ -30,14 +31,15 @@
 #include "../attention_options.h"   /* te_attention_args */
 
 enum {
-    TE_ATTENTION_FP8_MAX_SEQUENCES = 1024, /* limit for a call, because the transposed v pads each sequence by up to 15
-                                              keys */
+    /* the largest number of sequences of a call; it is limited because the transposed v pads each sequence by up to 15
+     * keys */
+    TE_ATTENTION_FP8_MAX_SEQUENCES = 1024,
     TE__ATTN_FP8_THREADS = TE_CUDA ? 256 : 1,
     TE__ATTN_FP8_ROWS = 128, /* rows of a block of the two passes */
-    TE__ATTN_FP8_KEYS = 16,  /* the transposed v permutes keys within groups of this size */
-    /* P of the largest score is 8 to 16; e4m3 spans 448 to 2^-9. With a larger exponent, fewer small probabilities
-     * would become 0, but P would exceed the range of e4m3 more often, and the CUDA kernel would have to rescale more
-     * often. */
+    TE__ATTN_FP8_KEYS = 16,  /* the number of keys in a group; the transposed v permutes the keys within each group */
+    /* The exponent of P = 2^(score - row_max + 4) in e4m3: the P of the largest score is 8 to 16, and e4m3 spans 448 to
+     * 2^-9. With a larger exponent, fewer small probabilities would become 0, but P would exceed the range of e4m3 more
+     * often, and the CUDA kernel would have to rescale more often. */
     TE__ATTN_FP8_P_EXPONENT = 4,
     /* The largest |q| and |k| in e4m3. With this limit a score, a sum of up to 256 products, stays below 65504, the
      * largest f16, and numbers down to 2^-9 of the limit are still normal e4m3 numbers. */
@@ -47,8 +49,10 @@ enum {
 /* The layout of the scratch memory: the e4m3 operands and their amax. */
 typedef struct te_attention_fp8_operands {
     float *amax;        /* [heads + 2 kv_heads] */
-    uint8_t *q, *k, *v; /* [rows, heads, d], [rows, kv_heads, d], [batch, kv_heads, d, keys] */
-    int64_t keys;       /* seq rounded up to TE__ATTN_FP8_KEYS; the padding is 0 */
+    uint8_t *q, *k, *v; /* the e4m3 operands: q is [rows, heads, d], k is [rows, kv_heads, d], and v, transposed, is
+                         * [batch, kv_heads, d, keys] */
+    int64_t keys;       /* number of keys in a row of the transposed v: seq rounded up to TE__ATTN_FP8_KEYS; the padding
+                         * is 0 */
 } te_attention_fp8_operands;
 
 TE_BOTH te_attention_fp8_operands te__attn_fp8_operands_of(const te_attention_args *a, int heads, int kv_heads, int d) {
@@ -75,25 +79,25 @@ TE_BOTH int te__attn_fp8_byte_of_key(int key) {
 TE_BOTH int te__attn_fp8_key_of_byte(int column) {
     return (column & ~15) | (column & 12) >> 1 | (column & 2) << 2 | (column & 1);
 }
-/* The scale that maps amax to `limit`, and its inverse. A head of zeros, or of numbers so small that limit / amax would
- * overflow, has the scale 1. */
+/* The functions below compute the scale of a head, which maps the head's amax to `limit`, and its inverse. A head of
+ * zeros, or of numbers so small that limit / amax would overflow, has the scale 1. */
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
 TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? limit / amax : 1.0f; }
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
-/* The factor that would convert products of e4m3 numbers to scores in base 2, if q were scaled to TE__ATTN_FP8_QK_MAX
- * as k is. q, k: the amax of the heads. */
+/* Return the factor that would convert products of e4m3 numbers to scores in base 2, if q were scaled to
+ * TE__ATTN_FP8_QK_MAX as k is. q, k: the amax of the heads. */
 TE_FN float te__attn_fp8_raw_score_unit(float q, float k, float scale) {
     const float limit = (float)TE__ATTN_FP8_QK_MAX, log2e = 1.44269504088896341f;
     return te__attn_fp8_inverse(q, limit) * te__attn_fp8_inverse(k, limit) * scale * log2e;
 }
-/* The factor that is used: te__attn_fp8_raw_score_unit rounded up to a power of two, so that f16 represents it exactly
- * (unless it is extreme). */
+/* Return the factor that converts products of e4m3 numbers to scores in base 2: te__attn_fp8_raw_score_unit rounded up
+ * to a power of two, so that f16 represents it exactly (unless it is extreme). */
 TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale);
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* The scale of q, which compensates for that rounding. */
+/* Return the scale of q, which compensates for the rounding of te__attn_fp8_score_unit to a power of two. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);
@@ -101,13 +105,15 @@ TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
 
 /* ---- the two passes ---------------------------------------------------------------------------------------------- */
 
-/* Grid: (batch * all heads of q, k and v, tiles of rows). */
+/* The rows of one head that a block quantizes. Grid: (batch * all heads of q, k and v, tiles of rows). */
 typedef struct te__attn_fp8_tile {
     const te_attention_args *a;
     te_dtype dtype;
     int all, d;             /* heads of q, k and v together; head_dim */
-    int head, batch, first; /* the head's index among all, the sequence, and the tile's first row in it */
-    int64_t from;           /* the first element of the head in the first row of the sequence */
+    int head, batch, first; /* head: the head's index among those of q, k and v; batch: the sequence; first: the tile's
+                             * first row within the sequence */
+    int64_t from;           /* the index, within qkv, of the first element of the head in the first row of the
+                             * sequence */
 } te__attn_fp8_tile;
 TE_FN te__attn_fp8_tile te__attn_fp8_tile_of(const te_attention_args *a, te_block at, te_dtype dtype, int all, int d) {
     te__attn_fp8_tile t;
@@ -136,7 +142,7 @@ TE_FN void te__attn_fp8_amax(const te_attention_args *a, te_block b, te_dtype dt
     te_amax_atomic_max((float *)a->scratch + t.head, amax, g);
 }
 
-/* q and k: to[row * width + dim], sixteen bytes at a time. */
+/* Cast a tile of q or k to e4m3: to[row * width + dim], sixteen bytes at a time. */
 TE_FN void te__attn_fp8_cast_rows(const te__attn_fp8_tile *t, uint8_t *to, int64_t width, float scale, te_lanes g) {
     const int units = t->d / 16; /* of sixteen bytes, in a row */
     TE_UNROLL_8 for (int i = g.id; i < TE__ATTN_FP8_ROWS * units; i += TE__ATTN_FP8_THREADS) {
@@ -149,8 +155,8 @@ TE_FN void te__attn_fp8_cast_rows(const te__attn_fp8_tile *t, uint8_t *to, int64
         if (row < t->a->seq) memcpy(__builtin_assume_aligned(to + row * width + dim, 16), e.w, 16);
     }
 }
-/* v, transposed: to[dim * keys + byte of the key]. A thread writes four keys of sixteen dimensions, the next thread the
- * next four keys of the same dimensions. */
+/* Cast a tile of v to e4m3 and transpose it: to[dim * keys + byte of the key]. A thread writes four keys of sixteen
+ * dimensions, the next thread the next four keys of the same dimensions. */
 TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t keys, float scale, te_lanes g) {
     for (int i = g.id; i < TE__ATTN_FP8_ROWS / 4 * (t->d / 16); i += TE__ATTN_FP8_THREADS) {
         const int column = t->first + i % (TE__ATTN_FP8_ROWS / 4) * 4, dim = i / (TE__ATTN_FP8_ROWS / 4) * 16;
@@ -169,12 +175,14 @@ TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t 
     }
 }
 TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype dtype, int heads, int kv_heads, int d) {
-    b.y = b.ny - 1 - b.y; /* the last rows come first, because the amax pass left them in the L2 */
+    b.y = b.ny - 1 - b.y; /* the blocks with the last rows come first, because the amax pass left these rows in the
+                           * L2 */
     const te__attn_fp8_tile t = te__attn_fp8_tile_of(a, b, dtype, heads + 2 * kv_heads, d);
     const te_attention_fp8_operands p = te__attn_fp8_operands_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    /* k, v: the head's index in this tensor; below 0: the head belongs to another tensor */
+    /* The head's index within k (`k`) and within v (`v`); a negative index says that the head belongs to another
+     * tensor. */
     const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads;
     const float limit = v >= 0 ? TE_E4M3_MAX : (float)TE__ATTN_FP8_QK_MAX, amax = p.amax[t.head];
     const float scale = k >= 0 ? te__attn_fp8_scale(amax, limit)
@@ -197,7 +205,8 @@ TE_API te_status te__attention_check_fp8(te_context *ctx, const te_attention_arg
                   "te: attention: head_dim must be 64, 128 or 256 in FP8");                                  \
     static_assert(TE_##dtype == TE_bf16 || TE_##dtype == TE_f16, "te: attention: FP8 is for bf16 and f16");
 
-/* The kernels of the two passes; name##_cast, which launches both; and the size of the scratch memory. */
+/* Defines the kernels of the two passes that quantize q, k and v; name##_cast, which launches both; and the size of the
+ * scratch memory. */
 #define TE__ATTENTION_FP8_PASSES(name, dtype, heads, kv_heads, head_dim)                                         \
     TE_KERNEL(name##_amax, TE__ATTN_FP8_THREADS, te_attention_args,                                              \
               te__attn_fp8_amax(te_args, te_at, TE_##dtype, (heads) + 2 * (kv_heads), head_dim))                 \

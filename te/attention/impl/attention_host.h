@@ -18,7 +18,7 @@
 
 /* ---- the location of a head's rows ------------------------------------------------------------------------------- */
 
-/* The arguments of a kernel's call, and the constants of the kernel. */
+/* The arguments of a call of a host kernel, and the constants of the kernel. */
 typedef struct te__attn_call {
     const te_attention_args *a;
     te_dtype dtype;
@@ -34,17 +34,18 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
 
 /* Where the rows of one head of one sequence are. Offsets are in elements from the start of each tensor. */
 typedef struct te__attn_head {
-    int64_t width, q;       /* in qkv and dqkv: row length, and offset of the head's first query */
-    int64_t kv_width, k, v; /* in kv and dkv: row length, and offsets of the head's first key and first value */
-    int64_t out_width, out; /* in out and dout: row length, and offset of the head's first row */
-    int64_t row;            /* in lse, delta and row_max_logit: offset of the head's first row */
+    int64_t width, q;       /* in qkv and dqkv: the length of a row, and the offset of the head's first query */
+    int64_t kv_width, k, v; /* in kv and dkv: the length of a row, and the offsets of the head's first key and first
+                             * value */
+    int64_t out_width, out; /* in out and dout: the length of a row, and the offset of the head's first row */
+    int64_t row;            /* in lse, delta and row_max_logit: the offset of the element for the head's first row */
     const void *kv;         /* the tensor that holds the keys and values */
-    void *dkv;              /* the tensor for the gradients of the keys and values */
-    const int32_t *pages;   /* cached: the page numbers of the sequence; then k and v are offsets from the start of a
-                               page */
+    void *dkv;              /* the tensor that receives the gradients of the keys and values */
+    /* with a cache: the page numbers of the sequence; k and v are then offsets from the start of a page */
+    const int32_t *pages;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
-    int head;               /* the head's number: sequence * heads + head */
-    int global_head;        /* the head's number over all ranks, for dropout */
+    int head;               /* the index of the head within the call: sequence * heads + head */
+    int global_head;        /* the index of the head over all ranks, which dropout needs */
 } te__attn_head;
 TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head) {
     const te_attention_args *a = c->a;
@@ -76,8 +77,8 @@ TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_variant f)
     return f.shifted ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
                    : te__attn_mask_of(h->seq, f.left, f.right);
 }
-/* Returns the first query of a block. If the last queries see the most keys, the first blocks process the last
- * queries. */
+/* Return the first query of a block. If the last queries see the most keys, the first blocks process the last queries,
+ * so that the longest work starts first. */
 TE_FN int te__attn_first_query(te__attn_mask m, te_block at) {
     return (te__attn_keys_grow(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE;
 }
@@ -162,18 +163,18 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
+    if (queries <= 0) return; /* nothing to do: the grid is for the longest sequence, and this sequence is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
-    /* scratch memory: tiles of K, V, O, Q^T and P^T, then arrays with one number for each query */
+    /* Layout of the scratch memory: tiles of K, V, O, Q^T and P^T, then arrays with one number for each query. */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* the largest logit of each query: like max, but without sinks */
+    float *max_logit = rescale + TE__ATTN_TILE; /* the largest score of each query; like max, but without sinks */
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
-    /* a sink acts like a key before the first one: every row sees it, and its value vector is 0 */
+    /* The sink acts like a key before the first one: every row sees it, and its value vector is 0. */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;
     for (int q = 0; q < TE__ATTN_TILE; q++) max[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
     for (int q = 0; f.max_logit && q < TE__ATTN_TILE; q++) max_logit[q] = -INFINITY;
@@ -202,8 +203,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
         te__attn_accumulate(o, ldv, p, v, queries, keys, triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL);
     }
     for (int q = 0; q < queries; q++) {
-        /* empty: the query sees no key. Then its output is 0, and its lse is infinity, so that all its probabilities
-         * are 0 in backward */
+        /* 1: the query sees no key. Then its output is 0, and its lse is infinity, so that all its probabilities are 0
+         * in backward. */
         const int empty = (f.shifted || f.bias) && !(sum[q] > 0);
         te__attn_out_write(a, h.out + (q0 + q) * h.out_width, o + q * ldv, c->dv,
                            empty ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], c->dtype);
@@ -214,7 +215,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Grid: (batch * heads, query tiles). delta = rowsum(dO * O), dS = P * (dP - delta), dQ = scale * dS K. */
+/* Compute dQ, the gradient of the queries. Grid: (batch * heads, query tiles). delta = rowsum(dO * O), dS = P * (dP -
+ * delta), dQ = scale * dS K. */
 TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -222,11 +224,12 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
+    if (queries <= 0) return; /* nothing to do: the grid is for the longest sequence, and this sequence is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
-    /* scratch memory: tiles of K, V, dQ, Q^T, dO^T, P^T (later dS^T) and dP^T, then lse and delta of each query */
+    /* Layout of the scratch memory: tiles of K, V, dQ, Q^T, dO^T, P^T (later dS^T) and dP^T, then lse and delta of each
+     * query. */
     const int dv = c->dv, ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(dv), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *dq = v + TE__ATTN_TILE * ldv, *qt = dq + tile, *dot = qt + tile;
@@ -267,18 +270,18 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
         te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, c->d, a->scale, c->dtype, a->amax);
 }
 
-/* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share
- * the KV head. */
+/* Compute dK and dV, the gradients of the keys and values. Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale
+ * * dS^T Q, both summed over all query heads that share the KV head. */
 TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
     const int group = c->heads / c->kv_heads, batch = at.x / c->kv_heads, head0 = at.x % c->kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(c, batch, head0);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_min(TE__ATTN_TILE, h0.keys - k0);
-    if (keys <= 0) return; /* the grid is for the longest sequence; this sequence is shorter */
+    if (keys <= 0) return; /* nothing to do: the grid is for the longest sequence, and this sequence is shorter */
     const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_range seen = te__attn_queries_of(m, k0, keys);
-    /* scratch memory: tiles of Q, dO, dK, dV, K^T, V^T, P and dP (later dS) */
+    /* Layout of the scratch memory: tiles of Q, dO, dK, dV, K^T, V^T, P and dP (later dS). */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(keys);
     const int tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
     float *q = s, *dout = q + tile, *dk = dout + value_tile, *dv = dk + tile, *kt = dv + value_tile, *vt = kt + tile;
@@ -330,7 +333,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
  * A block owns a tile of 64 queries by 64 keys, or with a relative bias all tiles of its 64 queries. It adds up dS over
  * the sequences in order. */
 
-/* sum[query][key] += P (dP - delta), for a tile of one head of one sequence. Returns 0 if all pairs of the tile are
+/* Add dS = P (dP - delta) of one head of one sequence to a tile sum[query][key]. Returns 0 if all pairs of the tile are
  * masked, else 1. */
 TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int head, int q0, int k0, float *s) {
     const te_attention_args *a = c->a;
@@ -339,7 +342,7 @@ TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int 
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int queries = te__attn_min(TE__ATTN_TILE, h.seq - q0), keys = te__attn_min(TE__ATTN_TILE, h.keys - k0);
     if (queries <= 0 || keys <= 0 || !te__attn_intersects(te__attn_keys_of(m, q0, queries), k0, keys)) return 0;
-    /* scratch memory: tiles of Q, dO, K^T, V^T, P and dP */
+    /* Layout of the scratch memory: tiles of Q, dO, K^T, V^T, P and dP. */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(keys);
     const int tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
     float *q = s, *dout = q + tile, *kt = dout + value_tile, *vt = kt + tile, *p = vt + value_tile;
@@ -368,8 +371,8 @@ TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int 
     return 1;
 }
 
-/* The gradient of a table. Grid: (tiles of keys * tables, tiles of queries). With TE_BIAS_heads there is one table for
- * each head, with TE_BIAS_shared one for all heads. */
+/* Compute the gradient of a score bias that is a table. Grid: (tiles of keys * tables, tiles of queries). With
+ * TE_BIAS_heads there is one table for each head, with TE_BIAS_shared one for all heads. */
 TE_FN void te__attention_dbias_table_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -385,8 +388,8 @@ TE_FN void te__attention_dbias_table_host(const te__attn_call *c, te_block at, f
             *p = (a->accumulate ? *p : 0.0f) + sum[i * TE__ATTN_TILE + j];
         }
 }
-/* The gradient of a relative bias: this block's partial sums of all buckets of one head. Grid: (heads, tiles of
- * queries). */
+/* Compute partial sums of the gradient of a relative score bias: those of this block for all buckets of one head. Grid:
+ * (heads, tiles of queries). */
 TE_FN void te__attention_dbias_buckets_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -398,7 +401,7 @@ TE_FN void te__attention_dbias_buckets_host(const te__attn_call *c, te_block at,
         int seen = 0;
         memset(sum, 0, sizeof(float) * TE__ATTN_TILE * TE__ATTN_TILE);
         for (int batch = 0; batch < a->batch; batch++) seen |= te__attn_dbias_add(sum, c, batch, at.x, q0, k0, s);
-        /* the diagonals of the tile, on each of which key - query is constant */
+        /* This loop goes over the diagonals of the tile; on each of them key - query is constant. */
         for (int distance = 1 - TE__ATTN_TILE; seen && distance < TE__ATTN_TILE; distance++) {
             const int last = te__attn_min(TE__ATTN_TILE, TE__ATTN_TILE - distance);
             float diagonal = 0;
@@ -519,7 +522,8 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
             a);                                                                                                     \
     }
 
-/* Stores the new keys and values in the cache, then runs forward, which reads them there. */
+/* Defines name##_launch, which stores the new keys and values in the cache, then runs forward, which reads them
+ * there. */
 #define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
     TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \
@@ -528,7 +532,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
         TE_TRY(name##_store_launch(ctx, a));                                                                        \
         return name##_kernel_launch(ctx, a);                                                                        \
     }
-/* Runs the dq kernel, which writes delta, then the dkdv kernel, which reads it. */
+/* Defines name##_launch, which runs the dq kernel, which writes delta, and then the dkdv kernel, which reads delta. */
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                   \
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
     TE__ATTENTION_VARIANT(name, options)                                                                            \

@@ -17,8 +17,8 @@
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
-/* te__attn_vector is a vector register, as a vector type of GCC and Clang. TE__ATTN_LANES: the number of floats of a
- * vector. TE__ATTN_MULTIPLY_ADD: c += a b, for vectors c and b and a number a. */
+/* te__attn_vector is a vector register, as a vector type of GCC and Clang. TE__ATTN_LANES: the number of floats in a
+ * vector. TE__ATTN_MULTIPLY_ADD computes c += a b, for vectors c and b and a number a. */
 #if defined(__AVX512F__)
 #define TE__ATTN_LANES 16
 #define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
@@ -44,7 +44,8 @@ enum { TE__ATTN_TILE = 64 };
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
     (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
 
-/* Vectors are passed by pointer, because the calling convention for passing them by value depends on compiler flags. */
+/* Functions take vectors by pointer, because the calling convention for passing vectors by value depends on compiler
+ * flags. */
 TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
 TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
 
@@ -52,10 +53,10 @@ TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeo
  * NaN. The function needs no branch and no table. */
 TE_FN void te__attn_exp2(te__attn_vector *x) {
     TE__SUMS_AS_WRITTEN
-    /* adding 12582912 = 1.5 * 2^23 leaves the integer nearest to x in the last bits of the sum */
+    /* Adding 12582912 = 1.5 * 2^23 leaves the integer nearest to x in the last bits of the sum. */
     const te__attn_vector shifted = *x + 12582912.0f;
     const te__attn_vector f = *x - (shifted - 12582912.0f);
-    /* a polynomial for 2^f, interpolated at the Chebyshev points of [-1/2, 1/2] */
+    /* y is a polynomial for 2^f, interpolated at the Chebyshev points of [-1/2, 1/2]. */
     te__attn_vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f;
     y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f, y = y * f + 2.4022650922288827e-1f;
     y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
@@ -87,10 +88,10 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
  * the edge of a causal mask. te__attn_product may compute more than the part that is needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
-    TE__ATTN_COLUMNS_FROM_ROW, /* only the elements (row, column) of the product with column >= row */
-    TE__ATTN_COLUMNS_TO_ROW,   /* only the elements (row, column) of the product with column <= row */
-    TE__ATTN_DEPTH_FROM_ROW,   /* all elements; but in the sum of an element in row i, only the terms k >= i */
-    TE__ATTN_DEPTH_TO_ROW      /* all elements; but in the sum of an element in row i, only the terms k <= i */
+    TE__ATTN_COLUMNS_FROM_ROW, /* only the elements of the product in row i and column j >= i are needed */
+    TE__ATTN_COLUMNS_TO_ROW,   /* only the elements of the product in row i and column j <= i are needed */
+    TE__ATTN_DEPTH_FROM_ROW,   /* all elements are needed; each sum in row i has only the terms k >= i */
+    TE__ATTN_DEPTH_TO_ROW      /* all elements are needed; each sum in row i has only the terms k <= i */
 };
 
 /* Arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is set. Element (i, k) of a is
@@ -103,7 +104,7 @@ typedef struct te__attn_matmul {
     enum te__attn_region region;
 } te__attn_matmul;
 
-/* Computes a product, one block of c at a time: four rows by two vectors, which are held in registers. */
+/* Compute a matrix product, one block of c at a time: four rows by two vectors, which are held in registers. */
 TE_FN void te__attn_product(const te__attn_matmul *p) {
     enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
     const int m = p->m, n = p->n, depth = p->depth, ldc = p->ldc, ldb = p->ldb, row = p->a_row, step = p->a_step;
@@ -136,7 +137,8 @@ TE_FN void te__attn_product(const te__attn_matmul *p) {
             memcpy(pc + 3 * ldc, &c30, W), memcpy(pc + 3 * ldc + V, &c31, W);
         }
 }
-/* scores[m][TILE] = rows[m][d] (in rows of length ld) times columns[d][TILE]; only the first n columns are computed. */
+/* Compute a tile of scores: scores[m][TILE] = rows[m][d] (in rows of length ld) times columns[d][TILE]; only the first
+ * n columns are computed. */
 TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float *columns, int m, int n, int d,
                            enum te__attn_region region) {
     te__attn_matmul p;
@@ -144,7 +146,7 @@ TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float
     p.m = m, p.n = n, p.depth = d, p.add = 0, p.region = region;
     te__attn_product(&p);
 }
-/* out[m][ld] += (the transpose of scores[depth][TILE]) times rows[depth][ld] */
+/* Add to out[m][ld] the product of the transpose of scores[depth][TILE] with rows[depth][ld]. */
 TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const float *rows, int m, int depth,
                                enum te__attn_region region) {
     te__attn_matmul p;
@@ -196,7 +198,7 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
     te_amax_atomic_max(amax, largest, te_lanes_here(1, &group));
 }
 /* Writes a row of a->out. With an out_scale, each number is rounded to the dtype, multiplied by the scale and stored in
- * e4m3; otherwise as te__attn_row_write does. */
+ * e4m3; otherwise the row is written as by te__attn_row_write. */
 TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
                               te_dtype t) {
     if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
@@ -209,7 +211,8 @@ TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const floa
 
 /* ---- mask and options on a tile of scores ------------------------------------------------------------------------ */
 
-/* Sets the scores of a row that lie outside the range `seen` to -inf. at: the token (key or query) of column 0. */
+/* Set the scores of a row that lie outside the range `seen` to -inf. at: the token (key or query) to which column 0 of
+ * the row belongs. */
 TE_FN void te__attn_mask_row(float *row, te__attn_range seen, int at) {
     for (int c = 0; c < te__attn_min(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
     for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
@@ -222,15 +225,15 @@ TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0,
 TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
-/* Whether one side of the tile's diagonal is completely masked, so that products may skip that side: for each i, no
- * query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the first query
- * that sees the key advances by at most one. */
+/* Returns whether one side of the tile's diagonal is completely masked, so that products may skip that side: for each
+ * i, no query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the first
+ * query that sees the key advances by at most one. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* Returns the factor by which q (or k) is multiplied, so that q k^T is the score in base 2, or with softcap the
- * argument of te__attn_tanh. */
+/* Returns the factor by which q (or k) is multiplied before the product, so that q k^T is the score in base 2 or, with
+ * softcap, the argument of te__attn_tanh. */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
@@ -242,8 +245,8 @@ TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f)
             te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
         }
 }
-/* Multiplies x by the derivative of softcap at the point where softcap's result is the score e; the derivative is 0 if
- * e is masked. */
+/* Multiplies x by the derivative of softcap. e: the score after softcap, at which the derivative is taken; where e is
+ * masked, the derivative is 0. */
 TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *e, te__attn_variant f) {
     if (f.softcap > 0) {
         const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
@@ -266,7 +269,8 @@ TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te_
     te__attn_get(&b, bias), *x -= b;
 }
 
-/* The score bias of one head. head: the head's index; shift: te__attn_mask.shift. */
+/* The score bias of one head. head: the index of the head; shift: te__attn_mask.shift, number of keys minus number of
+ * queries. */
 typedef struct te__attn_score_bias {
     const te_attention_args *a;
     int head, shift;
@@ -301,7 +305,8 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
  * the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
-    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* number of Philox counters; each serves eight pairs */
+    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* number of Philox calls for a tile; each yields random
+                                                             * bits for eight pairs of a query and a key */
     for (int i = 0; f.drop && a->rng && i < counters; i++) {
         const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
         uint32_t word[4];

@@ -31,39 +31,43 @@ enum {
 };
 typedef struct te__attn_mask {
     int queries, keys;
-    int left, right; /* a query sees this many keys before and after its own position; or TE_ATTENTION_ALL */
-    int shift;       /* keys - queries; in self-attention the constant 0, which the compiler removes */
+    int left, right; /* how many keys before (left) and after (right) its own position a query sees; or
+                      * TE_ATTENTION_ALL */
+    int shift;       /* number of keys minus number of queries; in self-attention the constant 0, which the compiler
+                      * removes */
 } te__attn_mask;
 
-/* The keys that a block of queries sees, or the queries that see a block of keys. */
+/* A range of tokens: the keys that a block of queries sees, or the queries that see a block of keys. */
 typedef struct te__attn_range {
-    int first, end;         /* the tokens that see, or are seen by, at least one token of the block. Kernels skip the
-                               tiles outside this range */
-    int all_first, all_end; /* the tokens that see, or are seen by, all tokens of the block. Tiles inside this range
-                               need no mask. The range is empty if all_end <= all_first */
+    /* the tokens that see, or are seen by, at least one token of the block. Kernels skip the tiles outside this
+     * range */
+    int first, end;
+    /* the tokens that see, or are seen by, all tokens of the block. Tiles inside this range need no mask. The range is
+     * empty if all_end <= all_first */
+    int all_first, all_end;
 } te__attn_range;
 
-/* The mask of self-attention over `seq` tokens. */
+/* Return the mask of a self-attention over `seq` tokens. */
 TE_BOTH te__attn_mask te__attn_mask_of(int seq, int left, int right) {
     te__attn_mask m;
     m.queries = m.keys = seq, m.left = left, m.right = right, m.shift = 0;
     return m;
 }
-/* The mask of an attention whose queries and keys may differ in number. */
+/* Return the mask of an attention whose queries and keys may differ in number. */
 TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int right) {
     te__attn_mask m;
     m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
     return m;
 }
-/* Whether later queries see more keys than earlier ones (with a window on the left, until the window is full). If so,
- * kernels process the last queries first, so that the blocks with the least work come last and the multiprocessors
- * finish together. */
+/* Return whether later queries see more keys than earlier ones (with a window on the left, until the window is full).
+ * If so, kernels process the last queries first, so that the blocks with the least work come last and the
+ * multiprocessors finish together. */
 TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 
-/* Whether there is a mask at all. If not, every query sees every key. */
+/* Return whether the mask hides any key from any query. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* Returns the first of the `count` tokens before `token`, or of all tokens before it if count < 0. */
+/* Returns the first token that is at most `count` tokens before `token`, or token 0 if count < 0. */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
@@ -76,29 +80,30 @@ TE_BOTH int te__attn_range_end(int token, int count, int seq) {
 TE_BOTH int te__attn_clamp_end(te__attn_mask m, int end) { return m.shift && end < 0 ? 0 : end; }
 /* Returns the first key that a query sees. */
 TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_range_first(query + m.shift, m.left); }
-/* One more than the last key that a query sees. */
+/* Return one more than the last key that a query sees. */
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
     return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
 }
-/* The first query that sees a key. With a causal mask and no shift this is `key` itself, which saves a comparison. */
+/* Return the first query that sees a key. With a causal mask and no shift this is `key` itself, which saves a
+ * comparison. */
 TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
     return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
 }
-/* One more than the last query that sees a key. */
+/* Return one more than the last query that sees a key. */
 TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) {
     return te__attn_clamp_end(m, te__attn_range_end(key - m.shift, m.left, m.queries));
 }
 
-/* For the `count` queries from `query` on: the range of keys that at least one of them sees, and the range of keys that
- * all of them see. */
+/* Return two ranges of keys for the `count` queries from `query` on: the keys that at least one of these queries sees,
+ * and the keys that all of them see. */
 TE_BOTH te__attn_range te__attn_keys_of(te__attn_mask m, int query, int count) {
     te__attn_range s;
     s.first = te__attn_keys_first(m, query), s.all_first = te__attn_keys_first(m, query + count - 1);
     s.end = te__attn_keys_end(m, query + count - 1), s.all_end = te__attn_keys_end(m, query);
     return s;
 }
-/* For the `count` keys from `key` on: the range of queries that see at least one of them, and the range of queries that
- * see all of them. */
+/* Return two ranges of queries for the `count` keys from `key` on: the queries that see at least one of these keys, and
+ * the queries that see all of them. */
 TE_BOTH te__attn_range te__attn_queries_of(te__attn_mask m, int key, int count) {
     te__attn_range s;
     s.first = te__attn_queries_first(m, key), s.all_first = te__attn_queries_first(m, key + count - 1);
@@ -113,25 +118,25 @@ TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
     return t;
 }
-/* Whether at >= first. `at` is never negative; therefore, if `first` is the constant 0, the compiler replaces the call
- * by 1. */
+/* Return whether at >= first. `at` is never negative; therefore, if `first` is the constant 0, the compiler replaces
+ * the call by 1. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
-/* Whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
+/* Return whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Whether at least one of the `count` tokens from `at` on is masked for at least one token of a block, so that the mask
- * must be applied to the scores. s: the ranges of that block. */
+/* Return whether at least one of the `count` tokens from `at` on is masked for at least one token of a block, so that
+ * the mask must be applied to the scores. s: the ranges of keys or queries for that block. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Whether a query sees a key. te__attn_sees is cheap if a thread has few queries and many keys. */
+/* Return whether a query sees a key. te__attn_sees is cheap if a thread has few queries and many keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* Whether a query sees a key, if the key is inside the sequence. te__attn_seen is cheap if a thread has few keys and
- * many queries. */
+/* Return whether a query sees a key, if the key is inside the sequence. te__attn_seen is cheap if a thread has few keys
+ * and many queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

@@ -24,12 +24,14 @@ template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
-/* V: the head size of v. qk: the shape of tiles of q and k; value: the shape of tiles of v. */
+/* The shapes of the forward's tiles. V: the head size of v. qk: the shape of tiles of q and k; value: the shape of
+ * tiles of v. */
 template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int KV_LD = V > D ? value::LD : qk::LD;
-    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* a tile of Q, one of K (later V), one of P */
+    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* bytes of shared memory: a tile of Q, one of K
+                                                                         * (later V), and one of P */
 };
 template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> {
     typedef te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> qk;
@@ -38,9 +40,9 @@ template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D,
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
 
-/* Loads T rows of D columns, each of which begins `width` elements after the previous one. The rows from `valid` on and
- * the padding become zeros. ALIGNED: 1 if the head sizes are multiples of four, so that rows are aligned to 16
- * bytes. */
+/* Load T rows of D columns to shared memory; each row begins `width` elements after the previous one. The rows from
+ * `valid` on and the padding become zeros. ALIGNED: 1 if the head sizes are multiples of four, so that rows are aligned
+ * to 16 bytes. */
 template <class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int valid) {
     for (int i = (int)threadIdx.x; i < C::T * (C::PAD / 4); i += C::THREADS) {
@@ -54,7 +56,7 @@ TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int 
         *(float4 *)(tile + r * C::LD + d) = v;
     }
 }
-/* s = A B^T, for tiles A and B in shared memory */
+/* Compute s = A B^T, for tiles A (a) and B (b) in shared memory. */
 template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], const float *a, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     TE_UNROLL for (int i = 0; i < C::R; i++) TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = 0;
@@ -67,7 +69,7 @@ template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], co
                 s[i][j] += u[i].x * v[j].x + u[i].y * v[j].y + u[i].z * v[j].z + u[i].w * v[j].w;
     }
 }
-/* o += P B, for P [T, T] and B in shared memory */
+/* Compute o += P B, for tiles P (p) [T, T] and B (b) in shared memory. */
 template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     for (int k = 0; k < C::T; k += 4) {
@@ -88,7 +90,7 @@ template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][
         }
     }
 }
-/* Stores scores as a tile in shared memory. */
+/* Store this thread's scores s to the tile p in shared memory. */
 template <class C> TE_FN void te__attn_f32_put(float *p, const float (&s)[C::R][C::R]) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     TE_UNROLL for (int i = 0; i < C::R; i++)
@@ -98,7 +100,7 @@ template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
 }
-/* Stores each row of o, multiplied by the row's factor, for the rows before `valid`. */
+/* Store the rows of o before row `valid`, each multiplied by the row's factor. */
 template <class C, int D>
 TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
                               const float (&factor)[C::R]) {
@@ -123,15 +125,15 @@ TE_FN float te__attn_f32_row_sum(float v) {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Whether dropout drops the probability of the pair (query, key). */
+/* Return whether dropout drops the probability of the pair (query, key). */
 template <int HEADS, class F>
 TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
     const int head = te__attn_global_head(a->whole, h.batch * HEADS + h.head, HEADS);
     return te__attn_dropped(*a->rng, a->id, head, query, key, a->seq, F::DROP);
 }
 
-/* Loads a tile of keys (value 0) or values (value 1), from token `key` on, like te__attn_f32_load. D: the head size of
- * k or of v. */
+/* Loads a tile of keys (value 0) or values (value 1), from token `key` on, to shared memory, by te__attn_f32_load. D:
+ * the head size of k or of v. */
 template <class F, class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
     const int64_t at = value ? h.v : h.k;
@@ -147,7 +149,7 @@ TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const
     }
 }
 
-/* Grid: (batch * heads, query tiles). Shared memory: Q, then K or V, then P. */
+/* The forward kernel. Grid: (batch * heads, query tiles). Shared memory: Q, then K or V, then P. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_forward_shape<D, V> C;
@@ -164,7 +166,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const float *qkv = (const float *)a->qkv;
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][CV::COLS][4], row_max[C::R], sum[C::R];
-    float max_logit[C::R]; /* the maximum of each row, like row_max, but without sinks */
+    float max_logit[C::R]; /* the largest score of each row; like row_max, but without sinks */
     te__attn_f32_clear<CV>(o);
     const float sink = te__attn_sink<TE_f32, F>(a, h.head);
     TE_UNROLL for (int i = 0; i < C::R; i++) {
@@ -224,7 +226,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Grid: (batch * heads, query tiles). delta = rowsum(dO * O), dQ = scale * dS K. Shared memory: Q, dO, K, V, dS. */
+/* The dq kernel of backward. Grid: (batch * heads, query tiles). delta = rowsum(dO * O), dQ = scale * dS K. Shared
+ * memory: Q, dO, K, V, dS. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -283,8 +286,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     te__attn_f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
 }
 
-/* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. Shared memory: Q, dO, K, V, then P, later
- * dS. */
+/* The dkdv kernel of backward. Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. Shared memory: Q,
+ * dO, K, V, then P, later dS. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -357,8 +360,8 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
     float sum[C::R][C::R];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds to `sum` the dS of a tile, the queries from q0 on by the keys from k0 on, for one head, over all sequences
-     * in order. */
+    /* Add the dS of one tile (the queries from q0 on, the keys from k0 on) of one head to `sum`, over all sequences in
+     * order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
@@ -371,7 +374,8 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         float *k = dout + C::T * CV::LD, *v = k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-        __syncthreads(); /* all threads have read the tiles of the previous sequence */
+        __syncthreads(); /* after this barrier all threads have read the tiles of the previous sequence, which may be
+                          * overwritten */
         te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
         te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
                                           h.seq - q0);
@@ -396,7 +400,7 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
             }
         }
     }
-    /* Calls f(row, column, sum) for this thread's elements of the tile. */
+    /* Calls f(row, column, sum) for each element of the tile of sums that this thread holds. */
     template <class G> __device__ __forceinline__ void each(G f) const {
         const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
         TE_UNROLL for (int i = 0; i < C::R; i++)

@@ -1,6 +1,6 @@
-/* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm
- * 2, in two kernels. Each block owns the rows that it writes, so that there are no atomic additions. Also the gradient
- * of a score bias.
+/* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Two kernels run algorithm 2 of
+ * FlashAttention-2 (Dao 2023). Each block owns the rows that it writes, so that there are no atomic additions. This
+ * file also computes the gradient of a score bias.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
  *     dq kernel (blocks own queries): delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
@@ -21,8 +21,9 @@
 
 /* ---- dQ ---------------------------------------------------------------------------------------------------------- */
 
-/* V: the head size of v. A warp has the same number of rows (M * 16) in the dq and in the dkdv kernel, because in both
- * kernels each warp writes the sum of each column over its rows to te_attention_args.sum. */
+/* Constants of the dq kernel. D, V: the head sizes of q and k, and of v. A warp has the same number of rows (M * 16) in
+ * the dq and in the dkdv kernel, because in both kernels each warp writes the sum of each column over its rows to
+ * te_attention_args.sum. */
 template <int D, int V = D> struct te__attn_dq_shape {
     static constexpr int MAX_DIM = D > V ? D : V;
     static constexpr int WARPS = 4, M = MAX_DIM <= 128 ? 2 : 1, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
@@ -40,7 +41,8 @@ TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int co
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
 }
 
-/* Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage 1. */
+/* The dq kernel. Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage
+ * 1. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dq_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
@@ -50,8 +52,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's
-     * queries see; warp_tiles: those that the warp's queries see */
+    /* Where the block works. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
+     * keys that the block's queries see; warp_tiles: those that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -80,7 +82,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
-            float delta = 0; /* rowsum(dO * O): of every 32 numbers of a row, each of the row's four lanes adds up 8 */
+            float delta = 0; /* this lane's part of rowsum(dO * O): of every 32 numbers of a row, each of the row's four
+                              * lanes adds up 8 */
             if (row < seq)
                 for (int d = t * 8; d < V; d += 32) {
                     float x[8], y[8];
@@ -93,21 +96,23 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
             if (t == 0 && row < seq) a->delta[h.row + row] = delta;
         }
     for (int i = tiles.first; i < tiles.end; i++) {
-        /* wait for this tile of keys, then start to load the next one */
+        /* Wait for tile i of the keys and values, then start to load the next one. */
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile has arrived, and all warps have finished reading the other stage */
+        __syncthreads(); /* after this barrier the tile has arrived, and all warps have finished reading the other
+                          * stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             const int64_t at = (k0 + TILE) * KV;
             te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
             te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
-        /* skip this tile if none of the warp's queries sees one of its keys */
+        /* Skip this tile if none of the warp's queries sees one of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
-        /* S = Q K^T, and dP - delta, where dP = dO V^T. Without dropout the accumulators of dP start from -delta */
+        /* Compute S = Q K^T, and dP - delta, where dP = dO V^T. Without dropout the accumulators of dP start from
+         * -delta. */
         const uint32_t none[M][1][4] = {};
         float s[M][N][4] = {}, dp[M][N][4];
         if constexpr (F::DROP != 0) memset(dp, 0, sizeof dp);
@@ -121,7 +126,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
                     dp[m][n][e] = (drops ? 0 : dp[m][n][e] * F::FACTOR) + minus_delta[m][e / 2];
                 });
 
-        /* dS = P (dP - delta), in the registers of S */
+        /* Compute dS = P (dP - delta), in the registers of S. */
         te__attn_apply_softcap<F, M, N>(s, a->scale);
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
         const te__attn_alibi_bias alibi =
@@ -169,7 +174,8 @@ template <int D, int V = D> struct te__attn_dkdv_shape {
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= TE_SHARED_BYTES;
     static constexpr int TILE = WIDE ? 64 : 32; /* the number of queries in a tile */
     static constexpr int PAIRS = WIDE || MAX_DIM > 128 ? 4 : 2, M = MAX_DIM <= 128 ? 2 : 1;
-    static constexpr int HELD = MAX_DIM <= 64 && D == V; /* the fragments of K or V stay in registers */
+    static constexpr int HELD = MAX_DIM <= 64 && D == V; /* 1: the fragments of K or V stay in registers for all tiles
+                                                          * of queries */
     static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
     static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: how many keys a block processes */
     static constexpr int TILES_BYTES = bytes(ROWS, TILE);
@@ -196,24 +202,26 @@ template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Returns the accumulator `sum`, viewed as an accumulator with N columns. `sum` has enough registers for head_dim or V
+/* Return the accumulator `sum` viewed as an accumulator with N columns. `sum` has enough registers for head_dim or V
  * columns, whichever is more. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][N / 8][4] {
     return *(float (*)[M][N / 8][4])(void *)&sum[0][0][0];
 }
 
-/* What a pair of warps needs for one step, in which it processes the pair's keys and a tile of queries of one head. */
+/* What a pair of warps needs for one step of the dkdv kernel, in which the pair's keys meet a tile of queries of one
+ * head. */
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
-    te__attn_range warp_tiles; /* the tiles of queries that see one of the pair's keys */
-    int tile;                  /* the index of this step's tile of queries */
+    te__attn_range warp_tiles; /* the range of tiles of queries that see at least one of the pair's keys */
+    int tile;                  /* the index of the tile of queries that this step processes */
     int batch, head;
-    int key, query;            /* the key and the query of this lane's score s[0][0][0] */
-    float unit, c;             /* the unit of scores, and the unit times log2(e) */
-    const float2 *column;      /* column[n * 4]: lse (in the dK warp: delta) of the two queries that this lane has in
-                                  columns n * 8 to n * 8 + 7 of the tile of scores */
+    int key, query;            /* the key and the query to which this lane's score s[0][0][0] belongs */
+    float unit, c;             /* unit: the unit of scores (te__attn_score_unit); c: the unit times log2(e) */
+    /* column[n * 4]: lse (in the dK warp: delta) of the two queries that this lane has in columns n * 8 to n * 8 + 7 of
+     * the tile of scores */
+    const float2 *column;
     uint4 *exchange;           /* address, in shared memory, of this lane's part of the pair's P^T */
 };
 
@@ -231,9 +239,9 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
     }
 }
 
-/* For softcap or dropout: s = S^T becomes P^T, with dropout applied. ds_factor becomes the factor by which dP^T - delta
- * is multiplied in dS^T: P (1 - t^2), where t is the tanh (without softcap: P), with a negative sign if the pair was
- * dropped. */
+/* Used with softcap or dropout: replace s = S^T by P^T, with dropout applied. ds_factor becomes the factor by which
+ * dP^T - delta is multiplied in dS^T: P (1 - t^2), where t is the tanh (without softcap: P), with a negative sign if
+ * the pair was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {
@@ -268,8 +276,8 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
     }
 }
 
-/* Called by the dV warp: computes p = P^T from s = S^T - lse, as the operand of the next product, and passes P^T, or
- * ds_factor, to the dK warp. */
+/* Called by the dV warp of a pair: computes p = P^T from s = S^T - lse, as the operand of the next product, and passes
+ * P^T, or ds_factor, to the dK warp through shared memory. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
@@ -318,9 +326,9 @@ TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], co
     te__attn_pack_all<T, M, N>(ds, s);
 }
 
-/* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
- * pair, and lse and delta of both stages. With a causal mask the blocks with the most work start first, because the
- * first blocks have the first keys, and these are seen by the most queries. */
+/* The dkdv kernel. Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of
+ * stage 1, P^T of each pair, and lse and delta of both stages. With a causal mask the blocks with the most work start
+ * first, because the first blocks have the first keys, and these are seen by the most queries. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
@@ -331,8 +339,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    /* k0: the first key of the block; key0: the first key of this pair of warps; tiles: the tiles of queries that see
-     * the block's keys; warp_tiles: those that see the pair's keys */
+    /* Where the block works. k0: the first key of the block; key0: the first key of this pair of warps; tiles: the
+     * tiles of queries that see the block's keys; warp_tiles: those that see the pair's keys. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
@@ -344,8 +352,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE);
     const int steps = (tiles.end - tiles.first) * GROUP;
 
-    /* addresses in shared memory. rows: the offset of this warp's rows of K (in the dK warp: of V); lse_delta: for each
-     * stage, lse of the stage's queries, then their delta */
+    /* Addresses in shared memory. rows: the offset of this warp's rows of K (in the dK warp: of V); lse_delta: for each
+     * stage, lse of the stage's queries, then their delta. */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -358,14 +366,15 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     te__attn_queries_load<D, V, QKV, OUT, C>(q_tile, te__shared_address(lse_delta), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float sum[M][C::MAX_DIM / 8][4] = {}; /* accumulators of dV; in the dK warp: of dK */
+    float sum[M][C::MAX_DIM / 8][4] = {}; /* accumulators of dV or, in the dK warp, of dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
-        /* wait for this tile of queries, then start to load the next one, which is a tile of this head or of the next
-         * head of the group */
+        /* Wait for this tile of queries, then start to load the next one, which is a tile of this head or of the next
+         * head of the group. */
         const int tile_now = tile, head = head0 + member;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile has arrived; all warps have finished reading the other stage and the P^T of the
-                            last step */
+        /* after this barrier the tile has arrived, and all warps have finished reading the other stage and the P^T of
+         * the last step */
+        __syncthreads();
         if (i + 1 < steps) {
             const int next = (i + 1) & 1;
             if (++tile == tiles.end) tile = tiles.first, member++;
@@ -376,14 +385,15 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1)) {
-            __syncthreads(); /* no query of the tile sees a key of this pair: both warps only join the barrier at which
-                                the others exchange P^T */
+            /* no query of the tile sees a key of this pair, so both warps only join the barrier at which the others
+             * exchange P^T */
+            __syncthreads();
             continue;
         }
 
-        /* S^T - lse = K Q^T - lse; in the dK warp: dP^T - delta = V dO^T - delta */
+        /* Compute S^T - lse = K Q^T - lse or, in the dK warp, dP^T - delta = V dO^T - delta. */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* addresses of the operands B of the two products: Q, then dO; in the dK warp: dO, then Q */
+        /* Addresses of the operands B of the two products: Q and then dO or, in the dK warp, dO and then Q. */
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
@@ -397,10 +407,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + rows + te__attn_lane_a<D>(lane),
                                                   b_nt + te__attn_lane_b<D>(lane));
 
-        /* P^T in the dV warp; dS^T in the dK warp, after the dV warp has stored P^T. A warp reaches one of three
-         * __syncthreads of this loop, depending on its role and on the mask. The three together form one barrier of the
-         * block, which is allowed because each of them is reached by whole warps. A barrier for only the two warps of a
-         * pair was not faster. */
+        /* In the dV warp p becomes P^T; in the dK warp it becomes dS^T, after the dV warp has stored P^T. A warp
+         * reaches one of three __syncthreads of this loop, depending on its role and on the mask. The three together
+         * form one barrier of the block, which is allowed because each of them is reached by whole warps. A barrier for
+         * only the two warps of a pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step);
@@ -410,7 +420,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_make_ds<T, F, M, N>(p, s, step);
         }
 
-        /* dV += P^T dO; in the dK warp: dK += dS^T Q */
+        /* Add dV += P^T dO or, in the dK warp, dK += dS^T Q. */
         if (V != D && makes_dk)
             te__attn_product_nn<T, M, N / 2, D>(te__attn_accumulator_view<D>(sum), p, b_nn + te__attn_lane_a<D>(lane));
         else
@@ -418,7 +428,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     }
     te__attn_drain_copies<F>(steps);
 
-    /* store dV, or in the dK warp dK; it passes through shared memory */
+    /* Store dV or, in the dK warp, dK; the result passes through shared memory. */
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = makes_dk ? a->scale : F::FACTOR;
     uint16_t *const dkv = (uint16_t *)te__attn_dkv<F>(a);
@@ -428,8 +438,9 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    if constexpr (V != D) { /* dK passes through the shared memory of this pair's rows of K, and dV through that of the
-                               pair's rows of V, because these rows have the same size */
+    /* dK passes through the shared memory of this pair's rows of K, and dV through that of the pair's rows of V,
+     * because these rows have the same size */
+    if constexpr (V != D) {
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
         if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through);
@@ -450,8 +461,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     float sum[1][N][4];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Adds to `sum` the dS of a tile, the queries from q0 on by the keys from k0 on, for one head, over all sequences
-     * in order. */
+    /* Add the dS of one tile (the queries from q0 on, the keys from k0 on) of one head to `sum`, over all sequences in
+     * order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
@@ -470,7 +481,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         const uint32_t k_tile = do_tile + ROWS * V_ROW, v_tile = k_tile + TILE * ROW;
         const uint32_t q_lane = (uint32_t)warp * 16 * ROW + te__attn_lane_a<D>(lane);
         const uint32_t do_lane = (uint32_t)warp * 16 * V_ROW + te__attn_lane_a<V>(lane);
-        __syncthreads(); /* all warps have finished reading the tiles of the previous sequence */
+        __syncthreads(); /* after this barrier all warps have finished reading the tiles of the previous sequence */
         te__attn_tile_load<ROWS, D, QKV, THREADS>(q_tile, qkv + h.q + q0 * QKV, h.seq - q0);
         te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);
@@ -484,7 +495,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         te__attn_wait_copies();
         __syncthreads();
 
-        /* S = Q K^T and dP - delta, as in the dq kernel */
+        /* Compute S = Q K^T and dP - delta, as in the dq kernel. */
         const uint32_t none[1][1][4] = {};
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
         float s[1][N][4] = {}, dp[1][N][4];
@@ -507,7 +518,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) sum[0][n][e] += te_exp2(s[0][n][e] * c - lse[e / 2]) * dp[0][n][e];
     }
-    /* Calls f(row, column, sum) for this thread's elements of the tile. */
+    /* Calls f(row, column, sum) for each element of the tile of sums that this thread holds. */
     template <class G> __device__ __forceinline__ void each(G f) const {
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         TE_UNROLL for (int n = 0; n < N; n++)

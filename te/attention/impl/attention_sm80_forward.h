@@ -1,6 +1,6 @@
 /* attention_sm80_forward.h -- attention forward on tensor cores, bf16 and f16, for the cases that
- * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. Dao 2023,
- * FlashAttention-2, algorithm 1.
+ * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. The kernel runs algorithm
+ * 1 of FlashAttention-2 (Dao 2023).
  *
  * A block processes WARPS * M * 16 queries of one head, each warp M * 16 of them; keys and values are loaded in tiles
  * of TILE keys, in two stages. A warp with 32 rows (M = 2) uses each B fragment that it loads for two products; with 16
@@ -19,8 +19,9 @@
 
 #include "attention_sm80_tiles.h" /* fragments, products, options of scores */
 
-/* V: the head size of v, and therefore of O, whose accumulators take most of the registers. At head_dim 64, more warps
- * with 16 rows each are faster than fewer warps with 32 rows each; at head_dim 128, the fewer warps are faster. */
+/* Constants of the forward kernel for the head size D of q and k, and V of v and O. The accumulators of O take most of
+ * the registers. At head_dim 64, more warps with 16 rows each are faster than fewer warps with 32 rows each; at
+ * head_dim 128, the fewer warps are faster. */
 template <int D, int V = D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
@@ -73,7 +74,8 @@ TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], flo
     return changed;
 }
 
-/* Grid: (batch * heads, query tiles). Shared memory: Q, then K and V of stage 0, K and V of stage 1. */
+/* The forward kernel. Grid: (batch * heads, query tiles). Shared memory: Q, then K and V of stage 0, K and V of stage
+ * 1. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_forward_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
@@ -84,15 +86,15 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's
-     * queries see; warp_tiles: those that the warp's queries see */
+    /* Where the block works. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
+     * keys that the block's queries see; warp_tiles: those that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
     const te__attn_mask mask = te__attn_mask_at<F>(h);
-    /* causal: the first blocks process the queries with the most keys, so that the blocks with the least work come
-     * last */
+    /* With a causal mask, the first blocks process the queries with the most keys, so that the blocks with the least
+     * work come last. */
     const int q0 = (int)(te__attn_keys_grow(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
@@ -108,27 +110,28 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, a, h, 1, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2]; /* o: O before the division by the sum; sum: this lane's part
-                                                            of each row's sum */
+    /* o: O before the division by the sum; sum: this lane's part of each row's sum of P */
+    float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2];
     const float sink = te__attn_sink<T, F>(a, h.head);
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
     }
-    float max_logit[M][2]; /* the largest score of each row in this lane; like row_max, but without sinks */
+    float max_logit[M][2]; /* the largest score of each row among this lane's scores; like row_max, but without sinks */
     TE_UNROLL for (int m = 0; m < M; m++) max_logit[m][0] = max_logit[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {
-        /* wait for this tile of keys, then start to load the next one */
+        /* Wait for tile i of the keys and values, then start to load the next one. */
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* the tile has arrived, and all warps have finished reading the other stage */
+        __syncthreads(); /* after this barrier the tile has arrived, and all warps have finished reading the other
+                          * stage */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(next, a, h, 0, k0 + TILE);
             te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(next + K_BYTES, a, h, 1, k0 + TILE);
         }
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
-        /* skip this tile if none of the warp's queries sees one of its keys */
+        /* Skip this tile if none of the warp's queries sees one of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* S = Q K^T, with the options applied */
@@ -146,12 +149,13 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     TE_UNROLL for (int e = 0; e < 4; e++)
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
-        /* P = exp(S - row_max), O = rescale O + P V. Without a bound on the left, every query sees key 0, which is in
-         * the first tile; row_max is then finite from the first tile on. */
+        /* Compute P = exp(S - row_max) and O = rescale O + P V. Without a bound on the left, every query sees key 0,
+         * which is in the first tile; row_max is then finite from the first tile on. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
-        if (__any_sync(~0u, changed)) /* if no maximum has changed, all factors are 1; this is the usual case after a
-                                         few tiles */
+        /* rescale O only if a maximum has changed, because otherwise all factors are 1; they usually are after a few
+         * tiles */
+        if (__any_sync(~0u, changed))
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int n = 0; n < V / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
@@ -164,7 +168,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     }
     te__attn_drain_copies<F>(tiles.end - tiles.first);
 
-    /* compute and store lse, and O divided by the sum */
+    /* Compute and store lse, and O divided by the sum. */
     float inverse[M][2];
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
@@ -181,8 +185,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     a->row_max_logit[h.row + row] = max_logit[m][e] * te__attn_score_unit<F>(a->scale);
             }
         }
-    if (V > D) __syncthreads(); /* a warp's rows of O take more memory than its rows of Q, and extend into the memory of
-                                   other warps */
+    /* a warp's rows of O take more memory than its rows of Q, and extend into the memory of other warps */
+    if (V > D) __syncthreads();
     const float *const scale = te__attn_out_scale<F>(a);
     const te__attn_destination out = {te__attn_out_at(a->out, h.out + row0 * h.out_width, scale), h.out_width,
                                       seq - row0, nullptr, scale, te__attn_amax_output<F>(a)};

@@ -25,11 +25,11 @@
 #include "../../core/impl/ptx_cuda.h"  /* te__mma_sync, te__shared_address */
 #include "../attention_options.h" /* te_attention_args, the options, te__attn_mask */
 
-/* The shared memory that a block may use: 163 KB on sm_80. Define this macro as 99 KB for sm_86 and sm_89. */
+/* The bytes of shared memory that a block may use: 163 KB on sm_80. Define this macro as 99 KB for sm_86 and sm_89. */
 #ifndef TE_SHARED_BYTES
 #define TE_SHARED_BYTES (163 * 1024)
 #endif
-enum { TE__ATTN_PAD = 8 }; /* padding after each row of a tile, in elements */
+enum { TE__ATTN_PAD = 8 }; /* number of unused elements behind each row of a tile in shared memory */
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
 
@@ -57,12 +57,12 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-/* Returns the offset, in bytes from the first element of a 16 x 16 square, of the row whose address this lane passes to
- * ldmatrix.x4: for A of te__attn_product_nt, and for B of te__attn_product_nn. */
+/* Returns the offset of the row whose address this lane passes to ldmatrix.x4, in bytes from the first element of a 16
+ * x 16 square. This address is for the operand A of te__attn_product_nt, and for B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
 }
-/* Like te__attn_lane_a, for B of te__attn_product_nt. */
+/* Return the offset that te__attn_lane_a returns, but for the operand B of te__attn_product_nt. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__ATTN_PAD) + ((lane >> 3) & 1) * 8) * 2);
 }
@@ -72,14 +72,15 @@ template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (D 
  * the previous one. Rows from `valid` on become zeros. */
 template <int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
-    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* CHUNKS: 16-byte chunks of a row; STEP: rows that the
-                                                              block copies at a time */
+    /* CHUNKS: number of 16-byte chunks of a row; STEP: number of rows that the block copies at a time */
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
     constexpr uint32_t MOVE = STEP * (D + TE__ATTN_PAD) * 2;
     const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
     const uint32_t to = tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
     const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
-    if (valid >= ROWS) { /* all tiles but the last; every address is a register plus a constant */
+    if (valid >= ROWS) { /* all tiles but the last one have ROWS valid rows; for them every address is a register plus a
+                          * constant */
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);
     } else {
@@ -98,8 +99,8 @@ template <int M, int D> TE_FN void te__attn_load_fragments(uint32_t (&f)[M][D / 
             te__attn_ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
 }
 
-/* s += A B^T, where A and B have D columns. a, b: the addresses that this lane passes to ldmatrix. HELD: 1 if the
- * fragments of A are in registers (`held`); then a is not used. */
+/* Compute s += A B^T, where A and B have D columns. a, b: the addresses that this lane passes to ldmatrix. HELD: 1 if
+ * the fragments of A are in registers (`held`); then a is not used. */
 template <te_dtype T, int M, int N, int D, int HELD>
 TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a,
                                uint32_t b) {
@@ -119,8 +120,8 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HE
     }
 }
 
-/* o += P B. P has M * 16 rows and K * 16 columns, and is in registers, as fragments. B has K * 16 rows of D elements,
- * and is in shared memory. */
+/* Compute o += P B. P has M * 16 rows and K * 16 columns, and is in registers, as fragments. B has K * 16 rows of D
+ * elements, and is in shared memory. */
 template <te_dtype T, int M, int K, int D>
 TE_FN void te__attn_product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)
@@ -155,8 +156,8 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
 
 /* ---- options on a tile of scores --------------------------------------------------------------------------------- */
 
-/* Returns the unit of scores: in the kernels, a logit is a score times the unit. Without softcap, the score is q k^T
- * and the unit is `scale`; with softcap, the score is a tanh and the unit is softcap. */
+/* Returns the unit of scores: in the kernels, the argument of softmax (a logit) is a score times the unit. Without
+ * softcap, the score is q k^T and the unit is `scale`; with softcap, the score is a tanh and the unit is softcap. */
 template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
 /* Returns the score with softcap: tanh(scale * s / softcap), with an error of 2e-7. The hardware's tanh has a relative
  * error of 2^-11: at a softcap of 50 that would change a probability by 1%, three times the rounding error of bf16. */
@@ -175,8 +176,8 @@ template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M]
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_softcapped<F>(s[m][n][e], scale);
 }
 
-/* ALiBi for a tile of scores, in the unit of scores. slope: the slope of the head; at: the slope times the distance,
- * query - key, of the tile's element (0, 0). */
+/* The ALiBi bias of a tile of scores, in the unit of scores. slope: the slope of the head; at: the slope times the
+ * distance, query - key, of the tile's element (0, 0). */
 struct te__attn_alibi_bias { float slope, at; };
 template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int head, float scale, int distance) {
     te__attn_alibi_bias b = {0, 0};
@@ -204,9 +205,11 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
  * the first sequence, 2 or 4 bytes for each pair of query and key that the kernel uses, and from the L2 for later
  * sequences; a relative bias is read from the L1. */
 struct te__attn_score_bias {
-    const void *at; /* address of the head's table, or of the head's relative bias for distance 0 */
-    int query, key; /* the query and the key of the tile's element (0, 0); for a relative bias, `query` is the
-                       position of the query among the keys */
+    const void *at; /* the address of the head's bias table or, for a relative bias, of the head's bias for distance
+                     * 0 */
+    /* the query and the key of the tile's element (0, 0); for a relative bias, `query` is the position of the query
+     * among the keys */
+    int query, key;
     float inverse;  /* 1 / the unit of scores */
 };
 template <te_dtype T, class F>
@@ -274,8 +277,9 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
             if (n % 4 == 0)
                 TE_UNROLL for (int i = 0; i < 2; i++)
                     te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
-            const int w = N < 4 ? key / 8 % 4 + n : n % 4; /* a tile of 16 keys has only half of the 32 keys that one
-                                                              Philox counter serves */
+            /* which word of the Philox result to use: a tile of 16 keys has only half of the 32 keys that one Philox
+             * counter serves */
+            const int w = N < 4 ? key / 8 % 4 + n : n % 4;
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const uint32_t *u = word[e % 2];
                 f(m, n, e, te__attn_drops(w == 0 ? u[0] : w == 1 ? u[1] : w == 2 ? u[2] : u[3], e / 2, F::DROP));
@@ -290,7 +294,7 @@ template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args
     return F::SINKS ? te_load(a->sinks, head, T) / te__attn_score_unit<F>(a->scale) : -INFINITY;
 }
 
-/* Sets masked scores to -inf. query, key: the query and the key of s[0][0][0]. */
+/* Sets masked scores to -inf in a tile of queries by keys. query, key: the query and the key of s[0][0][0]. */
 template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -318,14 +322,16 @@ struct te__attn_head {
     int batch, head, kv_head;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
     int64_t width, q;       /* in qkv and dqkv: row length, and offset of the head's first query */
-    int64_t kv_width, k, v; /* in te__attn_kv and te__attn_dkv: row length, and offsets of the head's first key and
-                               first value */
+    /* in the tensors of keys and values (te__attn_kv) and of their gradients (te__attn_dkv): row length, and offsets of
+     * the head's first key and first value */
+    int64_t kv_width, k, v;
     int64_t out_width, out; /* in out and dout: row length, and offset of the head's first row */
-    int64_t row, rows;      /* in lse and delta: offset of the head's first row, and from each head to the next */
-    const int32_t *pages;   /* cached: the page numbers of the sequence; k and v are then offsets from the start of
-                               a page */
+    int64_t row, rows;      /* in lse and delta. row: the offset of the head's first row; rows: the distance from the
+                             * first row of a head to that of the next head */
+    /* with a cache: the page numbers of the sequence; k and v are then offsets from the start of a page */
+    const int32_t *pages;
 };
-/* Row lengths of the tensors, in elements. */
+/* The row lengths of the tensors of an attention, in elements. */
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths {
     static constexpr int V = te__attn_value_dim<D, F>(); /* the head size of v */
     static constexpr int64_t OUT = HEADS * V;            /* of out and dout */
@@ -341,7 +347,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN int te__attn_kv_column(
 }
 /* Returns the tensor of keys and values. */
 template <class F> TE_FN const void *te__attn_kv(const te_attention_args *a) { return F::CROSS ? a->kv : a->qkv; }
-/* Returns the tensor of the gradients of keys and values. */
+/* Return the tensor that receives the gradients of keys and values: dkv in cross-attention, else dqkv. */
 template <class F> TE_FN void *te__attn_dkv(const te_attention_args *a) { return F::CROSS ? a->dkv : a->dqkv; }
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head) {
@@ -377,7 +383,8 @@ template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) 
     if constexpr (F::SHIFTED) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
 }
-/* Starts to copy ROWS keys (value 0) or values (value 1), from token `key` on, to a tile, like te__attn_tile_load. */
+/* Starts to copy a tile of ROWS keys (value 0) or values (value 1), from token `key` on, to shared memory, by
+ * te__attn_tile_load. */
 template <te_dtype T, class F, int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
     const int64_t at = value ? h.v : h.k;
@@ -395,8 +402,8 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
         }
     }
 }
-/* steps: the number of steps that the loop over tiles had. If it is 0, because no query sees a key, the copies of the
- * first tile may still be under way. Then this function waits for them, because the tile's memory is reused. */
+/* Called after the loop over tiles, which had `steps` steps. If `steps` is 0, because no query sees a key, the copies
+ * of the first tile may still be under way; the function then waits for them, because the tile's memory is reused. */
 template <class F> TE_FN void te__attn_drain_copies(int steps) {
     if constexpr (F::SHIFTED)
         if (steps <= 0) te__attn_wait_copies(), __syncthreads();
@@ -408,13 +415,13 @@ template <class F> TE_FN void te__attn_drain_copies(int steps) {
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
     return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Whether a row has seen no key. sum: the sum of the row's exponentials. The output of such a row is 0, and its lse is
- * infinity, so that all its probabilities are 0 in backward. */
+/* Returns whether a row has seen no key. sum: the sum of the row's exponentials. The output of such a row is 0, and its
+ * lse is infinity, so that all its probabilities are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
-/* Whether at least one pair of a tile of queries by keys is not masked. */
+/* Returns whether at least one pair of a tile of queries by keys is not masked. */
 template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
     if (q0 >= m.queries || k0 >= m.keys) return 0;
     return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);
@@ -432,8 +439,8 @@ template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
 }
 /* Like te__attn_out_scale, for amax. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
-/* Like te__attn_amax_output, for the gradients of keys and values. In cross-attention the result is null, because these
- * gradients are not part of dqkv. */
+/* Return the amax pointer that te__attn_amax_output returns, but for the gradients of keys and values. In
+ * cross-attention the result is null, because these gradients are not part of dqkv. */
 template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }
@@ -462,14 +469,17 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
     if (amax) te_amax_atomic_max(amax, te_amax_bits_of_16x2(largest, T), te_lanes_here(32, &group));
 }
 
-/* The destination of a warp's M * 16 rows. */
+/* Where and how a warp stores its M * 16 rows of an output. */
 struct te__attn_destination {
     void *to;
-    int64_t width;      /* number of elements from one row to the next */
-    int valid;          /* rows from this one on are beyond the end of the sequence and are not stored */
-    float *sum;         /* output: the sum of each column over the warp's rows; or null */
-    const float *scale; /* not null: the numbers are multiplied by *scale and stored in e4m3 */
-    float *amax;        /* raised to the largest magnitude before scaling, unless it is higher already; or null */
+    int64_t width;      /* the distance from one row to the next, in elements */
+    int valid;          /* number of valid rows; the rows from this one on are beyond the end of the sequence and are
+                         * not stored */
+    float *sum;         /* receives the sum of each column over the warp's rows; null: no sums are wanted */
+    const float *scale; /* null: the numbers are stored as they are; else they are multiplied by *scale and stored in
+                         * e4m3 */
+    float *amax;        /* raised to the largest magnitude before scaling, unless it is higher already; null: no amax is
+                         * wanted */
 };
 /* Stores each row of o, multiplied by the row's factor. The numbers pass through `tile`, this warp's part of shared
  * memory, so that each lane writes 16 bytes to global memory at a time. */

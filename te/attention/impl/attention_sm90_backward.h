@@ -7,7 +7,8 @@
  *
  * Three kernels: preprocess computes delta; the main kernel computes dK and dV, and sums dQ in f32 in global memory;
  * postprocess scales dQ and rounds it. In the main kernel a block holds 128 keys and their values in shared memory, and
- * processes the tiles of queries that see these keys, for each query head that shares this head of K and V. Its roles:
+ * processes the tiles of queries that see these keys, for each query head that shares this head of K and V. The roles
+ * of a block's warps:
  *
  *     producer     one thread schedules key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ to
  *                  global memory, in an order that attention_sm90_backward_producer.h describes
@@ -31,7 +32,7 @@
 
 /* ---- preprocess and postprocess ---------------------------------------------------------------------------------- */
 
-/* The number of lanes that together compute the delta of one row of a head; each lane sums over 8 columns. */
+/* Returns the number of lanes that together compute the delta of one row of a head; each lane sums over 8 columns. */
 TE_BOTH constexpr int te__attn_bwd_pre_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
 /* Computes delta, with te__attn_bwd_pre_lanes lanes for each row of a head, and zeroes the ticket and the semaphores.
  * The kernel reads dout and out once, and its time is bound by memory. */
@@ -43,7 +44,7 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
     const int64_t rows = F::VARLEN ? p->sequences.rows : (int64_t)a->batch * seq;
     float v = 0;
     for (int64_t n = thread; n <= p->semaphores; n += (int64_t)gridDim.x * TE__ATTN_BWD_PRE_THREADS)
-        p->ticket[n] = 0; /* zeroes the ticket and the semaphores, which lie behind it */
+        p->ticket[n] = 0; /* set the ticket to 0, and the semaphores, which lie behind the ticket in memory */
     if (row < rows && d < V) {
         float x[8], y[8];
         te_load8(x, a->dout, (row * HEADS + head) * V + d, 8, 1, T);
@@ -55,19 +56,20 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* The number of threads of a block of postprocess. They form one or more sets of warps, and each set has one warp for
- * every 32 columns of a head. */
+/* Returns the number of threads of a block of the postprocess kernel. The threads form one or more sets of warps, and
+ * each set has one warp for every 32 columns of a head. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
-/* Reads the f32 sums of dQ, and stores them times scale in 16 bits. Unless p->a.sum is null, also stores the sum of
- * each column of the rounded numbers over each group of SUM_ROWS rows. A block processes 64 tokens of a head; a thread
- * processes 8 columns of two tokens at a time. For each element the kernel reads 4 bytes and writes 2, and its time is
- * bound by memory. */
+/* The postprocess kernel: read the f32 sums of dQ, and store them times scale in 16 bits. Unless p->a.sum is null, also
+ * store the sum of each column of the rounded numbers over each group of SUM_ROWS rows. A block processes 64 tokens of
+ * a head; a thread processes 8 columns of two tokens at a time. For each element the kernel reads 4 bytes and writes 2,
+ * and its time is bound by memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
-    constexpr int GROUPS = te__attn_bwd_post_threads(D) / D; /* how many groups of 16 rows a block processes at a
-                                                                time */
-    __shared__ float part[4][D];                          /* the sum of each column over each group of 16 rows */
+    /* number of groups of 16 rows that a block processes at a time */
+    constexpr int GROUPS = te__attn_bwd_post_threads(D) / D;
+    __shared__ float part[4][D];                          /* for each of the four groups of 16 rows: the sum of each
+                                                           * column over these rows */
     const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
     int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
     int64_t row = 0; /* the index of the tile's first row among the rows of all sequences */
@@ -83,12 +85,13 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 8;
     const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* this lane's first column */
     const float *from = te__attn_bwd_dq_at<D>(p, head, x / 64, row);
-    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* this thread's rows of the tile are 16 w + g and 16 w + g + 8 */
+    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* in each iteration this thread's rows of the tile are 16 w + g
+                                                      * and 16 w + g + 8 */
         const int w = n * GROUPS + warp / (D / 32);
         float4 v[4];
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        TE_UNROLL for (int t = 0; t < 4; t++) { /* the members x and y of v[t] belong to row 16 w + g, its members z and
-                                                   w to the row 8 below */
+        /* the members x and y of v[t] belong to row 16 w + g, the members z and w of v[t] to the row 8 below */
+        TE_UNROLL for (int t = 0; t < 4; t++) {
             const float *const at = from + (16 * w + g) * 64 + x % 64 + 2 * t;
             float2 low = make_float2(0, 0), high = low;
             if (left < 64 && 16 * w + g < left) low = *(const float2 *)at;
@@ -101,7 +104,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             TE_UNROLL for (int t = 0; t < 4; t++) {
                 u[t] = te_pair_of_floats((h ? v[t].z : v[t].x) * p->a.scale, (h ? v[t].w : v[t].y) * p->a.scale, T);
                 const float2 y = te_floats_of_pair(u[t], T);
-                sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* rows past the end of the sequence are zeros */
+                sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* rows past the end of the sequence need not be left out,
+                                                           * because they are zeros */
             }
             if (16 * w + g + 8 * h < left)
                 *(uint4 *)((uint16_t *)p->a.dqkv + (row + 16 * w + g + 8 * h) * QKV + head * D + x) =
@@ -113,8 +117,9 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    if (F::FP8_OUTPUT && p->a.amax) { /* amax is computed from the stored numbers, which are read back, so that the code
-                                         above needs no registers for it */
+    /* amax is computed from the stored numbers, which are read back, so that the code above needs no registers for
+     * it */
+    if (F::FP8_OUTPUT && p->a.amax) {
         const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
         uint32_t amax = 0;
         for (int first = warp / (D / 32) * 16 + g; first < 64 && first < left; first += 16 * GROUPS)
@@ -126,8 +131,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     __syncthreads();
     constexpr int SUM_ROWS = te__attn_bwd_traits<D>::SUM_ROWS;
     const int c = (int)threadIdx.x % D;
-    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* stores, for each column, one sum over each group of
-                                                                   SUM_ROWS of the 64 rows */
+    /* for each column, store one sum over each group of SUM_ROWS of the 64 rows */
+    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) {
         const int n = s + (int)threadIdx.x / D;
         if (n >= 64 / SUM_ROWS || n * SUM_ROWS >= left) return;
         const int64_t to = (int64_t)batch * ((p->a.seq + SUM_ROWS - 1) / SUM_ROWS) + tile * (64 / SUM_ROWS) + n;
@@ -142,21 +147,24 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
 
 /* Initialises the mbarriers of a block. One thread of the block calls this. */
 template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh) {
-    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP }; /* the number of arriving lanes of both consumer
-                                                                          warpgroups */
-    /* the number of arrivals that signal that a dQ is in shared memory: the arriving lanes of the one warpgroup that
-     * computes this dQ, or of both if each computes a part of it */
+    /* WARP: number of lanes of a warp that arrive at an mbarrier; CONSUMERS: number of those of both consumer
+     * warpgroups */
+    enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP };
+    /* The number of arrivals that signal that a dQ is in shared memory: those of the one warpgroup that computes this
+     * dQ, or those of both warpgroups if each computes a part of it. */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
-    enum { RECEIVERS = CONSUMERS + 3 * WARP }; /* the number of arriving lanes of the warps that receive items, i.e. of
-                                                  all warps except the one that writes the items */
+    /* the number of arriving lanes of the warps that receive items (units of work), i.e. of all warps except the one
+     * that writes the items */
+    enum { RECEIVERS = CONSUMERS + 3 * WARP };
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* arrivals: one of the thread that issues the TMA load, and those of the warp that loads lse and delta */
+        /* At each of these mbarriers one thread arrives, which issues the TMA load, and so do the lanes of the warp
+         * that loads lse and delta. */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* TWO_CTA: one arrival, which announces the bytes of the other block's dS; the phase is complete when these
-         * bytes have arrived, too */
+        /* With TWO_CTA one thread arrives, which announces the bytes of the other block's dS; the phase is complete
+         * when these bytes have arrived, too. */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -178,7 +186,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_bwd_traits_of<T, D, F>::shared *sh) {
     typedef te__attn_bwd_traits_of<T, D, F> C;
     extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
-    /* __shfl_sync, so that the compiler holds the value in a register instead of recomputing it */
+    /* The shuffle makes the compiler hold the address in a register instead of recomputing it. */
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
     if (threadIdx.x == 0) te__attn_bwd_barriers_init<C>(sh);
     if (C::TWO_CTA) te__cluster_sync();
@@ -196,8 +204,8 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
         else if (threadIdx.x < 256) te__attn_2cta_consumer<T, HEADS, KV_HEADS, D, F, C, 0>(p, sh, base);
         else te__attn_2cta_consumer<T, HEADS, KV_HEADS, D, F, C, 1>(p, sh, base);
     }
-    if (C::TWO_CTA) __syncwarp(), te__cluster_sync(); /* waits for the other block, which may still write to this
-                                                         block's shared memory */
+    /* wait for the other block of the cluster, which may still write to this block's shared memory */
+    if (C::TWO_CTA) __syncwarp(), te__cluster_sync();
 }
 #else
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -242,14 +250,14 @@ struct te__attn_sm90_backward {
         }
     };
 
-    /* Whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In cross-attention the
-     * wgmma kernels are slower if there are many key tiles and few queries, because blocks then wait for their turn to
-     * add dQ (measurements: docs/notes/attention_sm90.md). */
+    /* Returns whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In
+     * cross-attention the wgmma kernels are slower if there are many key tiles and few queries, because blocks then
+     * wait for their turn to add dQ (measurements: docs/notes/attention_sm90.md). */
     static int pays(const te_attention_args *a) {
         return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }
-    /* The size in bytes of the scratch memory for `rows` tokens, which may be divided into any number of sequences (at
-     * most one for each token). It holds dQ in f32, the ticket and the semaphores. */
+    /* Returns the size in bytes of the scratch memory for `rows` tokens, which may be divided into any number of
+     * sequences (at most one for each token). This memory holds dQ in f32, the ticket and the semaphores. */
     static size_t scratch_bytes(int64_t rows) {
         const int64_t semaphores = rows * HEADS * (F::VARLEN ? 2 : 1) * traits::CLUSTER;
         return (size_t)(rows * HEADS * traits::BOXES * 64) * sizeof(float) +
@@ -258,8 +266,8 @@ struct te__attn_sm90_backward {
     /* Sets the numbers of tiles, items and semaphores of the tile scheduler, and the number of key tiles of a band.
      * clusters: how many clusters (in a kernel without clusters: blocks) run at the same time. */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
-        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* the number of heads of K and V whose bands are
-                                                                         scheduled together */
+        /* the number of heads of K and V whose bands of key tiles are scheduled together */
+        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS;
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;

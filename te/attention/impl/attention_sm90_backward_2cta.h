@@ -39,17 +39,17 @@
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* The shared-memory address of this block's dS of the current step. P and dS share memory: dS is stored when P has been
- * read. */
+/* Return the shared-memory address of this block's dS of the current step. P and dS share memory: dS is stored when P
+ * has been read. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
-/* The shared-memory address of this lane's part of P of the current step. */
+/* Return the shared-memory address of this lane's part of the P of the current step. */
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
-/* The first warpgroup stores P, packed to 16 bits. Each lane of the second warpgroup later reads the numbers that the
- * lane with the same index in the first warpgroup has stored. */
+/* Store P, packed to 16 bits, to shared memory; the first warpgroup calls this. Each lane of the second warpgroup later
+ * reads the numbers that the lane with the same index in the first warpgroup has stored. */
 template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t to = te__attn_2cta_p_at(g);
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
@@ -75,9 +75,9 @@ TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], co
         te__attn_bwd_ds<T, F, C>(ds, ds, dp, none, g, 2 * x, 2 * x + 2);
     }
 }
-/* When all threads of the second warpgroup have read P, they store dS in the same memory, and one of them sends dS to
- * the other block. After a wait for ds_full, the dS of both blocks is in this block's shared memory. The memory for dS
- * is already free in both blocks, because the first warpgroup waited for that before it stored P. */
+/* Called by the second warpgroup: store dS in the memory of P once all threads of the warpgroup have read P; one thread
+ * then sends dS to the other block. After a wait for ds_full, the dS of both blocks is in this block's shared memory.
+ * The memory for dS is already free in both blocks, because the first warpgroup waited for that before it stored P. */
 template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
     te__attn_warpgroup_sync(1);
@@ -93,16 +93,16 @@ template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], 
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* The shared-memory address of the tile of Q (if is_do is 0) or of dO (if is_do is 1) of step i. */
+/* Return the shared-memory address of the tile of Q (is_do: 0) or of dO (is_do: 1) of step i. */
 template <class C> TE_FN uint32_t te__attn_2cta_tile_at(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     return g->base + (is_do ? C::DO_AT + C::do_stage(i) * C::Q_PITCH : C::Q_AT + (i & 1) * C::Q_PITCH);
 }
-/* Waits until the tile of te__attn_2cta_tile_at is loaded. */
+/* Wait until the tile of Q (is_do: 0) or of dO (is_do: 1) of step i is loaded. */
 template <class C> TE_FN void te__attn_2cta_tile_wait(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     if (is_do) te__barrier_wait(TE__ATTN_BWD_AT(g, do_full, C::do_stage(i)), C::do_phase(i));
     else te__barrier_wait(TE__ATTN_BWD_AT(g, q_full, i & 1), i >> 1 & 1);
 }
-/* Releases the shared memory of the tile of te__attn_2cta_tile_at. */
+/* Release the shared memory of the tile of Q (is_do: 0) or of dO (is_do: 1) of step i. */
 template <class C> TE_FN void te__attn_2cta_tile_release(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     te__attn_bwd_arrive(g, is_do ? TE__ATTN_BWD_AT(g, do_empty, C::do_stage(i)) : TE__ATTN_BWD_AT(g, q_empty, i & 1));
 }
@@ -145,8 +145,8 @@ TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C
             te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
     te__wgmma_commit();
 }
-/* Stores dQ of step j to shared memory, and releases the memory of dS of step j in both blocks. whole: not 0 if all 64
- * queries of the step lie in the sequence. */
+/* Stores dQ of step j to shared memory, and releases the memory of dS of step j in both blocks. whole: nonzero if all
+ * 64 queries of the step lie in the sequence. */
 template <class C, int G, int N>
 TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
@@ -159,8 +159,8 @@ TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_w
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This is used at the end of
- * a key tile, where there are no other products to issue between these operations. */
+/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This function is called at
+ * the end of a key tile, where there are no other products to issue between these operations. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_2cta_issue_dq<T, C, G>(dq, g, j);
@@ -207,7 +207,8 @@ TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
 TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     constexpr int V = te__attn_value_dim<D, F>();
-    constexpr int SUMMED = G ? V : D; /* the number of columns over which the product for S or dP sums */
+    constexpr int SUMMED = G ? V : D; /* the number of columns over which the product for S (G = 0) or dP (G = 1)
+                                       * sums */
     constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
     /* The first warpgroup has registers for 192 columns of K in addition to 192 of dV; the second one, whose part of dQ
      * is larger, has registers for 128 columns of V in addition to 192 of dK. A_STEPS: the number of groups of 16
@@ -221,13 +222,13 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS + g->rank * C::BLOCK_KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2]; /* d: dV or dK; s: S or dP; dq: this warpgroup's columns of
-                                                              dQ */
+        /* accumulators. d: of dV or dK; s: of S or dP; dq: of this warpgroup's columns of dQ */
+        float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2];
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
-        int whole = 0; /* bit i is set if all queries of the tile that was processed i steps ago lie in the sequence */
+        int whole = 0; /* bit i is 1 if all queries of the tile that was processed i steps ago lie in the sequence */
         if (G) te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
-        uint32_t a[A_STEPS][4]; /* K or V, unless it stays in shared memory */
+        uint32_t a[A_STEPS][4]; /* fragments of K or V, unless K or V stays in shared memory */
         te__attn_2cta_load_a(a, g);
         te__attn_2cta_issue_scores<T, SUMMED, C, G>(s, a, g, g->i);
         te__attn_wgmma_wait<0>();
@@ -245,8 +246,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
-            /* issue the product for dQ of the previous step; in an item's first step there is no such dQ, and the
-             * result is not used */
+            /* Issue the product for dQ of the previous step; in an item's first step there is no such dQ, and the
+             * result is not used. */
             te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
             te__attn_wgmma_wait<1>(); /* waits for dV or dK */
             te__attn_2cta_tile_release(g, !G, g->i);
@@ -259,7 +260,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             g->i++;
         }
 
-        /* wait for dV or dK of the last step, and compute dQ of the last two steps */
+        /* After the loop: wait for dV or dK of the last step, and compute dQ of the last two steps. */
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(d);
         te__attn_2cta_tile_release(g, !G, g->i);

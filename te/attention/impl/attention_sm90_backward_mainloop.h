@@ -22,12 +22,14 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Ping-pong scheduling: waits until the other consumer warpgroup has called te__attn_bwd_pingpong_pass. */
+/* Wait until the other consumer warpgroup has called te__attn_bwd_pingpong_pass, so that the two warpgroups issue their
+ * products in turn (ping-pong scheduling). */
 TE_FN void te__attn_bwd_pingpong_wait(int group) {
     if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
     else asm volatile("bar.sync 3, 256;" ::: "memory");
 }
-/* Ping-pong scheduling: lets the other consumer warpgroup return from te__attn_bwd_pingpong_wait. */
+/* Let the other consumer warpgroup return from te__attn_bwd_pingpong_wait, so that it may issue its products (ping-pong
+ * scheduling). */
 TE_FN void te__attn_bwd_pingpong_pass(int group) {
     if (group) asm volatile("bar.arrive 3, 256;" ::: "memory");
     else asm volatile("bar.arrive 4, 256;" ::: "memory");
@@ -45,16 +47,17 @@ TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
     if (t & 1) v[0] = c, v[2] = d;
     else v[1] = c, v[3] = d;
 }
-/* The destination of a warpgroup's 64 rows of dK or dV. */
+/* Where and how a warpgroup stores its 64 rows of dK or dV. */
 struct te__attn_bwd_output {
     uint16_t *to;       /* the address of row 0, column 0 */
-    int64_t width;      /* the distance from one row to the next, in elements, in `to` and in `sum` */
-    int valid;          /* the number of rows that lie in the sequence */
+    int64_t width;      /* the distance, in elements, from one row to the next in `to` and in `sum` */
+    int valid;          /* the number of the 64 rows that lie in the sequence */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
-    float *sum;         /* output: for each column of the stored numbers, one sum over each group of SUM_ROWS rows;
-                           null: not wanted */
-    float (*part)[16];  /* [2, 16] floats in this warpgroup's part of shared memory, for sums that one warp passes to
-                           another */
+    /* receives, for each column of the stored numbers, one sum over each group of SUM_ROWS rows; null: no sums are
+     * wanted */
+    float *sum;
+    /* [2, 16] floats in this warpgroup's part of shared memory, through which one warp passes sums to another */
+    float (*part)[16];
     int group;          /* the number of the warpgroup, 0 or 1 */
     float *amax;        /* te_attention_args.amax */
 };
@@ -79,7 +82,8 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
             if (SUM_ROWS == 16 && g == 0 && warp * 16 < o.valid)
                 *(float2 *)(sum + warp * o.width + 16 * x + 8 * j + 2 * t) = s[j];
         }
-        if (SUM_ROWS == 16) continue; /* a warp's sum over its own 16 rows is already complete */
+        if (SUM_ROWS == 16) continue; /* nothing to add: with SUM_ROWS 16, a warp's sum over its own 16 rows is already
+                                       * complete */
         te__attn_warpgroup_sync(o.group);
         if (warp % 2 == 0 && g == 0 && warp * 16 < o.valid) TE_UNROLL for (int j = 0; j < 2; j++) {
             const float2 v = *(const float2 *)&o.part[warp / 2][8 * j + 2 * t];
@@ -94,7 +98,8 @@ template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_output &o) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
-    TE_UNROLL for (int x = 0; x < D; x += 64) { /* 64 columns at a time, because there are few registers left */
+    TE_UNROLL for (int x = 0; x < D; x += 64) { /* the loop stores 64 columns at a time, because there are few registers
+                                                 * left */
         uint32_t u[8][2];
         TE_UNROLL for (int j = 0; j < 8; j++)
             TE_UNROLL for (int h = 0; h < 2; h++) {
@@ -113,8 +118,9 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
             }
     }
     if (!o.amax) return;
-    uint32_t amax = 0; /* computed from the stored numbers, which are read back, because no registers are left for amax
-                          while d is in use */
+    /* the amax is computed from the stored numbers, which are read back, because no registers are left for it while d
+     * is in use */
+    uint32_t amax = 0;
     for (int stored = row; stored <= row + 8 && stored < o.valid; stored += 8)
         for (int x = 8 * t; x < D; x += 32) te__attn_track_amax(&amax, *(const uint4 *)(o.to + stored * o.width + x));
     te__attn_raise_amax<T>(o.amax, amax);
@@ -124,14 +130,14 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 
 /* The state of a consumer warpgroup. */
 template <class C> struct te__attn_bwd_warpgroup {
-    uint32_t base, at;     /* shared-memory addresses; base: of the tiles; at: of te__attn_bwd_shared */
+    uint32_t base, at;     /* addresses in shared memory. base: of the tiles; at: of te__attn_bwd_shared */
     int group, warp, lane; /* group: the number of the warpgroup, 0 or 1; warp: the warp's index within the warpgroup */
-    int rank;              /* TWO_CTA: the rank of this block in its cluster */
-    int i;                 /* the number of the current step, counted over all items */
+    int rank;              /* with TWO_CTA (clusters of two blocks): the rank of this block in its cluster */
+    int i;                 /* the number of the current step, counted over all items that the block has processed */
     int seq;               /* the number of queries of the item's sequence */
 };
 
-/* The index of this warpgroup's first key within the block's tile of keys. */
+/* Return the index of this warpgroup's first key within the block's tile of keys. */
 template <class C>
 TE_FN int te__attn_bwd_key_offset(const te__attn_bwd_warpgroup<C> *g) {
     return C::TWO_CTA ? 0 : g->group * 64;
@@ -142,7 +148,7 @@ TE_FN int te__attn_rematerialize(int lane) {
     asm volatile("" : "+r"(lane));
     return lane;
 }
-/* The shared-memory address of a member of te__attn_bwd_shared. index: the index of the mbarrier in an array of
+/* The address of a member of te__attn_bwd_shared in shared memory. index: the index of the mbarrier in an array of
  * mbarriers; 0 for all other members. */
 #define TE__ATTN_BWD_AT(g, name, index) ((g)->at + (uint32_t)(offsetof(typename C::shared, name) + 8 * (index)))
 template <class C> TE_FN void te__attn_bwd_arrive(const te__attn_bwd_warpgroup<C> *g, uint32_t bar) {
@@ -156,7 +162,7 @@ template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
                                 const te__attn_bwd_warpgroup<C> *g, const int which) {
     if constexpr (C::FOLDED) {
-        /* this lane's columns of A are 2 quad and 2 quad + 1, and the same plus 8 */
+        /* This lane holds four columns of A: 2 quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9. */
         const int quad = te__attn_rematerialize(g->lane) % 4;
         const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
         te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
@@ -192,7 +198,7 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
                                      uint32_t empty, int phase, int left) {
-    constexpr int PITCH = N * 8; /* bytes of a row, which has 2 N columns of f32 */
+    constexpr int PITCH = N * 8; /* number of bytes of a row, which has 2 N columns of f32 */
     const int lane = te__attn_rematerialize(g->lane);
     te__barrier_wait(empty, phase);
     if (left >= 64) {
@@ -219,8 +225,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const t
         te__attn_bwd_dq_to_shared(part, g, to + (slot + n) * TE__ATTN_BWD_DQ_BOX_BYTES, empty, (j >> 1 & 1) ^ 1, left);
     }
 }
-/* If there are registers for it (C::PREFETCH), loads the lse or the delta of this lane's columns of S^T, which are
- * queries, ahead of its use. from: the address of the step's lse or delta in shared memory. */
+/* If there are registers for it (C::PREFETCH), load ahead of use the lse or the delta of this lane's columns of S^T,
+ * which are queries. from: the address of the step's lse or delta in shared memory. */
 template <class C>
 TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from,
                                const te__attn_bwd_warpgroup<C> *g) {
@@ -255,8 +261,8 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
         TE_UNROLL for (int i = 0; i < 2; i++) {
             uint32_t word[4];
             te__attn_draw(word, rng, p->a.id, row + n / 2, lane % 4 * 2 + i, key);
-            TE_UNROLL for (int h = 0; h < 2; h++) /* one counter of the random numbers covers 32 keys, of which this
-                                                     warp has 16 */
+            /* one Philox counter covers 32 keys, of which this warp has 16 */
+            TE_UNROLL for (int h = 0; h < 2; h++)
                 TE_UNROLL for (int x = 0; x < 2; x++)
                     if (te__attn_drops(g->warp % 2 ? word[2 + h] : word[h], x, F::DROP))
                         dropped[n / 8] |= 1u << (4 * (n % 8 + x) + 2 * h + i);
@@ -280,8 +286,9 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_softcapped<F>(s[i], p->a.scale);
     if (te__attn_needs_mask(te__attn_keys_of(m, t.query, C::QUERIES), key0,
-                      64)) { /* queries past the end of the sequence need no mask, because their lse is infinite, which
-                                makes P 0 */
+                      /* queries past the end of the sequence need no mask, because their lse is infinite, which makes P
+                       * 0 */
+                      64)) {
         const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -345,7 +352,7 @@ TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const
     }
 }
 
-/* Waits for the tile of Q of the current step, then issues the product for S. */
+/* Waits for the tile of Q of the current step, then issues the product S = Q K^T. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_warpgroup<C> *g) {
     const int st = g->i & 1;
@@ -355,7 +362,7 @@ TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_w
     te__wgmma_commit();
 }
 /* Waits until both warpgroups have stored their dS of step j, then issues the product for this warpgroup's part of the
- * dQ of that step. */
+ * dQ of step j. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j) {
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_full, j & 1), j >> 1 & 1);
@@ -363,7 +370,7 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Whether this warpgroup computes the dQ of step j, or half of that dQ. */
+/* Returns whether this warpgroup computes the dQ of step j, or half of that dQ. */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
@@ -406,7 +413,7 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     te__wgmma_commit();
     if (C::PINGPONG) te__attn_bwd_pingpong_pass(g->group);
 
-    /* compute P from S, and issue dV += P^T dO */
+    /* Compute P from S, and issue dV += P^T dO. */
     if constexpr (F::DROP != 0) te__attn_bwd_draw_dropout<HEADS, F, C>(dropped, p, g, t);
     te__attn_wgmma_wait<1>();
     te__wgmma_fence_result(s);
@@ -415,7 +422,7 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     te__attn_bwd_gemm_gradient<T, D, C>(dv, p16, q + C::Q_BYTES, first);
     te__wgmma_commit();
 
-    /* compute dS from P and dP, and store it to shared memory for dQ */
+    /* Compute dS from P and dP, and store it to shared memory for the product dQ. */
     te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, delta, 0) + st * C::QUERIES * 4, g);
     te__attn_wgmma_wait<1>();
     te__wgmma_fence_result(dp);
@@ -427,7 +434,7 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_full, st));
     if (has_dq && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, st));
 
-    /* issue dK += dS^T Q, and release dO once dV is complete */
+    /* Issue dK += dS^T Q, and release dO once dV is complete. */
     if (C::PINGPONG) te__attn_bwd_pingpong_wait(g->group);
     te__wgmma_fence();
     te__attn_bwd_gemm_gradient<T, D, C>(dk, ds, q, first);
@@ -443,17 +450,18 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
                                       te__attn_bwd_warpgroup<C> *g, int n, int left) {
-    const int st = g->i & 1; /* the stage of step g->i, which is also that of step g->i - 2 */
+    const int st = g->i & 1; /* the stage of step g->i, which step g->i - 2 used as well */
     const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
     if constexpr (C::DQ_ALTERNATES) {
-        te__attn_wgmma_wait<0>(); /* waits for the product for dK, because dQ will use the registers of dS, which that
-                                     product reads; S will then use the registers of dQ */
+        /* wait for the product for dK: dQ will use the registers of dS, which that product reads, and S will then use
+         * the registers of dQ */
+        te__attn_wgmma_wait<0>();
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
     } else { /* after an item's first step there is no dQ of step g->i - 2; its product is issued nevertheless, and the
-                result is not used */
+              * result is not used */
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
         te__attn_wgmma_wait<1>(); /* waits for dK */
@@ -469,7 +477,7 @@ TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats
     }
 }
 
-/* Stores dK and dV of an item to global memory. */
+/* Store dK and dV of an item (a key tile of one head of K and V) to global memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_store_dkv(const float (&dk)[D / 2], const float (&dv)[D / 2], const te__attn_bwd_params *p,
                                   typename C::shared *sh, const te__attn_bwd_item &item, const te_sequence &rows,
@@ -500,16 +508,16 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
     g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
-    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1); /* the second warpgroup signals, so that the first one
-                                                                   begins */
+    /* the second warpgroup signals, so that the first one begins */
+    if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1);
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        const int dq_query = D > 64 ? 0 : g->group * 64; /* the index within a tile of queries of the first query for
-                                                            which this warpgroup computes dQ */
+        /* the index, within a tile of queries, of the first query for which this warpgroup computes dQ */
+        const int dq_query = D > 64 ? 0 : g->group * 64;
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
-        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1]; /* the lse, and later in a step the delta, of this lane's
-                                                           queries */
+        /* the lse, and later in a step the delta, of the queries in this lane's columns */
+        float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1];
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
@@ -517,8 +525,9 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
         int n = 0;                 /* the number of steps of this item so far */
-        int left = 0, left_before; /* number of queries from query dq_query of a tile to the end of the sequence: left
-                                      for the tile of the last step, left_before for that of the step before it */
+        /* number of queries from query dq_query of a tile to the end of the sequence: left for the tile of the last
+         * step, left_before for that of the step before it */
+        int left = 0, left_before;
 #pragma unroll 1
         for (;; n++) {
             te__attn_bwd_step<T, HEADS, D, F, C>(
@@ -528,7 +537,7 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
             te__attn_bwd_between_steps<T, D, C>(s, stats, g, n, left_before);
         }
 
-        /* wait for dK and dV of the last step, and compute dQ of the last two steps */
+        /* After the last step: wait for dK and dV of that step, and compute dQ of the last two steps. */
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(dk), te__wgmma_fence_result(dv);
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, v_empty, 0));

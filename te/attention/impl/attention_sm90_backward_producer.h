@@ -36,10 +36,11 @@
 
 enum {
     TE__ATTN_BWD_THREADS = 384,
-    TE__ATTN_BWD_STAGES = 2,               /* number of stages of Q and dS, and of dO if shared memory suffices */
-    TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* a box of dQ: 64 queries by 64 columns of f32 */
-    TE__ATTN_BWD_MIN_BAND = 16,            /* the smallest number of key tiles of a band, unless there are fewer key
-                                              tiles or clusters */
+    TE__ATTN_BWD_STAGES = 2,               /* number of stages of Q and dS in shared memory, and of dO if there is
+                                            * enough memory */
+    TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* size in bytes of a box of dQ: 64 queries by 64 columns of f32 */
+    /* the smallest number of key tiles of a band, unless there are fewer key tiles or clusters */
+    TE__ATTN_BWD_MIN_BAND = 16,
     TE__ATTN_BWD_PRE_THREADS = 256
 };
 
@@ -53,51 +54,59 @@ enum { TE__ATTN_BWD_ARRIVING_LANES = 1 };
 #endif
 
 typedef struct te__attn_bwd_params {
-    CUtensorMap qkv, dout; /* the tensor maps of tensors [batch, seq, width] or, with varlen, [rows, width] */
-    CUtensorMap kv;        /* cross-attention: the tensor map of a tensor [batch, kv_seq, width] */
+    CUtensorMap qkv, dout; /* the tensor maps of qkv and of dout, which are [batch, seq, width] or, with varlen, [rows,
+                            * width] */
+    CUtensorMap kv;        /* for cross-attention: the tensor map of keys and values, a tensor [batch, kv_seq, width] */
     te_attention_args a;
-    float *dq;        /* the f32 sums of dQ, [heads, ceil(head_dim / 64), batch * seq, 64]; see te__attn_bwd_dq_at */
-    uint32_t *ticket; /* the number of the next item to be taken; the preprocess kernel zeroes the ticket and the
-                         semaphores */
+    float *dq;        /* the f32 sums of dQ over all key tiles, [heads, ceil(head_dim / 64), batch * seq, 64]
+                       * (te__attn_bwd_dq_at has the order of the elements) */
+    /* the number of the next item (unit of work) that a block takes; the preprocess kernel sets the ticket and the
+     * semaphores to 0 */
+    uint32_t *ticket;
     /* For each tile of queries of a head, the number of key tiles that have added their dQ to it: [batch, heads,
      * query_tiles, blocks of a cluster], with varlen [heads, query_tiles, blocks of a cluster]. Each block of a cluster
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    int key_tiles, query_tiles; /* the numbers of key tiles and of tiles of queries of a sequence; varlen: of all
-                                   sequences together (te_sequence_tiles) */
-    int items, band;            /* items: the number of key tiles of all heads together; band: the number of key tiles
-                                   of a band */
-    int any_order;              /* te_context.attention_nondeterministic; ignored in full attention, where any order is
-                                   slower */
+    /* the numbers of key tiles and of tiles of queries of a sequence; with varlen: of all sequences together
+     * (te_sequence_tiles) */
+    int key_tiles, query_tiles;
+    /* items: the number of key tiles of all heads together; band: the number of key tiles of a band */
+    int items, band;
+    /* 1: dQ may be added in any order (te_context.attention_nondeterministic); ignored in full attention, where any
+     * order is slower */
+    int any_order;
     te_sequences sequences;     /* varlen */
 } te__attn_bwd_params;
 
-/* An item, the unit of a block's work: a key tile of one head of K and V. */
+/* An item, i.e. the unit of a block's work: a key tile of one head of K and V. */
 struct te__attn_bwd_item {
     int head;                  /* the head of K and V, counted over all sequences: batch * kv_heads + kv_head */
     int key_tile;              /* the index of the key tile, or TE__ATTN_BWD_ITEM_END or TE__ATTN_BWD_ITEM_INVALID */
-    int band_first, band_last; /* the first and the last key tile of the item's band */
+    int band_first, band_last; /* the indices of the first and the last key tile of the band to which the item
+                                * belongs */
 };
-/* Special values of key_tile. END: there are no more items; INVALID (varlen): no key tile belongs to this tile
- * number. */
+/* Special values of te__attn_bwd_item.key_tile. END: there are no more items; INVALID (varlen): no key tile belongs to
+ * this tile number. */
 enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 
-/* The part of shared memory that holds no tiles. FOLDED: true if the products for S and dP also add lse and delta
- * (te__attn_bwd_folds_stats); the array lse then holds both, in 16 bytes for each query. */
+/* The part of a block's shared memory that holds no tiles. FOLDED: true if the products for S and dP also add lse and
+ * delta (te__attn_bwd_folds_stats); the array lse then holds both, in 16 bytes for each query. */
 template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* lse times log2(e), unless FOLDED */
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
-    float part[2][2][16]; /* for each warpgroup, partial column sums that its warps pass to each other */
-    alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES]; /* aligned, so that one instruction copies an item */
+    float part[2][2][16]; /* for each warpgroup: partial column sums that its warps pass to each other */
+    alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES]; /* the items that the block works on, aligned so that one
+                                                              * instruction copies an item */
     uint64_t item_full[TE__ATTN_BWD_STAGES], item_empty[TE__ATTN_BWD_STAGES], v_full, v_empty, k_full, k_empty;
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES]; /* TWO_CTA: two mbarriers for each
-                                                                                     warpgroup */
+    /* signal that a dQ is in shared memory (dq_full), or was read from it (dq_empty); with TWO_CTA there are two
+     * mbarriers for each warpgroup */
+    uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES];
     te_sequence rows[TE__ATTN_BWD_STAGES];  /* varlen: the rows of the item's sequence */
-    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* TWO_CTA: signals that P is in shared memory */
+    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* with TWO_CTA: signals that P is in shared memory */
 };
 
 /* The sizes that follow from two head sizes: D of q and k, and V of v and dO. D and V differ only if TWO_CTA is 1.
@@ -110,28 +119,28 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32; /* the number of rows over which a column sum of dK or dV is
-                                                          taken */
-    /* PREFETCH: 1 if lse and delta are loaded ahead of their use, which is possible only if there are registers for
+    /* the number of rows over which a column sum of dK or dV is taken */
+    static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32;
+    /* PREFETCH: 1: lse and delta are loaded ahead of their use, which is possible only if there are registers for
      * them. */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
     /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step, so that only one warpgroup
      * reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS: the number of a
      * thread's accumulators of dQ. */
     static constexpr int DQ_ALTERNATES = !TWO_CTA && D > 64, DQ_REGISTERS = DQ_ALTERNATES ? 64 : 32;
-    /* PINGPONG: 1 if the two warpgroups issue their products in turn, so that one computes exponentials while the
+    /* PINGPONG: 1: the two warpgroups issue their products in turn, so that one computes exponentials while the
      * products of the other one run. */
     static constexpr int PINGPONG = D <= 64;
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
     static constexpr int DS_BYTES = KEYS * QUERIES * 2;
-    /* The contents of shared memory, in this order: K; V; Q and dO of each stage (if dO has only one stage: Q of each
-     * stage, then dO); dS of each stage; dQ, until it is added to global memory, with a box for each warpgroup and
-     * stage (TWO_CTA: as described below); and, if TWO_CTA is 1, two boxes of the other block's K. */
+    /* Offsets of the contents of shared memory, in this order: K; V; Q and dO of each stage (if dO has only one stage:
+     * Q of each stage, then dO); dS of each stage; dQ, until it is added to global memory, with a box for each
+     * warpgroup and stage (TWO_CTA: as described below); and, if TWO_CTA is 1, two boxes of the other block's K. */
     static constexpr int Q_AT = K_BYTES + V_BYTES;
     static constexpr int DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE__ATTN_BWD_STAGES) * Q_BYTES;
-    static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* distance in bytes from one stage to the
-                                                                                next */
+    /* distance in bytes from one stage of Q to the next */
+    static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0);
     static constexpr int DS_AT = Q_AT + TE__ATTN_BWD_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
     /* TWO_CTA: a block computes half of the columns of dQ, and each of its warpgroups one box of 64 columns. But if dQ
@@ -145,44 +154,46 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* TWO_CTA: the number of columns of dQ that warpgroup `group` computes. */
+    /* With TWO_CTA: return the number of columns of dQ that warpgroup `group` computes. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
-    /* TWO_CTA: the number of the box in which the columns of dQ of warpgroup `group` of block `rank` lie. */
+    /* With TWO_CTA: return the number of the box in which the columns of dQ of warpgroup `group` of block `rank`
+     * lie. */
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
-    /* TWO_CTA: the offset in bytes of the slot of shared memory for warpgroup `group`'s dQ of step i. */
+    /* With TWO_CTA: return the offset in bytes of the slot of shared memory for warpgroup `group`'s dQ of step i. */
     static __device__ __forceinline__ int dq_slot_at(int group, int i) {
         if (SHARED_SLOT) return DQ_AT;
         const int slot = SLOTS == 2 ? i & 1 : 0;
         return DQ_AT + (group ? slot * TE__ATTN_BWD_DQ_BOX_BYTES
                               : SLOTS * TE__ATTN_BWD_DQ_BOX_BYTES + slot * FIRST_DQ_BYTES);
     }
-    /* The index in dq_empty of the mbarrier that signals that the slot of dq_slot_at is free. */
+    /* Return the index in dq_empty of the mbarrier that signals that the slot of dq_slot_at is free. */
     static __device__ __forceinline__ int dq_slot_barrier(int group, int i) {
         return 2 * group + (!SHARED_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
-    /* The parity of the phase for which warpgroup `group` waits in step i, at the mbarrier of dq_slot_barrier. */
+    /* Return the parity of the phase for which warpgroup `group` waits in step i, at the mbarrier of
+     * dq_slot_barrier. */
     static __device__ __forceinline__ int dq_slot_phase(int group, int i) {
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
-    /* The index in dq_empty of the mbarrier to arrive at when the slot of dq_slot_at has been read. */
+    /* Return the index in dq_empty of the mbarrier to arrive at when the slot of dq_slot_at has been read. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i); /* if both warpgroups share a slot, the other one
-                                                                       uses it next */
+        /* with one slot for both warpgroups, the other warpgroup waits for it next, else the same warpgroup */
+        return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
-    /* do_stage: the stage that holds dO of step i; do_phase: in step i, the parity of the phase of that stage's
-     * mbarriers. */
+    /* do_stage: the stage that holds dO of step i. do_phase: the parity of the phase of that stage's mbarriers in step
+     * i. */
     static __device__ __forceinline__ int do_stage(int i) { return DO_STAGES > 1 ? i & 1 : 0; }
     static __device__ __forceinline__ int do_phase(int i) { return DO_STAGES > 1 ? i >> 1 & 1 : i & 1; }
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
-/* Whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns, with
- * ones, and Q and dO get sixteen more columns, which hold each query's -lse / scale or -delta as three terms in bf16;
- * the sum of the terms has all bits of the f32 value. In each step this takes 128 cycles of the tensor cores and saves
- * 192 cycles of shared memory, which is the bottleneck. Folding is not possible with options that need S before lse is
- * subtracted, nor in f16, whose range is too small for these terms. */
+/* Return whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns,
+ * with ones, and Q and dO get sixteen more columns, which hold each query's -lse / scale or -delta as three terms in
+ * bf16; the sum of the terms has all bits of the f32 value. In each step this takes 128 cycles of the tensor cores and
+ * saves 192 cycles of shared memory, which is the bottleneck. Folding is not possible with options that need S before
+ * lse is subtracted, nor in f16, whose range is too small for these terms. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -191,25 +202,26 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Whether each key tile processes its tiles of queries in descending order, from the last to the first. */
+/* Return whether each key tile processes its tiles of queries in descending order, from the last to the first. */
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Whether a key tile that has processed the last tile of queries continues with the first one. That is the case in full
- * attention, where each key tile processes all queries. */
+/* Return whether a key tile that has processed the last tile of queries continues with the first tile of queries. A key
+ * tile does so in full attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
-/* Returns the item at position i of the schedule for `heads` heads of K and V. */
+/* Returns the item (a key tile of one head) at position i of the schedule for `heads` heads of K and V. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
-    const int whole = key_tiles / band * band; /* the number of key tiles in complete bands */
+    const int whole = key_tiles / band * band; /* the number of key tiles in complete bands, i.e. without those of a
+                                                * last, smaller band */
     const int first = i / (band * heads) * band;
     const int count = first < whole ? band : key_tiles - whole; /* the number of key tiles of this band */
     const int at = i - first * heads, n = at % count;
     return {at / count, te__attn_bwd_descends<F>(HEADS, KV_HEADS) ? first + n : first + count - 1 - n, first,
             first + count - 1};
 }
-/* Returns the item of ticket i. walk: with varlen, a cursor over the sequences, which is moved to the item's
- * sequence. */
+/* Returns the item (a key tile of one head) to which ticket i belongs. walk: with varlen, a cursor over the sequences,
+ * which is moved to the item's sequence. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p, int i, te_sequence_cursor *walk) {
     te__attn_bwd_item item = {0, TE__ATTN_BWD_ITEM_END, 0, 0};
@@ -226,32 +238,32 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
     }
     return item;
 }
-/* The number of queries of an item's sequence. rows: with varlen, the rows of the sequence; without varlen it is not
- * used, because all sequences have the length in the call's arguments. */
+/* Return the number of queries of an item's sequence. rows: with varlen, the rows of the sequence; without varlen it is
+ * not used, because all sequences have the length in the call's arguments. */
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
-/* The number of keys of an item's sequence. */
+/* Return the number of keys of an item's sequence. */
 template <class F> TE_FN int te__attn_bwd_keys(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::CROSS ? p->a.kv_seq : te__attn_bwd_seq<F>(p, rows);
 }
-/* The mask of a sequence with `seq` queries. */
+/* Return the mask of a sequence with `seq` queries. */
 template <class F> TE_FN te__attn_mask te__attn_bwd_mask(const te__attn_bwd_params *p, int seq) {
     if constexpr (F::CROSS) return te__attn_mask_between(p->a.seq, p->a.kv_seq, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
 }
-/* The index of the sequence's first row among the rows of all sequences. */
+/* Return the index of the sequence's first row among the rows of all sequences. */
 template <class F>
 TE_FN int64_t te__attn_bwd_first_row(const te__attn_bwd_params *p, const te_sequence &rows, int batch) {
     return F::VARLEN ? rows.first : (int64_t)batch * p->a.seq;
 }
-/* The index in the arrays lse and delta of query 0 of a head of a sequence. */
+/* Return the index, within the arrays lse and delta, of query 0 of a head of a sequence. */
 template <int HEADS, class F>
 TE_FN int64_t te__attn_bwd_stats_at(const te__attn_bwd_params *p, const te_sequence &rows, int batch, int head) {
     if (F::VARLEN) return (int64_t)head * p->sequences.rows + rows.first;
     return ((int64_t)batch * HEADS + head) * p->a.seq;
 }
-/* The address of the semaphore of tile `tile` of a head's queries, for block `rank` of the cluster. */
+/* Return the address of the semaphore of tile number `tile` of a head's queries, for block `rank` of the cluster. */
 template <int HEADS, class C, class F>
 TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te_sequence &rows, int batch, int head,
                                           int tile, int rank) {
@@ -259,11 +271,11 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* In full attention: the tile of queries at which key tile n of a band begins. */
+/* For full attention: return the tile of queries at which key tile n of a band begins. */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
-/* In full attention: how many tiles of queries key tile n of a band processes before it reaches `tile`. */
+/* For full attention: return how many tiles of queries key tile n of a band processes before it reaches `tile`. */
 template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p, int n, int tile) {
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
@@ -280,9 +292,8 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
         const te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_bwd_descends<F>(HEADS, KV_HEADS)) return item.key_tile - t.first;
         const int last = t.end - 1;
-        const int before = item.band_first > t.first ? item.band_first - t.first : 0; /* the number of key tiles of
-                                                                                         earlier bands that add to this
-                                                                                         tile of queries */
+        /* the number of key tiles of earlier bands that add to this tile of queries */
+        const int before = item.band_first > t.first ? item.band_first - t.first : 0;
         return before + (last < item.band_last ? last : item.band_last) - item.key_tile;
     }
     if constexpr (F::CROSS) {
@@ -296,26 +307,26 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     }
     const int last = item.band_first + tile * C::QUERIES / C::KEYS;
     const int begun =
-        last < item.band_last ? last : item.band_last; /* the last key tile that begins at this tile of queries or
-                                                          before it */
+        /* the last key tile of the band that begins at this tile of queries or before it */
+        last < item.band_last ? last : item.band_last;
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
 }
-/* The address of a head's f32 sums of dQ in box `box`, which has 64 columns, from row `row` on. Each complete group of
- * 64 queries of a sequence is stored in the order of the accumulators: 16 bytes of each of a warpgroup's 128 lanes,
- * then the next 16 bytes of each lane, eight times in all. The remaining queries of a sequence, fewer than 64, are
- * stored as [queries, 64]. */
+/* Return the address of a head's f32 sums of dQ in box `box`, which has 64 columns, from row `row` on. Each complete
+ * group of 64 queries of a sequence is stored in the order of the accumulators: 16 bytes of each of a warpgroup's 128
+ * lanes, then the next 16 bytes of each lane, eight times in all. The remaining queries of a sequence, fewer than 64,
+ * are stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
 
-/* Iterates over the steps of an item: the outer loop is over the tiles of queries, the inner one over the query heads
- * that share the item's head of K and V. */
+/* The current step of an item. The steps are ordered by two loops: the outer one is over the tiles of queries, the
+ * inner one over the query heads that share the item's head of K and V. */
 typedef struct te__attn_bwd_query_tiles {
-    int head, tile; /* the query head and the tile of queries of the current step; head is its number within one
-                       sequence */
-    int left;       /* the number of remaining steps, including the current one */
-    int tiles;      /* the number of tiles of queries of the sequence */
+    /* the query head and the tile of queries of the current step; `head` is its number within one sequence */
+    int head, tile;
+    int left;       /* the number of steps that remain, including the current one */
+    int tiles;      /* the number of tiles of queries that the sequence has */
 } te__attn_bwd_query_tiles;
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
@@ -377,7 +388,7 @@ template <class F, class C>
 TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, typename C::shared *sh, int r) {
     te__attn_bwd_item_wait<C>(te__shared_address(&sh->item_full[r & 1]), r >> 1 & 1);
     const te__attn_bwd_item v = sh->item[r & 1];
-    /* __shfl_sync, so that the compiler knows that the values are the same in all lanes */
+    /* The shuffles tell the compiler that the values are the same in all lanes. */
     *item = {__shfl_sync(~0u, v.head, 0), __shfl_sync(~0u, v.key_tile, 0), __shfl_sync(~0u, v.band_first, 0),
              __shfl_sync(~0u, v.band_last, 0)};
     if constexpr (F::VARLEN) {
@@ -389,8 +400,8 @@ TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, 
     return item->key_tile >= 0;
 }
 
-/* The sequence of an item, as te__attn_tma_load_box takes it: the sequence's rows with varlen, else the sequence's
- * number. */
+/* Return the sequence of an item, in the form that te__attn_tma_load_box takes: the sequence's rows with varlen, else
+ * the sequence's number. */
 template <int KV_HEADS, class F>
 TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequence &rows) {
     if constexpr (F::VARLEN) return rows;
@@ -416,10 +427,10 @@ TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_
 
 /* ---- producer: K, V, Q and dO ---------------------------------------------------------------------------------- */
 
-/* The state of the thread that schedules items and loads tiles. */
+/* The state of the producer thread, which schedules items and loads tiles. */
 struct te__attn_bwd_producer_state {
     int round;                        /* the number of items so far */
-    int step;                         /* the number of steps so far, over all items */
+    int step;                         /* the number of steps so far, over all items of this block */
     int number;                       /* the ticket of the current item */
     te__attn_bwd_item item;
     te_sequence rows;                 /* varlen: the rows of the item's sequence */
@@ -437,8 +448,9 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         if (te__attn_bwd_wraps<F>() && at.round)
             te__attn_bwd_await_band<HEADS, KV_HEADS, F, C>(p, at.item, at.rows, at.number, at.last);
         at.rows.first = at.rows.count = 0;
-        do /* takes the ticket only now, after the previous item, because other blocks may wait for the key tile of a
-              ticket that was taken */
+        /* the ticket is taken only now, after the previous item, because other blocks may wait for the key tile of a
+         * ticket that was taken */
+        do
             at.number = (int)atomicAdd(p->ticket, 1u),
             at.item = te__attn_bwd_item_of_ticket<HEADS, KV_HEADS, F, C>(p, at.number, walk);
         while (F::VARLEN && at.item.key_tile == TE__ATTN_BWD_ITEM_INVALID);
@@ -495,8 +507,8 @@ TE_FN void te__attn_bwd_load_q_do(const te__attn_bwd_query_tiles &w, int i, cons
         te__attn_tma_load_box(o + b * 8192, &p->dout, w.head * V + (D > 64 ? b * 64 : 0),
                               w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, do_full);
 }
-/* One thread schedules items and loads their K and V, then Q and dO of each step. base: the address of the tiles in
- * shared memory. */
+/* The body of the producer thread, which schedules items and loads their K and V, then Q and dO of each step. base: the
+ * address of the tiles in shared memory. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     const int rank = C::TWO_CTA ? te__cluster_rank() : 0;
@@ -526,8 +538,8 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
  * multiplies sixteen columns, so the descriptor makes it read the eight numbers twice; the second time they are
  * multiplied by elements of A that are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32; /* the stride between groups of eight rows
-                                                                                 is 128 bytes; no swizzle */
+    /* the stride between groups of eight rows is 128 bytes, and there is no swizzle */
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32;
 }
 /* Splits x into three terms of bf16, followed by a zero; together the terms have 24 bits, as many as f32. */
 TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
@@ -541,14 +553,14 @@ template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
     if constexpr (C::FOLDED) {
-        /* -inf becomes a large finite number, because elements of B are also multiplied by zeros of A, and 0 times
-         * infinity is NaN */
+        /* Below, -inf is replaced by a large finite number, because elements of B are also multiplied by zeros of A,
+         * and 0 times infinity is NaN. */
         x = WHICH ? -x : x / (-te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
-        /* storing lse also sets the query's elements of delta to 0: the product for S multiplies these by 0, but a NaN
-         * left there would stay NaN */
+        /* Storing lse also sets the query's elements of delta to 0. The product for S multiplies these by 0, but a NaN
+         * left there would stay NaN. */
         if (WHICH) *((uint2 *)to + 1) = terms;
         else *to = make_uint4(terms.x, terms.y, 0, 0);
         te__attn_fence_async_proxy();
@@ -558,8 +570,8 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         sh->lse[stage][query] = x;
     }
 }
-/* A warp loads lse and delta of each step. Queries past the end of the sequence get an infinite lse, which makes their
- * P zero. */
+/* The body of the warp that loads lse and delta of each step. Queries past the end of the sequence get an infinite lse,
+ * which makes their P zero. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;
@@ -627,7 +639,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     const int lane = (int)threadIdx.x % 32, stage = s.i & 1;
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
-        /* above head size 64 the two boxes hold different columns, else different queries */
+        /* Above head size 64 the two boxes hold different columns of the same queries, else they hold different
+         * queries. */
         const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
@@ -635,8 +648,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     }
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
-/* te__attn_bwd_dq_add_step for TWO_CTA: adds this block's columns of a step's dQ, those of the first warpgroup, then
- * those of the second. */
+/* Do what te__attn_bwd_dq_add_step does, for TWO_CTA: add this block's columns of a step's dQ, those of the first
+ * warpgroup, then those of the second. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {
@@ -655,13 +668,13 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
         __syncwarp();
     }
 }
-/* Two warps, one for each stage, run this and take alternate steps. A warp waits for this block's turn, adds the dQ of
- * the step, and increments the semaphore. While one warp waits until its sums are in memory, the other one adds those
- * of the next step. */
+/* The body of the two warps that add dQ to global memory, one for each stage; they take alternate steps. A warp waits
+ * for this block's turn, adds the dQ of the step, and increments the semaphore. While one warp waits until its sums are
+ * in memory, the other one adds those of the next step. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;
-    int n = 0; /* the number of steps so far, over all items */
+    int n = 0; /* the number of steps so far, over all items of this block */
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
@@ -679,11 +692,12 @@ TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shar
             while (before && (int)te__attn_load_acquire(semaphore) < before) {}
             if constexpr (C::TWO_CTA) te__attn_bwd_dq_add_step_2cta<D, C>(p, sh, base, step, rank);
             else te__attn_bwd_dq_add_step<D, C>(p, sh, base, step);
-            /* waits until the sums are in global memory; it would not be enough that the copies have read shared
-             * memory */
+            /* Wait until the sums are in global memory. A wait until the copies have read shared memory would not be
+             * enough. */
             if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore);
-            __syncwarp(); /* makes the warp converge: lanes that polled the semaphore on their own would slow down the
-                             lane that adds */
+            /* make the warp converge: lanes that polled the semaphore on their own would slow down the lane that
+             * adds */
+            __syncwarp();
         } while (te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w));
     }
 }

@@ -65,12 +65,13 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     static constexpr int Q_STAGES = config::Q_STAGES, K_STAGES = config::K_STAGES, V_STAGES = config::V_STAGES;
     static constexpr int ROWS = 64 * GROUPS; /* the number of queries in a block's tile */
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
-    static constexpr int PACKED = KEYS / 4; /* how many registers of a thread hold the packed P */
+    static constexpr int PACKED = KEYS / 4; /* how many registers of a thread hold P, packed to 16 bits, two numbers in
+                                             * each */
     typedef float scores[KEYS / 2];
-    /* registers of a producer thread, and of a consumer thread. The threads of the block together have at most as many
-     * registers as the block was launched with */
+    /* Registers of a producer thread, and of a consumer thread. The threads of the block together have at most as many
+     * registers as the block was launched with. */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
-    /* bytes of one stage of Q, of K and of V; Q_GROUP_BYTES: those of one warpgroup in a stage of Q */
+    /* Bytes of one stage of Q, of K and of V. Q_GROUP_BYTES: bytes of one warpgroup's rows in a stage of Q. */
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
@@ -87,25 +88,28 @@ typedef struct te__attn_fwd_params {
     float *amax;            /* as in te_attention_args */
     float *lse;        /* [batch, heads, seq], or null */
     uint32_t
-        *tickets; /* counts the tiles that blocks take after their first one; it is 0 before and after a launch. Null:
-                     blocks take tiles in a fixed order */
+        /* counts the tiles that blocks take after their first one; it is 0 before and after a launch. Null: blocks take
+         * tiles in a fixed order */
+        *tickets;
     int all_heads;     /* the number of heads of all sequences together */
-    int seq;           /* the number of queries of a sequence; varlen: of the longest sequence */
-    int tiles;         /* the number of tiles of queries; varlen: the number of tile numbers (some have no tile) */
+    int seq;           /* the number of queries of a sequence; with varlen: of the longest sequence */
+    int tiles;         /* the number of tiles of queries; with varlen: the number of tile numbers (some have no tile) */
     int head_tiles;    /* the number of tiles of queries of one head */
-    int last_tiles;    /* causal: how many tiles of each head, those with the fewest keys, come last, after all other
-                          tiles of all heads */
+    /* with a causal mask: how many tiles of each head, those with the fewest keys, come last, after all other tiles of
+     * all heads */
+    int last_tiles;
     /* heads_at_once: how many heads are processed at the same time, few enough that their K and V stay in the L2;
-     * heads_at_once_last: the same, while the last_tiles are processed */
+     * heads_at_once_last: the same while the tiles counted by last_tiles are processed */
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* sinks: [heads], one logit for each head */
-    const te_rng *rng; /* dropout: as in te_attention_args, or null */
+    const te_rng *rng; /* for dropout: the random state, as in te_attention_args; null: no dropout */
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen: the sequences of the batch */
-    int slots;              /* varlen: how many tile numbers (te_sequence_tiles) a head has, over all sequences */
-    int kv_seq;             /* cross-attention: the number of keys of a sequence; kv is then a tensor separate from q */
+    int slots;              /* with varlen: how many tile numbers (te_sequence_tiles) a head has, over all sequences */
+    int kv_seq;             /* for cross-attention: the number of keys of a sequence; kv is then a tensor separate from
+                             * q */
 } te__attn_fwd_params;
 /* The parameters if the head size of v differs from that of k. Then common.kv maps only the keys, and `v` maps the
  * values. */
@@ -126,12 +130,13 @@ enum { TE__ATTN_WORK_END = -1, TE__ATTN_WORK_INVALID = -2 };
 typedef struct te__attn_fwd_barriers {
     uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
     te__attn_work_tile work[2]; /* the tile of queries in each stage of Q */
-    te_sequence rows[2];        /* varlen: the rows of the sequence of that tile */
+    te_sequence rows[2];        /* with varlen: the rows of the sequences to which the tiles in the stages of Q
+                                 * belong */
 } te__attn_fwd_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Initialises the mbarriers. Called by one thread of a block. */
+/* Initialises the mbarriers of a block. One thread of the block calls this. */
 template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *bars) {
     const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
     const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
@@ -139,7 +144,8 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* at the barriers of Q all consumer threads arrive; at those of K and V one lane of each consumer warp */
+            /* All consumer threads arrive at the barriers of Q; one lane of each consumer warp arrives at those of K
+             * and V. */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -159,7 +165,7 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     const int at = is_last ? number - early : number;
     const int rows = is_last ? p->last_tiles : p->head_tiles - p->last_tiles;
     const int at_once = is_last ? p->heads_at_once_last : p->heads_at_once;
-    /* the first of the heads that are processed at the same time as the head of this tile */
+    /* The index of the first of the heads that are processed at the same time as the head of this tile. */
     const int first = at / (at_once * rows) * at_once, in = at - first * rows;
     const int heads = p->all_heads - first < at_once ? p->all_heads - first : at_once, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
@@ -258,7 +264,7 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
         const int head = w.head % HEADS;
         const int kv_head = head / (HEADS / KV_HEADS), k_head = (F::CROSS ? 0 : HEADS) + kv_head;
         const int v_head = te__attn_fwd_v_head<KV_HEADS, F>(kv_head, k_head);
-        /* the first tile of K is loaded before Q, because the stage of Q may still be in use */
+        /* The first tile of K is loaded before Q, because the stage of Q may still be in use. */
         if (w.head >= 0) te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -271,7 +277,8 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
                                        first_row + w.query + 64 * g, F::VARLEN ? 0 : w.head / HEADS, bar);
         te__attn_pipeline_advance(q);
 #pragma unroll 1
-        for (int j = t.end - 2; j >= t.first; j--) { /* the V of a tile of keys is used one step after its K */
+        for (int j = t.end - 2; j >= t.first; j--) { /* this loop loads a tile of V one step after the K of the same
+                                                      * keys, because V is used one step later */
             te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, j * C::KEYS, batch);
             te__attn_produce_tile<C::V, C::KEYS>(v, te__attn_fwd_v_map<F>(p), v_head, (j + 1) * C::KEYS, batch);
         }
@@ -286,18 +293,20 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
  * in the stages. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    uint32_t q, q_empty; /* q: address of this warpgroup's rows of Q; q_empty: address of the mbarrier that signals
-                            that these rows have been read */
+    /* q: address of this warpgroup's rows of Q; q_empty: address of the mbarrier that signals that these rows have been
+     * read */
+    uint32_t q, q_empty;
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
     int group, lane;
     float scale_log2; /* the unit of scores times log2(e) */
 };
-/* Waits until this warpgroup may issue its products. Named barrier 1 + g signals this to warpgroup g. */
+/* Waits until this warpgroup may issue its products; with ping-pong scheduling the warpgroups take turns. Named barrier
+ * 1 + g signals this to warpgroup g. */
 template <class C> TE_FN void te__attn_pingpong_wait(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_sync(1 + a.group, 256);
 }
-/* Signals to the next warpgroup that it may issue its products. */
+/* Signals to the next warpgroup that it may issue its products; with ping-pong scheduling the warpgroups take turns. */
 template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_arrive(1 + (a.group + 1) % C::GROUPS, 256);
 }
@@ -324,12 +333,12 @@ TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn
     te__wgmma_wait_1();
     te__wgmma_fence_operand(r.s);
 }
-/* Signals that this warp has read the current V, and advances to the next stage. */
+/* Signals that this warp has read the current tile of V, and advances to the next stage of the pipeline. */
 template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
     te__attn_pipeline_advance(a.v);
 }
-/* Waits until O is complete, then releases the stage of V, if there is one (has_v). */
+/* Waits until O += P V is complete, then releases the stage of V, if there is one (has_v). */
 template <class C>
 TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
     te__wgmma_wait_0();
@@ -359,7 +368,7 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__attn_release_v(a);
 }
 
-/* Applies the options that change scores (softcap, ALiBi), and the mask of a window if this tile needs one. */
+/* Apply the options that change scores (softcap, ALiBi), and the mask of a window if this tile of scores needs it. */
 template <int HEADS, class F, class C>
 TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, const te__attn_score_tile &t,
                                      int needs_mask) {
@@ -384,9 +393,9 @@ TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2]
         }
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
 }
-/* Processes a tile of keys after the first one. needs_mask: some queries do not see all keys of this tile. This happens
- * only with a window: without one, all queries see all keys of these tiles, because the queries of a warpgroup and the
- * tiles of keys begin at multiples of 64. is_last: this is the last tile. */
+/* Processes a tile of keys after the first one. needs_mask: some queries do not see all keys of this tile. Some queries
+ * do not see all keys only if there is a window: without a window, all queries see all keys of these tiles, because the
+ * queries of a warpgroup and the tiles of keys begin at multiples of 64. is_last: this is the last tile. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -428,7 +437,8 @@ TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, c
 
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
-    /* computed with __shfl_sync, so that the compiler knows that the value is the same in all lanes */
+    /* The number of this consumer warpgroup. The shuffle tells the compiler that the number is the same in all
+     * lanes. */
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_fwd_fragments<C> r;
@@ -437,13 +447,13 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
                                    tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane,
                                    te__attn_score_unit<F>(p->scale) * TE__ATTN_LOG2E};
     te__attn_pipeline_state<C::Q_STAGES> q = {0, 0};
-    te__attn_work_tile w = {0, TE__ATTN_WORK_END}; /* the tile of queries whose O this thread has in registers, if
-                                                      any */
+    /* the tile of queries whose O this thread has in registers, if there is one */
+    te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: whether this warpgroup skipped the last tile of keys of
-                                               the previous tile of queries */
+    /* skipped_last: 1: this warpgroup skipped the last tile of keys of the previous tile of queries */
+    for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
@@ -454,7 +464,7 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
-        /* the first tile of keys, together with the last product of the previous queries */
+        /* Process the first tile of keys, together with the last product of the previous queries. */
         float row_max[2] = {0, 0}, row_sum[2] = {0, 0};
         if (skip_first) te__attn_skip_k(a);
         te__attn_fwd_issue_gemms<T>(r, a, has_next, has_output, add);
@@ -489,7 +499,7 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
 
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars) {
-    /* aligned to 1024 bytes, because the swizzle repeats every 1024 bytes */
+    /* The address of the tiles is a multiple of 1024 bytes, because the swizzle repeats every 1024 bytes. */
     const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u;
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
@@ -512,8 +522,8 @@ TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barrier
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* How many bytes of the L2 may be taken by the K and V of all heads that are processed at the same time. (A single head
- * may take more.) */
+/* The number of bytes of the L2 that the K and V of all heads that are processed at the same time may take together. (A
+ * single head may take more.) */
 enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
 
 /* Sets the arguments and the schedule, for the forward in 16 bits and for the forward in FP8. kv_bytes: the size of K
@@ -527,8 +537,8 @@ TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_arg
     p->tiles = F::VARLEN ? p->slots * HEADS : p->all_heads * p->head_tiles;
     p->heads_at_once = F::RIGHT == 0 ? (int)te_max(1, te_min(TE__ATTN_FWD_L2_BYTES / kv_bytes, kv_heads)) : 1;
     p->heads_at_once *= HEADS / KV_HEADS;
-    /* causal: the last quarter of a head's tiles, those with the fewest keys, read only a quarter of the keys, so more
-     * heads fit into the L2 */
+    /* With a causal mask, the last quarter of a head's tiles, those with the fewest keys, reads only a quarter of the
+     * keys. Therefore more heads fit into the L2 at the end. */
     p->last_tiles = F::RIGHT == 0 ? p->head_tiles / 4 : 0;
     p->heads_at_once_last = (int)te_min(16 * (int64_t)p->heads_at_once, p->all_heads);
 }
@@ -575,8 +585,8 @@ TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__te
     return te__cuda_launch(ctx, launch, &all, F::VALUE ? sizeof all : sizeof p);
 }
 
-/* The kernel as a type (attention_cuda.h, "kernels as types"). EXISTS: 0 if there is no kernel for these template
- * arguments. */
+/* The forward kernel as a type (attention_cuda.h, "kernels as types"). EXISTS: 0 if there is no kernel for these
+ * template arguments. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 &&
                   te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>

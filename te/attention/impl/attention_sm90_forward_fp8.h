@@ -44,15 +44,17 @@ template <> struct te__attn_fp8_config<256> {
     static constexpr int GROUPS = 2, Q_STAGES = 1, K_STAGES = 3, V_STAGES = 2, EXP2_POLY_EVERY = 4;
 };
 
-/* The sizes that follow from te__attn_fp8_config, like te__attn_fwd_traits. A tile of V is one box [D, 128 keys]. */
+/* The sizes that follow from the tuned constants in te__attn_fp8_config. A tile of V is one box [D, 128 keys]. */
 template <int D_> struct te__attn_fp8_traits {
     typedef te__attn_fp8_config<D_> config;
     static constexpr int D = D_, V = D, KEYS = 128, GROUPS = config::GROUPS, PINGPONG = 0;
     static constexpr int EXP2_POLY_EVERY = config::EXP2_POLY_EVERY;
     static constexpr int Q_STAGES = config::Q_STAGES, K_STAGES = config::K_STAGES, V_STAGES = config::V_STAGES;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
-    static constexpr int PAIRS = D / 2;     /* how many elements of 16 bits a row of q or k has */
-    static constexpr int PACKED = KEYS / 8; /* how many registers of a thread hold the packed P */
+    static constexpr int PAIRS = D / 2;     /* number of 16-bit elements that a row of q or k takes, with two e4m3
+                                             * numbers in each */
+    static constexpr int PACKED = KEYS / 8; /* how many registers of a thread hold P, packed to e4m3, four numbers in
+                                             * each */
     typedef uint32_t scores[KEYS / 4];      /* S, or P, as pairs of f16 */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 240 : 160;
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
@@ -67,9 +69,10 @@ template <int D_> struct te__attn_fp8_traits {
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
-    te__attn_fwd_params common; /* common.q and common.kv map the e4m3 tensors of q and of k */
-    CUtensorMap v;         /* the transposed v in e4m3, [batch, kv_heads, d, keys] */
-    const float *amax;     /* [heads + 2 kv_heads]: the amax of each head of q, then of k, then of v */
+    te__attn_fwd_params common; /* parameters that the forward in 16 bits has, too; common.q and common.kv are the
+                                 * tensor maps of q and k in e4m3 */
+    CUtensorMap v;         /* the tensor map of the transposed v in e4m3, [batch, kv_heads, d, keys] */
+    const float *amax;     /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of v */
 } te__attn_fp8_params;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -82,8 +85,8 @@ typedef struct te__attn_fp8_params {
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1;\n}"                           \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-/* D[64, N] = A[64, 32] B[N, 32]^T, or D += .. if `add` is set, by a warpgroup, like te__wgmma_atom, with A in
- * registers. */
+/* A wgmma instruction in e4m3, by a warpgroup: D[64, N] = A[64, 32] B[N, 32]^T, or D += A B^T if `add` is 1. A is in
+ * registers. Like te__wgmma_atom otherwise. */
 template <int N> struct te__wgmma_e4m3_atom;
 #define TE__WGMMA_E4M3_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                  \
     template <> struct te__wgmma_e4m3_atom<n> {                                                                        \
@@ -93,8 +96,8 @@ template <int N> struct te__wgmma_e4m3_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_E4M3_ATOM)
 
-/* Like te__wgmma_e4m3_atom, but with A in shared memory, N = 128 and accumulators in f16: a register holds two columns
- * of a row. */
+/* The same instruction as in te__wgmma_e4m3_atom, but with A in shared memory, N = 128 and accumulators in f16: a
+ * register holds two columns of a row. */
 #define TE__D8_F16X2(i) TE__D4_F16X2(i), TE__D4_F16X2((i) + 4)
 #define TE__D4_F16X2(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -104,8 +107,8 @@ TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* Issues the product S of the current tile of keys. Each wgmma sums over 32 columns, which are two 16-byte chunks of a
- * row of 128 bytes. */
+/* Issue the product S of the current tile of keys in e4m3. Each wgmma sums over 32 columns, which are two 16-byte
+ * chunks of a row of 128 bytes. */
 template <class C> TE_FN void te__attn_fp8_issue_s(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a) {
     const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
     const uint64_t q = te__attn_tile_descriptor(a.q, 64);
@@ -113,7 +116,7 @@ template <class C> TE_FN void te__attn_fp8_issue_s(te__attn_fwd_fragments<C> &r,
         te__wgmma_e4m3_f16(r.s, q + i / 4 * (64 * 8) + i % 4 * 2, k + i / 4 * (C::KEYS * 8) + i % 4 * 2, i);
     te__wgmma_commit();
 }
-/* Issues O += P V of the previous tile of keys. */
+/* Issue O += P V of the previous tile of keys, in e4m3. */
 template <class C>
 TE_FN void te__attn_fp8_issue_o(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int add) {
     const uint64_t v = te__attn_tile_descriptor(a.v_tiles + a.v.stage * C::V_BYTES, C::D);
@@ -121,7 +124,8 @@ TE_FN void te__attn_fp8_issue_o(te__attn_fwd_fragments<C> &r, const te__attn_fwd
         te__wgmma_e4m3_atom<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
     te__wgmma_commit();
 }
-/* The FP8 version of te__attn_fwd_issue_gemms. */
+/* Do in FP8 what te__attn_fwd_issue_gemms does: issue the product S of the current tile of keys, and O += P V of the
+ * previous one. */
 template <class C>
 TE_FN void te__attn_fp8_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -137,13 +141,13 @@ TE_FN void te__attn_fp8_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn
     te__wgmma_wait_1();
     te__wgmma_fence_operand(r.s);
 }
-/* c[16, 8] += a[16, 32] b[32, 8], by a warp; a and b are e4m3. */
+/* A warp computes c[16, 8] += a[16, 32] b[32, 8], where a and b are e4m3. */
 TE_FN void te__mma_e4m3(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-/* The FP8 version of te__attn_recompute_scores. */
+/* Do in FP8 what te__attn_recompute_scores does: recompute S of a warp's rows by mma.sync. */
 template <class C> TE_FN void te__attn_fp8_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, uint32_t k) {
     int lane = (int)threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
@@ -178,8 +182,9 @@ TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16);
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
-/* A scale below 2^-24 becomes 2^-24. This changes the exponent by less than 2^-8, because a finite f16 score is below
- * 2^16, and 2^16 * 2^-24 = 2^-8. A scale of 0 could not be used: 0 times a masked score of -inf would be NaN. */
+/* Returns the scale of the exponent as a pair of two equal f16. A scale below 2^-24 becomes 2^-24. This changes the
+ * exponent by less than 2^-8, because a finite f16 score is below 2^16, and 2^16 * 2^-24 = 2^-8. A scale of 0 could not
+ * be used: 0 times a masked score of -inf would be NaN. */
 TE_FN uint32_t te__attn_fp8_exponent_scale(float scale) {
     return scale >= 0 && scale <= 32768.0f ? te__attn_f16x2(fmaxf(scale, 1.0f / (1 << 24))) : TE__ATTN_FP8_NAN;
 }
@@ -194,7 +199,8 @@ TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
  * 2^-8.8. Results below 2^-14 become 0, and results from 2^16 on infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
-    /* magic: 1536. Adding 1536 rounds to an integer, because all f16 numbers from 1024 to 2048 are integers */
+    /* `magic` is a pair of two f16 numbers 1536. Adding 1536 rounds to an integer, because all f16 numbers from 1024 to
+     * 2048 are integers. */
     const uint32_t magic = 0x66006600u, minus = 0xe600e600u;
     const uint32_t one = 0x3c003c00u, c1 = 0x39a039a0u, c2 = 0x33ae33aeu; /* 1, 0.703, 0.24 */
     uint32_t whole, fraction, y;
@@ -205,11 +211,13 @@ TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(fraction) : "r"(x), "r"(fraction));
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(fraction), "r"(c2), "r"(c1));
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(y), "r"(fraction), "r"(one));
-    y += (whole & 0x003f003fu) << 10; /* a carry from the lower number only changes the last bit of the upper one */
+    y += (whole & 0x003f003fu) << 10; /* a carry from the lower number of the pair only changes the last bit of the
+                                       * upper one */
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(y), "r"(0x84008400u)); /* -2^-14 */
     return y;
 }
-/* Replaces S by P in row e. Returns this lane's sum of P; even and odd columns are summed separately, in f16. */
+/* Replace S by P in row e of this thread's two rows. Returns this lane's sum of P; even and odd columns are summed
+ * separately, in f16. */
 template <class C>
 TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__attn_fp8_exponent &x) {
     constexpr int EVERY = C::EXP2_POLY_EVERY;
@@ -254,7 +262,7 @@ template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> 
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
 }
-/* Whether the sum of P of any lane of this warp exceeds `limit` or is NaN. */
+/* Returns whether in any lane of this warp the sum of P of one of the lane's rows exceeds `limit` or is NaN. */
 TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
@@ -266,7 +274,7 @@ TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exp
     TE_UNROLL for (int e = 0; e < 2; e++) {
         float row_sum = fmaxf(sum[e], __shfl_xor_sync(~0u, sum[e], 1)); /* the largest sum of the row's four lanes */
         row_sum = fmaxf(row_sum, __shfl_xor_sync(~0u, row_sum, 2));
-        /* power: log2 of the largest P of the row, rounded up */
+        /* The base-2 logarithm of the largest P of the row, rounded up. */
         const int power = (int)((__float_as_uint(te__attn_fp8_max(r, e)) + 0x7fffffu) >> 23) - 127;
         const int shift = row_sum > TE_E4M3_MAX ? te_max(power - TE__ATTN_FP8_P_EXPONENT, 1) : 0;
         factor[e] = __uint_as_float((uint32_t)(127 - shift) << 23);
@@ -343,7 +351,8 @@ TE_FN te__attn_fp8_head_units te__attn_fp8_head_units_of(const te__attn_fp8_para
     return {te__attn_fp8_score_unit(p->amax[q], p->amax[k], p->common.scale),
             te__attn_fp8_inverse(p->amax[k + KV_HEADS], TE_E4M3_MAX)};
 }
-/* The FP8 version of te__attn_fwd_output_of. value: the dequantization factor of v. */
+/* Do in FP8 what te__attn_fwd_output_of does: return the destination of the output of a work tile. value: the
+ * dequantization factor of v. */
 template <int HEADS, class F, class C>
 TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, const te__attn_work_tile &w, int row,
                                                  float value) {
@@ -357,7 +366,7 @@ TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, c
     return to;
 }
 
-/* The FP8 version of te__attn_fwd_consumer. */
+/* The body of a consumer warpgroup of the FP8 forward, like te__attn_fwd_consumer in 16 bits. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -372,11 +381,11 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     te__attn_pipeline_state<C::Q_STAGES> q = {0, 0};
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     const te__attn_mask m = te__attn_fwd_mask<F>(p, p->seq);
-    float value = 0; /* the dequantization factor of v in the head of w */
+    float value = 0; /* the dequantization factor of v in the head of the tile w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    for (int add = 0, skipped_last = 0;;) { /* skipped_last: whether this warpgroup skipped the last tile of keys of
-                                               the previous tile of queries */
+    /* skipped_last: 1: this warpgroup skipped the last tile of keys of the previous tile of queries */
+    for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const int has_next = next.head >= 0, has_output = w.head >= 0;
@@ -387,15 +396,15 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES, a.scale_log2 = units.score;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
-        /* the first tile of keys, together with the last product of the previous queries */
+        /* Process the first tile of keys, together with the last product of the previous queries. */
         float row_max[2], row_sum[2];
         if (skip_first) te__attn_skip_k(a);
         te__attn_fp8_issue_gemms(r, a, has_next, has_output, add);
         if (has_next) te__attn_release_k(a, t.end - 1 == t.first);
         const int tile = (t.end - 1) * C::KEYS;
         int key = tile + lane % 4 * 2; /* this lane's first key in the tile */
-        asm volatile("" : "+r"(key));  /* so that the compiler recomputes the bounds derived from `key` instead of
-                                          holding them in registers */
+        /* this makes the compiler recompute the bounds derived from `key` instead of holding them in registers */
+        asm volatile("" : "+r"(key));
         if (te__attn_needs_mask(t, t.end - 1, 1)) {
             if (te__attn_masks_later_tiles<F>()) te__attn_mask_window(r, m, next.query + group * 64, tile);
             else te__attn_mask_scores(r, m, next.query + row, key);
@@ -438,7 +447,7 @@ TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const 
         te__attn_tma_load_head(to + b * (C::D * 128), from, key / 2 + 64 * b, 0, head, batch, bar);
     te__attn_pipeline_advance(p.state);
 }
-/* The FP8 version of te__attn_fwd_producer. */
+/* The body of the producer thread of the FP8 forward, like te__attn_fwd_producer in 16 bits. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -455,7 +464,7 @@ TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_ba
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const int batch = w.head / HEADS, head = w.head % HEADS, kv_head = head / (HEADS / KV_HEADS);
         const CUtensorMap *const k_map = &p->kv;
-        constexpr int WIDTH = C::BOXES * 64; /* row length of a tile of K, in elements of 16 bits */
+        constexpr int WIDTH = C::BOXES * 64; /* length of a row of a tile of K, in 16-bit elements */
         if (w.head >= 0) te__attn_produce_tile<WIDTH, C::KEYS>(k, k_map, kv_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -479,7 +488,7 @@ TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *p, te__attn_fwd_barriers *bars) {
-    /* aligned to 1024 bytes, because the swizzle repeats every 1024 bytes */
+    /* The address of the tiles is a multiple of 1024 bytes, because the swizzle repeats every 1024 bytes. */
     const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u;
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
@@ -522,7 +531,7 @@ TE_API te__attn_heads_tensor te__attn_fp8_heads_tensor(const void *data, int dim
     return x;
 }
 
-/* The kernel of TE_ATTENTION_FORWARD_FP8 as a type (attention_cuda.h). */
+/* The FP8 forward kernel, which TE_ATTENTION_FORWARD_FP8 defines, as a type (attention_cuda.h). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_fp8 : te__attn_fp8_traits<D> {
     typedef te__attn_fp8_traits<D> C;
     typedef te__attn_fp8_params args;

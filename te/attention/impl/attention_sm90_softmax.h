@@ -1,9 +1,9 @@
 /* attention_sm90_softmax.h -- the work of a consumer warpgroup of attention_sm90_forward.h on the 64 rows of its tile
  * of scores: masks, softcap, ALiBi and dropout; softmax; and the epilogue, which stores O.
  *
- * Softmax subtracts the same number from all scores of a row before it exponentiates. That number need not be the
- * maximum, as long as P neither overflows nor underflows. So row_max, the number that is subtracted, stays the maximum
- * of the first tile of keys until, in some later tile, the sum of a lane's elements of P in one row exceeds
+ * Softmax subtracts the same number from all scores of a row before it exponentiates. The subtracted number need not be
+ * the maximum, as long as P neither overflows nor underflows. So the number that is subtracted, row_max, stays the
+ * maximum of the first tile of keys until, in some later tile, the sum of a lane's elements of P in one row exceeds
  * te__attn_rescale_threshold. Then P of that tile is discarded: the warp recomputes S of the tile from Q and K, which
  * are still in shared memory, updates row_max, and rescales O and the rows' sums of P (the conditional rescale of
  * FlashAttention-4). So most tiles of keys need no maximum, no shuffle and no rescaling of O, and their exponentials
@@ -18,22 +18,23 @@
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_softcapped, te__attn_alibi_at */
 #include "attention_sm90_wgmma.h" /* te__attn_chunk_address */
 
-/* A thread's part of the two rows that it works on. They are numbered e = 0 and e = 1, and the second is eight rows
- * below the first. The elements of a row are distributed over four lanes. */
+/* A thread's part of the two rows of scores that it works on. The rows are numbered e = 0 and e = 1, and the second is
+ * eight rows below the first. The elements of a row are distributed over four lanes. */
 template <class C> struct te__attn_fwd_fragments {
     typename C::scores s;         /* S, which P later replaces */
-    uint32_t p[C::PACKED];        /* P in 16 bits, the A operand of the product P V */
-    float o[C::V / 2];            /* O, not yet divided by the rows' sums of P */
-    float row_max[2], row_sum[2]; /* row_max: the number that is subtracted from a row's scores; row_sum: this lane's
-                                     part of the row's sum of P */
+    uint32_t p[C::PACKED];        /* P in 16 bits, two numbers in each register: the A operand of the product P V */
+    float o[C::V / 2];            /* O, the output, not yet divided by the rows' sums of P */
+    /* one number for each of the thread's two rows. row_max: the number that is subtracted from the row's scores;
+     * row_sum: this lane's part of the row's sum of P */
+    float row_max[2], row_sum[2];
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
-/* A warpgroup's tile of scores. head: the head of the tile, counted over all sequences; query, key: the tile's first
- * query and first key. */
+/* The position of a warpgroup's tile of scores. head: the head of the tile, counted over all sequences; query, key: the
+ * tile's first query and first key. */
 struct te__attn_score_tile {
     te__attn_mask mask;
     int head, query, key;
@@ -52,12 +53,13 @@ template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r,
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_mask_score(r.s, i);
 }
 
-/* Whether all keys of the first tile that a query processes may be masked. That is possible if the mask has a bound on
- * the right, except in causal self-attention, where the first tile always contains the query's own key. */
+/* Returns whether all keys of the first tile that a query processes may be masked. All of these keys can be masked only
+ * if the mask has a bound on the right, except in causal self-attention, where the first tile always contains the
+ * query's own key. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
     return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0);
 }
-/* Whether tiles of keys after the first one may be partly masked, too. */
+/* Returns whether tiles of keys after the first one may be partly masked, too. */
 template <class F> TE_FN constexpr int te__attn_masks_later_tiles(void) {
     return F::LEFT >= 0 || te__attn_may_start_hidden<F>();
 }
@@ -119,7 +121,7 @@ TE_FN void te__attn_dropout_p(te__attn_fwd_fragments<C> &r, const P *p, const te
 
 /* ---- softmax ----------------------------------------------------------------------------------------------------- */
 
-/* The largest score of row e in this tile. */
+/* Return the largest score of row e in this tile of keys. */
 template <class C> TE_FN float te__attn_row_max(const te__attn_fwd_fragments<C> &r, int e) {
     float v[2] = {r.s[2 * e], r.s[2 * e + 1]};
     TE_UNROLL for (int j = 1; j < C::KEYS / 8; j++)
@@ -147,8 +149,8 @@ template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }
-/* Whether in some lane of this warp one of the two rows' sums exceeds te__attn_rescale_threshold or is NaN. sum: this
- * lane's sums of P in its two rows. */
+/* Returns whether in some lane of this warp one of the two rows' sums exceeds te__attn_rescale_threshold or is NaN.
+ * sum: this lane's sums of P in its two rows. */
 template <te_dtype T> TE_FN int te__attn_needs_rescale(const float sum[2]) {
     const float limit = te__attn_rescale_threshold<T>();
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
@@ -159,8 +161,8 @@ template <te_dtype T> TE_FN int te__attn_needs_rescale(const float sum[2]) {
 template <te_dtype T, class C>
 TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, uint32_t k) {
     int lane = (int)threadIdx.x % 32;
-    asm volatile("" : "+r"(lane)); /* makes the compiler recompute addresses, because no registers are left to hold
-                                      them */
+    /* this makes the compiler recompute addresses, because no registers are left to hold them */
+    asm volatile("" : "+r"(lane));
     const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = 0;
 #pragma unroll 1
@@ -175,16 +177,16 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         }
     }
 }
-/* The number to subtract from a row's scores when their maximum so far is row_max. It is row_max itself, unless all
- * keys of the row so far were masked: then row_max is -inf, and the number is 0, which makes P of the row 0. In the
- * row's first later tile with a visible key, te__attn_exp_row is called with row_max = -inf, which makes P infinite;
- * that exceeds the threshold, so that row_max is updated. */
+/* Return the number to subtract from a row's scores when their maximum so far is row_max. The number is row_max itself,
+ * unless all keys of the row so far were masked: then row_max is -inf, and the number is 0, which makes P of the row 0.
+ * In the row's first later tile with a visible key, te__attn_exp_row is called with row_max = -inf, which makes P
+ * infinite; that exceeds the threshold, so that row_max is updated. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Softmax of a row's first tile of keys with an attention sink: row_max includes the score of the sink, and one of the
- * row's lanes adds the sink's exponential to row_sum. sinks: one score for each head of a sequence; head: the number of
- * the head, counted over all sequences. */
+/* Compute the softmax of a row's first tile of keys with an attention sink: row_max includes the score of the sink, and
+ * one of the row's lanes adds the sink's exponential to row_sum. sinks: one score for each head of a sequence; head:
+ * the number of the head, counted over all sequences. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                const void *sinks, int head, float scale, float scale_log2) {
@@ -195,8 +197,8 @@ TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], f
         if (threadIdx.x % 4 == 0) row_sum[e] += te_exp2((sink - te__attn_finite_max<F>(row_max[e])) * scale_log2);
     }
 }
-/* To be called after S was recomputed: updates row_max, computes P, and rescales O and row_sum. sum: output, this
- * lane's part of the sum of P over this tile, for each of its two rows. */
+/* Called after S was recomputed: update row_max, compute P, and rescale O and row_sum. sum: output, this lane's part of
+ * the sum of P over this tile, for each of its two rows. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, float sum[2]) {
     float factor[2];
@@ -222,20 +224,22 @@ TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
             else w[i + step] = received;
         }
 }
-/* The destination of the output of a warpgroup's tile of queries. */
+/* Where and how the output of a warpgroup's tile of queries is stored. */
 struct te__attn_fwd_output {
-    void *out;          /* the output of query 0 of this head and sequence; in e4m3 if scale is not null */
+    void *out;          /* the address for query 0 of this head and sequence in the output; the output is in e4m3 if
+                         * scale is not null */
     const float *scale; /* te_attention_args.out_scale */
-    int64_t width;      /* the distance from one row of out to the next, in elements */
-    float *lse;         /* the lse of query 0 of this head and sequence, or null */
-    int query, seq;     /* query: this thread's first row; rows outside 0 to seq - 1 are not stored */
+    int64_t width;      /* the distance, in elements, from one row of the output to the next */
+    float *lse;         /* the address for query 0 of this head and sequence in the array lse, or null */
+    int query, seq;     /* query: this thread's first row; seq: number of queries; rows outside 0 to seq - 1 are not
+                         * stored */
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
-    float factor;       /* the factor by which O is multiplied: that of dropout or, in FP8, the one that dequantizes
-                           V */
+    /* the factor by which O is multiplied: that of dropout or, in FP8, the one that dequantizes V */
+    float factor;
     float *amax;        /* te_attention_args.amax */
 };
-/* Divides O by the rows' sums of P and stores it. Each lane stores 16 bytes at a time, so that four lanes together
- * store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. */
+/* Divides O by the rows' sums of P and stores the result. Each lane stores 16 bytes at a time, so that four lanes
+ * together store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__attn_fwd_output &to) {
     const int lane = (int)threadIdx.x % 32;
@@ -243,8 +247,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
         const int row = to.query + 8 * e;
         float sum = r.row_sum[e] + __shfl_xor_sync(~0u, r.row_sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const float inverse = to.factor * te_reciprocal(sum); /* sum >= 1, because one score of the row equals row_max,
-                                                                 and its P is 1 */
+        /* the sum is at least 1, because one score of the row equals row_max, and its P is 1 */
+        const float inverse = to.factor * te_reciprocal(sum);
         void *const first = te__attn_out_at(to.out, (int64_t)row * to.width + lane % 4 * 8, to.scale);
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];
@@ -262,8 +266,9 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
             to.lse[row] = r.row_max[e] * to.score_unit + logf(sum);
     }
     if (!to.amax) return;
-    uint32_t amax = 0; /* computed from the stored numbers, which are read back, because no registers are left for amax
-                          while O is in use */
+    /* the amax is computed from the stored numbers, which are read back, because no registers are left for it while O
+     * is in use */
+    uint32_t amax = 0;
     for (int row = to.query; row <= to.query + 8; row += 8) {
         const uint16_t *from = (const uint16_t *)to.out + (int64_t)row * to.width + lane % 4 * 8;
         for (int i = 0; row >= 0 && row < to.seq && i < C::V; i += 32)

@@ -85,9 +85,9 @@ template <int N> struct te__wgmma_atom;
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
 
 /* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
- * know. This empty asm claims to change the registers. It is called before the fence that precedes the wgmma, so that
- * the compiler does not move the registers' initialisation below that fence; and after the wait for the wgmma, so that
- * it does not move their first use above that wait (CUTLASS's warpgroup_fence_operand). */
+ * know. This empty asm claims to change the registers. The function is called before the fence that precedes the wgmma,
+ * so that the compiler does not move the registers' initialisation below that fence; and after the wait for the wgmma,
+ * so that it does not move their first use above that wait (CUTLASS's warpgroup_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_operand(float (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
 }
@@ -95,22 +95,23 @@ template <int N> TE_FN void te__wgmma_fence_operand(uint32_t (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]));
 }
 
-/* The wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. The descriptor is valid for K-major
- * and MN-major reads: K-major reads use the stride between groups of eight rows (1024 bytes), MN-major reads also use
- * the stride between boxes. */
+/* Return the wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. The descriptor is valid for
+ * K-major and MN-major reads: K-major reads use the stride between groups of eight rows (1024 bytes), MN-major reads
+ * also use the stride between boxes. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     const uint64_t next_box = (uint64_t)(rows * 128 >> 4), next_rows = 1024 >> 4;
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
 }
-/* The shared-memory address of 16-byte chunk `chunk` of row `row` of the box at address `box`, with the swizzle
- * applied. */
+/* Return the shared-memory address of a 16-byte chunk, number `chunk` in row `row` of the box at address `box`, with
+ * the swizzle applied. */
 TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
     return box + (uint32_t)(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
 /* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. */
 template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        /* a descriptor's address counts units of 16 bytes: 16 columns of a row take 2 units, a whole row of a box 8 */
+        /* The address in a descriptor counts units of 16 bytes: 16 columns of a row take 2 units, a whole row of a box
+         * 8. */
         const int box = k / 4, column = k % 4 * 2;
         te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
     }
@@ -136,8 +137,8 @@ template <int N>
 TE_FN void te__warpgroup_reg_dealloc(void) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* Named barriers, numbered 1 to 15. threads: the number of threads that the barrier waits for, both those that wait
- * themselves (sync) and those that only arrive (arrive). */
+/* Waits at a named barrier, a barrier for some of a block's threads, numbered 1 to 15. threads: the number of threads
+ * that the barrier waits for, both those that wait themselves (sync) and those that only arrive (arrive). */
 TE_FN void te__named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -162,8 +163,8 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* te__attn_tma_load_head for packed sequences of different lengths. rows: the sequence's range of rows; y: the first
- * row to load, counted within the sequence. */
+/* Do what te__attn_tma_load_head does above, for packed sequences of different lengths. rows: the sequence's range of
+ * rows; y: the first row to load, counted within the sequence. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -214,8 +215,8 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-/* te__attn_tma_load_box for packed sequences, a tensor [rows, width]. rows: the sequence's range of rows; y: the first
- * token to load, counted within the sequence. */
+/* Do what te__attn_tma_load_box does above, for packed sequences, a tensor [rows, width]. rows: the sequence's range of
+ * rows; y: the first token to load, counted within the sequence. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -224,7 +225,7 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* stmatrix: stores four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the
+/* Stores (by stmatrix) four 8 x 8 matrices of 16-bit elements to shared memory, transposed. to: in lane l, the
  * shared-memory address to which row l % 8 of the transposed matrix l / 8 is stored. */
 TE_FN void te__attn_stmatrix_transposed(uint32_t to, const uint32_t (&w)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
@@ -252,7 +253,7 @@ TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-/* The same as te__attn_bulk_store, but adds the numbers to those in global memory. */
+/* Do what te__attn_bulk_store does, but add the numbers to those in global memory. */
 TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
@@ -290,7 +291,7 @@ TE_FN void te__attn_warpgroup_sync(int group) {
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* Whether there are kernels for these head sizes. head_dim: that of q and k; value_dim: that of v. */
+/* Returns whether there are kernels for these head sizes. head_dim: that of q and k; value_dim: that of v. */
 TE_BOTH constexpr bool te__attn_sm90_supports(int head_dim, int value_dim) {
     return head_dim == value_dim ? head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 192 ||
                                        head_dim == 256
@@ -305,7 +306,7 @@ typedef struct te__attn_heads_tensor {
     int dim, heads, seq, batch, box_rows;
 } te__attn_heads_tensor;
 
-/* Makes the tensor map, for TMA, of the tensor x. */
+/* Make the tensor map by which TMA loads boxes of the tensor x. */
 TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                            const te__attn_heads_tensor *x, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;

@@ -1,5 +1,6 @@
 /* bucket_reduce.h -- sums the gradients of a bucket (buckets.h) over the data group, in f32 or bf16. Either each rank
- * gets all sums (all-reduce) or only those of its shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI do this.
+ * gets all sums (all-reduce) or only those of its shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI
+ * transfer the data.
  *
  * DMA engines copy between GPUs without any multiprocessor, so a reduction during backward does not slow backward's
  * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). x[count] are the
@@ -33,14 +34,16 @@
 #include "symmetric_memory_cuda.h" /* te__overlap_memory, te__overlap_memory_open */
 
 enum {
-    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* what a copy contains; also the index of the flag that follows the copy */
+    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* the kind of data that a copy contains, a shard or a sum; also the index of the
+                                       * flag that follows the copy */
     TE_DMA_ALIGN = 128,               /* shards begin at multiples of this number of elements */
     TE_DMA_THREADS = 512
 };
 
 typedef struct te_dma_add_args {
-    void *x;                     /* [count]: on entry this rank's shard, on return the sum over the ranks */
-    const void *shard[TE_MAX_RANKS]; /* [count] each: the shards that the other ranks sent */
+    void *x;                     /* [count]: on entry this rank's own shard, on return the sum of this shard over the
+                                  * ranks */
+    const void *shard[TE_MAX_RANKS]; /* [count] each: the same shard as the other ranks have sent it */
     int64_t count;               /* a multiple of 8 */
     int rank, ranks;
 } te_dma_add_args;
@@ -60,18 +63,22 @@ TE_FN void te__dma_add(const te_dma_add_args *a, te_block b, const te_dtype dtyp
 TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_f32))
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
-/* The reduction of a piece of x. Pieces are so small that each shard of a piece fits into a slot. Each rank has two
- * slots for each other rank: one for a shard that the other rank sends, one for a sum that the other rank sends. */
+/* The reduction of one piece of x, a bucket's gradients. Pieces are so small that each shard of a piece fits into a
+ * slot. Each rank has two slots for each other rank: one for a shard that the other rank sends, one for a sum that the
+ * other rank sends. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
     char *x;
     te_dtype dtype;
-    int scatter_only;     /* 1: a reduce-scatter, which does not send the sums (step 3 at the head of this file) */
-    int64_t count, shard; /* count: the number of elements in the piece; shard: the number of elements in each of its
-                             shards (the last shards may have fewer) */
-    int64_t stride;       /* the number of elements from the beginning of one rank's shard to that of the next */
-    int64_t slot;         /* the largest number of elements that fit into a slot */
+    int scatter_only;     /* 1: the operation is a reduce-scatter, which does not send the sums (step 3 at the head of
+                           * this file) */
+    /* count: the number of elements in the piece; shard: the number of elements in each of its shards (the last shards
+     * may have fewer) */
+    int64_t count, shard;
+    int64_t stride;       /* the distance, in elements, from the beginning of one rank's shard in x to that of the next
+                           * rank's */
+    int64_t slot;         /* the number of elements that fit into a slot */
 } te__dma_reduce;
 
 TE_API int64_t te__dma_shard_count(const te__dma_reduce *c, int r) {
@@ -83,7 +90,7 @@ TE_API size_t te__dma_shard_bytes(const te__dma_reduce *c, int r) {
 TE_API char *te__dma_shard(const te__dma_reduce *c, int r) {
     return c->x + (size_t)(r * c->stride) * te_dtype_bytes(c->dtype);
 }
-/* The slot on rank `to` for the copies from rank `from`. kind: TE_DMA_SHARD or TE_DMA_SUM. */
+/* Return the address of the slot on rank `to` for the copies from rank `from`. kind: TE_DMA_SHARD or TE_DMA_SUM. */
 TE_API char *te__dma_slot(const te__dma_reduce *c, int to, int from, int kind) {
     const int64_t slot = from - (from > to) + kind * (c->m->ranks - 1);
     return te__overlap_workspace(c->m, to) + (size_t)(slot * c->slot) * te_dtype_bytes(c->dtype);
@@ -106,7 +113,8 @@ TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx
     }
     return TE_OK;
 }
-/* Makes the stream wait for the flags that the other ranks write in this rank's memory, and reset these flags. */
+/* Make the stream wait for the flags that the other ranks write in this rank's memory after each copy, and reset these
+ * flags. */
 TE_API te_status te__dma_wait(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
@@ -194,10 +202,11 @@ TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
 
 typedef struct te_bucket_reducer {
     te_context *ctx;
-    te_group data; /* a copy of the data group, with `peers` null, because the kernels that use `peers` would occupy all
-                      multiprocessors during backward */
+    /* a copy of the data group, with `peers` null, because the kernels that use `peers` would occupy all
+     * multiprocessors during backward */
+    te_group data;
     te_dtype dtype;
-    void *staging;    /* [elements], a buffer for gradients in bf16; null: the gradients are summed in f32, in place */
+    void *staging;    /* [elements]: a buffer for gradients in bf16; null: the gradients are summed in f32, in place */
     int64_t elements;
 } te_bucket_reducer;
 
@@ -205,8 +214,8 @@ TE_API void te__bucket_reducer_close(te_bucket_reducer *s) {
     if (s->staging) te_release(s->ctx, s->staging);
     s->staging = 0;
 }
-/* bytes: the size of a bucket (te_buckets_config.bytes), in f32. dma: 1: use DMA engines if the ranks have symmetric
- * memory. */
+/* Prepare the reduction of buckets. bytes: the size of a bucket (te_buckets_config.bytes), in f32. dtype: the format in
+ * which gradients are sent. dma: 1: use DMA engines if the ranks have symmetric memory. */
 TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_t bytes, te_dtype dtype, int dma,
                                                     te_context *ctx) {
     s->ctx = ctx, s->staging = 0;

@@ -6,7 +6,7 @@
  *                           memory (te/gemm/impl/gemm_sm90_epilogue_scatter.h). Each rank then sums its own
  *                           rows over the N ranks, in the epilogue or in a second kernel, te_reduce_scatter_add, which
  *                           reads N partial sums of these rows, one from each rank, and writes the rows once.
- *   GEMM + all_reduce       For the patterns of fused_collective_norm.h. The epilogue stores its tiles, and also sends
+ *   GEMM + all_reduce       For patterns of fused_collective_norm.h: the epilogue stores its tiles, and also sends
  *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
  *                           waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
  *                           bytes, to each other rank (if the all-reduce is one-shot).
@@ -32,11 +32,11 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
     (void)lane;
 }
 
-/* The arguments of te_reduce_scatter_add, the second of the two kernels of a reduce_scatter. It adds up the slots, one
- * from each rank, that hold the ranks' contributions to this rank's rows. */
+/* The arguments of te_reduce_scatter_add, the second of the two kernels of a reduce_scatter. The kernel adds up the
+ * slots in this rank's memory, which hold the contributions of all ranks to this rank's rows. */
 typedef struct te_reduce_scatter_add_args {
-    void *y;                   /* [count]: the sum over the ranks; count is a multiple of eight */
-    const char *slots;         /* [ranks, count]: for each rank, its partial sum of this rank's rows */
+    void *y;                   /* [count]: receives the sum over the ranks; count is a multiple of eight */
+    const char *slots;         /* [ranks, count]: the partial sum that each rank has for this rank's rows */
     uint32_t *flags[TE_MAX_RANKS]; /* [r]: the flags in the memory of rank r */
     int64_t count;
     int rank, ranks;
@@ -84,8 +84,8 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
-/* persistent: the GEMM kernel for 16-bit operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up
- * the slots. */
+/* The kernels of a step with GEMM and reduce_scatter. persistent: the GEMM kernel for 16-bit operands; fp8: the GEMM
+ * kernel for FP8 operands; add: the kernel that adds up the slots. */
 typedef struct te_gemm_reduce_scatter_kernels {
     te_sm90_kernel persistent, fp8;
     const void *add;
@@ -94,7 +94,7 @@ template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
 TE_SM90_GEMM_KERNEL_SCATTER(te_gemm_reduce_scatter, T, A, B, TRANS_B, te_gemm_reduce_scatter_epilogue<T>, 1)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_gemm_reduce_scatter,
              (T, A, B, TRANS_B), te__gemm_scatter_params)
-/* The template argument T is the list's format. A is the FP8 format of the GEMM's first operand (x in forward, dy in
+/* Returns the kernels for the list's format T. A: the FP8 format of the GEMM's first operand (x in forward, dy in
  * backward), or T if the list's recipe has no tensorwise FP8 scales. The weight is passed as [n, k] (TRANS_B 1) in
  * forward, and with FP8 also in backward. */
 template <te_dtype T, te_dtype A, int FORWARD>
@@ -114,19 +114,20 @@ TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) 
                                                                          : (int)model##_gradients),    \
                                       forward>()
 
-/* Whether the slots are large enough for the GEMM's output, and there are enough flags for its tiles. */
+/* Returns whether the slots are large enough for the output of the GEMM, and whether there are enough flags for its
+ * tiles. */
 TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memory *m) {
     const int64_t tiles = g->m / m->ranks / TE_TILE_M * te_ceil_div(g->n, TE_TILE_N);
     return (size_t)(g->m * g->n) * 2 <= m->capacity && tiles * TE_SCATTER_FLAGS_PER_TILE <= TE_SCATTER_MAX_FLAGS;
 }
-/* Whether the second kernel adds up the slots, rather than the GEMM's epilogue. This happens in two cases: k is so
- * short that adding up in the epilogue would take longer than the main loop of a tile; or the pass is a backward that
- * te_buckets watches. In such a backward, a GEMM that waits for other ranks could deadlock with the reductions of
+/* Returns whether the second kernel adds up the slots, rather than the GEMM's epilogue. This happens in two cases: k is
+ * so short that adding up in the epilogue would take longer than the main loop of a tile; or the pass is a backward
+ * that te_buckets watches. In such a backward, a GEMM that waits for other ranks could deadlock with the reductions of
  * buckets, which occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
 TE_API int te__reduce_scatter_is_separate(const te_gemm *g, const te_run *r) {
     return r->watch || g->k * (int64_t)te_dtype_bytes(te__gemm_a_dtype(g)) <= r->tensor->memory->two_kernel_bytes;
 }
-/* y[m / ranks, n] = the sum of this rank's slots, one from each rank. */
+/* Compute y[m / ranks, n], this rank's rows, as the sum of the slots in this rank's memory, one slot from each rank. */
 TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const te_gemm *g, const te__overlap_memory *m,
                                             te_context *ctx) {
     te_reduce_scatter_add_args a;
@@ -174,9 +175,10 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
     te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
-    te__gemm_overlap order; /* used if m->serial is set, which only tests do: the same GEMM kernel then runs without the
-                               collective, but computes its tiles in the same order as it would with the collective */
-    g.fast |= te__gemm_is_fp8(&g); /* FP8: this kernel always uses fast accumulation */
+    /* used if m->serial is set, which only tests do: the same GEMM kernel then runs without the collective, but
+     * computes its tiles in the same order as it would with the collective */
+    te__gemm_overlap order;
+    g.fast |= te__gemm_is_fp8(&g); /* for FP8 operands: this kernel always uses fast accumulation */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
                             te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
     if (!can_overlap) g = r->deferred.product;
@@ -194,7 +196,8 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* The arguments of the GEMM kernel that runs: persistent or skinny. The small_m kernel never runs here. */
+    /* The arguments of the GEMM kernel that runs, the persistent or the skinny one. The small_m kernel never runs
+     * here. */
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
@@ -213,7 +216,7 @@ TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], con
     const uint32_t epoch = __ldg(a->state->epoch);
     const int64_t at = ((int64_t)row * p->n + col) * 2;
     const int two_shot = a->algorithm == TE_PEER_two_shot;
-    const int owner = row % a->ranks; /* two-shot: the rank that sums this row (te__fused_row_place_of) */
+    const int owner = row % a->ranks; /* in two-shot: the rank that sums this row (te__fused_row_place_of) */
     const int packet = (int)((two_shot ? ((int64_t)(row / a->ranks) * p->n + col) * 2 : at) / TE_PACKET_BYTES);
     te_packet v;
     TE_UNROLL for (int i = 0; i < 4; i++) v.w[i] = w[i];
@@ -319,13 +322,15 @@ TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, t
         if (!r->dry) TE_TRY(te__peers_check(r->tensor, r->ctx));
         te__defer(r, &y, TE_VALUE_deferred_gather, x);
     } else if (y.data && x.data && !r->dry) {
-        const int64_t rank_rows = te_min(x.rows, y.rows); /* in an all_gather, y has more rows: those of all ranks */
+        const int64_t rank_rows = te_min(x.rows, y.rows); /* number of rows of one rank; in an all_gather y has more
+                                                           * rows than x, those of all ranks */
         TE_TRY(call(r->tensor, y.data, x.data, rank_rows * y.cols, y.dtype, r->ctx));
     }
     te__set_current(r, y);
     return TE_OK;
 }
-/* Runs the step of a collective other than reduce_scatter. call: null if the op is the identity in this pass. */
+/* Run the step of a collective other than reduce_scatter. call: the collective; null if the op is the identity in this
+ * pass. */
 TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_fn call) {
     const int i = s->op[0], backward = r->pass == TE_BACKWARD;
     te_value y;

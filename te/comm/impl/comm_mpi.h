@@ -9,7 +9,7 @@
 
 #ifdef TE_COMM
 #ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX 1 /* the C++ bindings of MPI are not used, and would need -lmpi_cxx */
+#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of MPI, which are not used here and would need -lmpi_cxx */
 #endif
 #include <mpi.h>
 #include <sched.h>  /* sched_yield */
@@ -17,11 +17,11 @@
 
 typedef MPI_Comm te__comm_native;
 
-/* The struct to which te_group.handle points. */
+/* The state of a group that MPI needs; te_group.handle points to this struct. */
 typedef struct te__mpi {
     MPI_Comm comm;
-    MPI_Op sum_bf16, sum_f16; /* custom operations, because MPI has neither type */
-    int is_owned;             /* 1: this file made the communicator, and frees it */
+    MPI_Op sum_bf16, sum_f16; /* sum operations for bf16 and f16, which MPI does not have */
+    int is_owned;             /* 1: the library has made the MPI communicator, and must free it */
 } te__mpi;
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
@@ -101,9 +101,8 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    const int in_place = y == (const char *)x + (size_t)g->rank * bytes; /* y is a part of x. MPI needs two distinct
-                                                                            buffers, so the result is received in `to`
-                                                                            and then copied to y */
+    /* 1: y is a part of x. MPI needs two distinct buffers, so the result is received in `to` and then copied to y */
+    const int in_place = y == (const char *)x + (size_t)g->rank * bytes;
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
     void *const to = in_place ? malloc(bytes) : y;
@@ -112,7 +111,8 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
         MPI_Ireduce_scatter_block(x, to, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
     const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", ctx);
     if (!in_place) return status;
-    if (status == TE_OK) memcpy(y, to, bytes), free(to); /* not freed after an error: MPI may still write to it */
+    if (status == TE_OK) memcpy(y, to, bytes), free(to); /* after an error the buffer is not freed, because MPI may
+                                                          * still write to it */
     return status;
 }
 TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
@@ -122,7 +122,7 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "all_reduce", ctx));
-    for (int64_t at = 0, n; at < count; at += n) { /* in pieces, because MPI's count is an int */
+    for (int64_t at = 0, n; at < count; at += n) { /* the transfer is cut into pieces, because MPI's count is an int */
         n = te_min(count - at, 1 << 30);
         const int error = MPI_Iallreduce(x == y ? MPI_IN_PLACE : (const char *)x + (size_t)at * size,
                                          (char *)y + (size_t)at * size, (int)n, type, op,
@@ -136,7 +136,8 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
 
 TE_API void te__mpi_close(te_group *g) {
     te__mpi *m = (te__mpi *)g->handle;
-    if (!g->comm->failed) { /* after a failure, freeing would wait for the collective that failed */
+    if (!g->comm->failed) { /* after a failure nothing is freed, because that would wait for the collective that
+                             * failed */
         (void)MPI_Op_free(&m->sum_bf16);
         (void)MPI_Op_free(&m->sum_f16);
         if (m->is_owned) (void)MPI_Comm_free(&m->comm);
@@ -203,10 +204,12 @@ TE_API void te__comm_forget_graphs(te_context *ctx) { (void)ctx; }
 TE_API int te__comm_abort_all(te_comm *comm) { return (void)comm, 1; }
 TE_API void te__comm_close(te_comm *comm) {
     int is_finalized = 0;
-    if (!comm->closes || comm->failed) return; /* after a failure MPI_Finalize would wait for all other ranks */
+    if (!comm->closes || comm->failed) return; /* after a failure MPI is not finalized, because MPI_Finalize would wait
+                                                * for all other ranks */
     if (MPI_Finalized(&is_finalized) == MPI_SUCCESS && !is_finalized) (void)MPI_Finalize();
 }
-/* On the host each collective has already waited for the other ranks, so only te_synchronize remains. */
+/* Wait for all enqueued work. On the host each collective has already waited for the other ranks, so only
+ * te_synchronize remains. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
 

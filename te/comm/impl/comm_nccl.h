@@ -62,12 +62,12 @@ TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
 TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                              te_peer_kind kind, te_context *ctx) {
     te__nccl_args a;
-    int taken = 0; /* 1: the collective was enqueued as a kernel of symmetric_collectives.h */
+    int taken = 0; /* 1: the collective was enqueued as a kernel of symmetric_collectives.h, and NCCL is not needed */
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
                te_dtype_name(dtype));
     if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
     if (taken) return TE_OK;
-    memset(&a, 0, sizeof a); /* a recorded pass compares arguments byte by byte, padding included */
+    memset(&a, 0, sizeof a); /* the padding must be 0, too, because recorded passes compare arguments byte by byte */
     a.group = g, a.y = y, a.x = x, a.count = count, a.dtype = dtype, a.kind = kind;
     return te__cuda_call(ctx, te__nccl_call, &a, sizeof a);
 }
@@ -86,8 +86,8 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
-/* Whether this library made the group's NCCL communicator, and so must free it. In a te_comm that te_comm_from_native
- * has made, the NCCL communicator of the world group belongs to the caller. */
+/* Returns whether this library made the group's NCCL communicator, and so must free it. In a te_comm that
+ * te_comm_from_native has made, the NCCL communicator of the world group belongs to the caller. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
 /* Frees the symmetric memory of a group. A rank frees its own memory only when all other ranks have unmapped this
  * memory, or after the timeout. The all-reduce serves only as a barrier: it is complete once all ranks have unmapped
@@ -156,7 +156,8 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     } else TE_TRY(te__nccl_read_id(&id, file, comm->timeout, ctx));
     TE_TRY(te__nccl_status(w, ncclCommInitRank(&nccl, w->size, id, w->rank), "ncclCommInitRank", ctx));
     w->handle = nccl, comm->closes = 1;
-    if (!w->rank && w->size > 1) (void)remove(file); /* ncclCommInitRank waited until all ranks had read the file */
+    if (!w->rank && w->size > 1) (void)remove(file); /* the file is no longer needed: ncclCommInitRank has waited until
+                                                      * all ranks had read it */
     return TE_OK;
 }
 TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ctx) {
@@ -187,11 +188,12 @@ TE_API void te__comm_close(te_comm *comm) { (void)comm; }
 
 /* ---- failure ----------------------------------------------------------------------------------------------------- */
 
-/* The arguments of the thread that aborts a failed communicator. The thread ends NCCL's kernels and then waits for the
+/* The arguments of the thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the
  * device. */
 typedef struct te__comm_abort {
     ncclComm_t nccl[3];
-    int device, done; /* done: 0 while the thread runs, then 1, or -1 after an error */
+    int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
+                       * error */
 } te__comm_abort;
 TE_API void *te__comm_abort_run(void *p) {
     te__comm_abort *a = (te__comm_abort *)p;
@@ -236,8 +238,8 @@ TE_API int te__comm_abort_all(te_comm *comm) {
     return done > 0;
 }
 
-/* Waits for the enqueued work, like te_synchronize, but returns TE_ERROR_COMM if a rank of a group has failed, or when
- * the communicator's timeout has passed. */
+/* Do what te_synchronize does (wait for the enqueued work), but return TE_ERROR_COMM if a rank of a group has failed,
+ * or when the communicator's timeout has passed. */
 TE_API te_status te_comm_synchronize(te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_synchronize"));
     TE_TRY(te_launch_flush(ctx));

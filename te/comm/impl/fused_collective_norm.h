@@ -49,24 +49,29 @@
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct te_fused_collective_args {
-    te_pointwise c;                 /* must be the first member. c.x is null; the input is peers.x */
-    te_peer_args peers;         /* peers.bytes: how many bytes one rank sends to another to be summed; peers.y is
-                                   null */
+    te_pointwise c;                 /* arguments of the pattern's pointwise kernel, which must be the first member. c.x
+                                     * is null, because the input is peers.x */
+    /* arguments of the exchange between ranks. peers.bytes: how many bytes one rank sends to another to be summed;
+     * peers.y is null */
+    te_peer_args peers;
     int64_t first, end;         /* this launch computes rows [first, end) */
-    int64_t pitch;              /* reduce_scatter .. all_gather: the number of rows of each rank; all_reduce: 0 */
-    void *gathered;             /* [ranks * pitch, c.half]: the output of all_gather; null in an all_reduce */
-    int is_sent;                /* 1: the epilogue of the previous GEMM has sent x (te_gemm_all_reduce_args) */
+    int64_t pitch;              /* for reduce_scatter .. all_gather: the number of rows of each rank; for all_reduce:
+                                 * 0 */
+    void *gathered;             /* [ranks * pitch, c.half]: receives the output of all_gather; null in an all_reduce */
+    int is_sent;                /* 1: the epilogue of the previous GEMM has already sent x to the other ranks
+                                 * (te_gemm_all_reduce_args) */
 } te_fused_collective_args;
-/* The collective of a kernel: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
+/* Which collective a fused kernel contains: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
-/* The argument `source` of te_fused_reduce_load, which is a te_norm_load_fn. */
+/* What te_fused_reduce_load, a load function of a norm, needs besides the kernel's arguments: its argument `source`. */
 typedef struct te_fused_collective_source {
     const te_fused_collective_args *p;
     uint32_t epoch;
-    int two_shot, gathers; /* two_shot: 1 in mode TE_FUSED_two_shot; gathers: 1 in mode TE_FUSED_gathers */
+    int two_shot, gathers; /* two_shot: 1: the kernel's mode is TE_FUSED_two_shot; gathers: 1: its mode is
+                            * TE_FUSED_gathers */
 } te_fused_collective_source;
-/* The state of te_fused_row_store. The state of other te_store_fns is a single uint32_t, the amax, so the amax must be
- * the first member here. */
+/* The state of the store function te_fused_row_store. The state of other store functions (te_store_fn) is a single
+ * uint32_t, the amax, so the amax must be the first member here. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
@@ -75,16 +80,17 @@ typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_coll
  * Each half of a buffer holds first the packets to be summed, sorted by sender, and then the packets of results: the
  * sums in a two-shot all_reduce, the gathered rows in reduce_scatter .. all_gather. */
 
-/* The number of packets in which a vector of eight elements is sent. */
+/* Return the number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* The index in x of a row: row number `row` of those that belong to the rank `rank`. In an all_reduce each rank has all
- * rows, so the index is `row`. */
+/* Return the index in x of a row, given as number `row` of the rows that belong to the rank `rank`. In an all_reduce
+ * each rank has all rows, so the index is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }
-/* owner: the rank that sums this row. With two-shot, row i of the launch belongs to rank i % ranks; otherwise the owner
- * is this rank. packet: the index of the row's first packet among all packets that one rank sends to another. */
+/* Where a row is summed and sent. owner: the rank that sums this row. With two-shot, row i of the launch belongs to
+ * rank i % ranks; otherwise the owner is this rank. packet: the index of the row's first packet among all packets that
+ * one rank sends to another. */
 typedef struct te_fused_row_place { int owner, packet; } te_fused_row_place;
 TE_FN te_fused_row_place te__fused_row_place_of(const te_fused_collective_args *p, const te_pointwise_shape k,
                                                 int64_t row, const int two_shot) {
@@ -105,7 +111,8 @@ TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
     TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
     te_packet_escape(w);
 }
-/* The slot in `buffer` for eight gathered FP8 elements: vector `vector` of row number `row` of the rank `from`. */
+/* Return the address, within `buffer`, of the slot for eight gathered FP8 elements: vector number `vector` of row
+ * number `row` of the rank `from`. */
 TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
                                uint32_t epoch, int from, int64_t row, int vector) {
     const int packets = (int)(p->peers.bytes / TE_PACKET_BYTES);
@@ -115,7 +122,7 @@ TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, 
 
 /* ---- device: send a row to be summed ----------------------------------------------------------------------------- */
 
-/* Loads this lane's vectors of row `row` of x. */
+/* Load this lane's vectors, of eight elements each, of row number `row` of x. */
 TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p, const te_pointwise_shape k,
                               int64_t row, te_lanes g) {
     TE_UNROLL for (int j = 0; j < k.chunks; j++) {
@@ -123,7 +130,7 @@ TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p,
         if (vector * 8 < k.half) te_vec8_load(&row_x[j], p->peers.x, row * k.half + vector * 8, 8, 1, k.in);
     }
 }
-/* Sends this lane's vectors of a row, row_x, to rank `to`. */
+/* Send this lane's vectors of a row, which row_x holds, to rank `to`. */
 TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch, int to,
                                  te_fused_row_place s, const te_vec8 *row_x, te_lanes g) {
     const te_peer_args *a = &p->peers;
@@ -138,8 +145,9 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
         }
     }
 }
-/* all_reduce: sends row `row` to the ranks that sum it. reduce_scatter .. all_gather: sends to each other rank that
- * rank's row number `row`. The load of the epoch overlaps the load of x. row_x: registers for two rows. */
+/* Send a row to other ranks. In an all_reduce: row number `row` to the ranks that sum it. In reduce_scatter ..
+ * all_gather: to each other rank that rank's row number `row`. The load of the epoch overlaps the load of x. row_x:
+ * registers for two rows. */
 TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
                               te_vec8 *row_x) {
     const te_fused_collective_args *p = from->p;
@@ -160,9 +168,9 @@ TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwi
 
 /* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
 
-/* *sum = the sum over the ranks of one packet. local: this rank's packet. With two-shot, the owner of the row computes
- * the sum and sends it to the other ranks, which only receive the sum. After a timeout the lane continues, because the
- * other lanes of the row wait for it in the norm's reductions. */
+/* Set *sum to the sum of one packet over the ranks. local: this rank's packet. With two-shot, the owner of the row
+ * computes the sum and sends it to the other ranks, which only receive the sum. After a timeout the lane continues,
+ * because the other lanes of the row wait for it in the norm's reductions. */
 TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
                                 const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
     const te_fused_collective_args *p = from->p;
@@ -178,9 +186,9 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
     TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
         te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, i)], a, from->epoch, a->rank, packets, result), sum);
 }
-/* A te_norm_load_fn. Works like te_norm_row_load, but the row that it loads is the sum over the ranks. Loads gamma and
- * the residual before it waits for the first packet, so that these loads overlap the wait. row_x: registers for the
- * row, for gamma, and for the residual. */
+/* The load function (te_norm_load_fn) of a fused collective kernel. The function does what te_norm_row_load does, but
+ * the row that it loads is the sum over the ranks. Loads gamma and the residual before it waits for the first packet,
+ * so that these loads overlap the wait. row_x: registers for the row, for gamma, and for the residual. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
@@ -237,8 +245,8 @@ TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const floa
     }
     te_packet_store8(p->gathered, (a->rank * p->pitch + row) * k.half + vector * 8, &w, 8, 1);
 }
-/* A te_store_fn: stores a vector of the norm's output to this rank's rows of `gathered`, and sends it to all other
- * ranks. */
+/* The store function (te_store_fn) of a fused kernel with an all_gather: store a vector of the norm's output to this
+ * rank's rows of `gathered`, and send it to all other ranks. */
 TE_FN void te_fused_row_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
                               uint32_t *state_bits) {
     const te_fused_collective_args *p = (const te_fused_collective_args *)(const void *)c; /* c is its first member */
@@ -295,9 +303,9 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 
 /* ---- device: the kernel ------------------------------------------------------------------------------------------ */
 
-/* The kernel. stages, norm_store: the functions of the pattern's pointwise kernel. store: te_fused_row_store in mode
- * TE_FUSED_gathers; in the other modes, this is also a function of the pointwise kernel. rows: registers for the rows
- * in flight. */
+/* The body of a fused collective kernel. stages, norm_store: the functions of the pattern's pointwise kernel. store:
+ * te_fused_row_store in mode TE_FUSED_gathers; in the other modes, this is also a function of the pointwise kernel.
+ * rows: registers for the rows in flight. */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
                                     te_vec8 *rows, const te_fused_mode mode) {
@@ -326,7 +334,8 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
 typedef struct te_fused_collective {
     te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: no fused kernel */
     te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* only for all_reduce */
-    int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time */
+    int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time; blocks_per_sm: the number
+                                * of blocks per multiprocessor */
 } te_fused_collective;
 
 /* How many blocks of `threads` threads are resident on a multiprocessor: so many that they have 1024 threads together,
@@ -334,9 +343,10 @@ typedef struct te_fused_collective {
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
- * There are such kernels if the pattern has a norm and its widths are compile-time constants. They are variants of the
- * low-latency pointwise kernel, because latency dominates here, too. gathers: 0: all_reduce; 1: reduce_scatter ..
- * all_gather. widths: how the widths are known, as constants or at run time (te/fuse/impl/kernels.h). */
+ * There are such kernels if the pattern has a norm and its widths are compile-time constants. The fused kernels are
+ * variants of the low-latency pointwise kernel, because latency dominates here, too. gathers: 0: all_reduce; 1:
+ * reduce_scatter .. all_gather. widths: how the widths are known, as constants or at run time
+ * (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
     TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
                  TE__NO_FUSED_COLLECTIVE)                                                                       \
@@ -386,10 +396,10 @@ typedef struct te_fused_collective {
 
 /* ---- host: launch ------------------------------------------------------------------------------------------------ */
 
-/* The number of rows that one launch computes, of this rank's `rows` rows of row_bytes bytes each; 0: the kernel cannot
- * be used. reduce_scatter .. all_gather (pitch > 0): all rows, or 0 if the rows of all ranks do not fit into the
- * symmetric memory. all_reduce: as many rows as fit into the symmetric memory; if these are too many for one-shot,
- * rounded down to a multiple of the number of ranks. */
+/* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes; 0: the kernel cannot be
+ * used. reduce_scatter .. all_gather (pitch > 0): all rows, or 0 if the rows of all ranks do not fit into the symmetric
+ * memory. all_reduce: as many rows as fit into the symmetric memory; if these are too many for one-shot, rounded down
+ * to a multiple of the number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
@@ -416,16 +426,17 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
     }
     return TE_OK;
 }
-/* Whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there must be
- * no gated activation. */
+/* Return whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there
+ * must be no gated activation. */
 TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_shape k) {
     return kernels.launch && k.norm > 0 && k.aligned && k.in_halves == 1;
 }
 
 /* ---- host: all_reduce [bias] [dropout] add [fork] norm ----------------------------------------------------------- */
 
-/* The number of rows that one launch computes. 0: the fused kernel cannot be used, because it does not support the
- * shapes, there is no symmetric memory, or the output of the all_reduce itself must be saved. */
+/* Return the number of rows that one launch of the fused all_reduce kernel computes. 0: the fused kernel cannot be
+ * used, because it does not support the shapes, there is no symmetric memory, or the output of the all_reduce itself
+ * must be saved. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, const te_step *s, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te__policy(r, s->op[0])->output_saved) return 0;
@@ -437,7 +448,7 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
                                              int is_sent) {
     te_fused_collective_args p;
     te_pointwise_work w;
-    k.transposes = 0; /* the fused kernel stores no transpose of y */
+    k.transposes = 0; /* the fused kernel stores no transpose of y, unlike the pointwise kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half, p.is_sent = is_sent;
     w = te__pointwise_work_of(s, 1, k, &p.c);
@@ -458,8 +469,8 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
     te_value sum = te__output_of(r, i);
     if (r->recompute || r->describe) return te__pointwise_step_forward(r, s, 1, 0, te__no_value(), launch, k);
     TE_TRY(te__collective_check(r, i));
-    /* `sum` is acquired even if the fused kernel will not use it, because the size of the workspace must not depend on
-     * which kernel runs. */
+    /* Memory for `sum` is acquired even if the fused kernel will not use it, because the size of the workspace must not
+     * depend on which kernel runs. */
     if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
         TE_TRY(te__acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
     const int64_t at_once = te__fused_all_reduce_rows(r, s, x, kernels, k);
@@ -482,8 +493,9 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 
 /* ---- host: reduce_scatter [bias] [dropout] add [fork] norm all_gather -------------------------------------------- */
 
-/* The number of this rank's rows, all of which one launch computes. 0: the fused kernel cannot be used, because it does
- * not support the shapes, there is no symmetric memory, or the output of the reduce_scatter itself must be saved. */
+/* Return the number of this rank's rows, all of which one launch of the fused reduce_scatter kernel computes. 0: the
+ * fused kernel cannot be used, because it does not support the shapes, there is no symmetric memory, or the output of
+ * the reduce_scatter itself must be saved. */
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
@@ -501,14 +513,15 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     const int is_saved = r->pass == TE_FORWARD && te__policy(r, last)->output_saved;
     te_fused_collective_args p;
     te_pointwise_work w;
-    k.transposes = 0; /* the fused kernel stores no transpose of y */
+    k.transposes = 0; /* the fused kernel stores no transpose of y, unlike the pointwise kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
     w = te__pointwise_work_of(middle, 1, k, &p.c);
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (!is_saved) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
-    if (next >= 0) { /* store FP8, in the memory of the linear's saved input if there is such memory */
+    if (next >= 0) { /* the output is stored in FP8, in the memory of the linear's saved input if there is such
+                      * memory */
         void *const saved = te__saved_input_of(r, next).x;
         TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, saved ? saved : y.data));
         y.block = saved ? -1 : block;
@@ -530,8 +543,8 @@ TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_p
     int is_summed = 0;
     middle.count--;
     TE_TRY(te__collective_check(r, i));
-    /* `sum` is acquired even if the fused kernel will not use it, because the size of the workspace must not depend on
-     * which kernel runs. */
+    /* Memory for `sum` is acquired even if the fused kernel will not use it, because the size of the workspace must not
+     * depend on which kernel runs. */
     if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
         TE_TRY(te__acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
     if (r->current.state == TE_VALUE_deferred_product)

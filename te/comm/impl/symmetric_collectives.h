@@ -26,8 +26,8 @@
  * move 0.9 MB. With two ranks there is no such limit, because both algorithms send the same number of bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
-/* The algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a tensor
- * of this size does not fit into the symmetric memory, or if the group has no symmetric memory. */
+/* Return the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a
+ * tensor of this size does not fit into the symmetric memory, or if the group has no symmetric memory. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
     if (!p || bytes > p->max_bytes) return TE_PEER_none;
     return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;
@@ -90,9 +90,9 @@ TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32
         te_packet_send(te__peer_slot(a->buffer[to], a, *epoch, a->rank, s.packets, i), &v[k]);
     }
 }
-/* Two-shot: the tensor has `packets` packets, of which rank r sums those with indices in [r * shard, (r + 1) * shard).
- * Each half of a buffer holds first the slots of the packets to be summed and then, from index `sums`, the slots of the
- * sums. */
+/* The layout of a two-shot all-reduce. The tensor has `packets` packets, of which rank r sums those with indices in [r
+ * * shard, (r + 1) * shard). Each half of a buffer holds first the slots of the packets to be summed and then, from
+ * index `sums`, the slots of the sums. */
 typedef struct te_two_shot_layout { int packets, shard, sums; } te_two_shot_layout;
 TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_two_shot_layout p, int i,
                                   const int ranks, const int aligned) {
@@ -128,8 +128,8 @@ TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_tw
     }
     return 1;
 }
-/* A thread computes and sends its sum for index i before it receives the other ranks' sums for the previous index, so
- * that these can arrive in the meantime. */
+/* The body of a two-shot all-reduce. A thread computes and sends its sum for index i before it receives the other
+ * ranks' sums for the previous index, so that these can arrive in the meantime. */
 TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
     const te_two_shot_layout p = {packets, shard, a->ranks * shard};
@@ -163,7 +163,7 @@ TE_FN void te__peer_reduce_scatter(const te_peer_args *a, te_block b, uint32_t e
         local = next;
     }
 }
-/* In a packet of an all_gather, words 0 and 2 are data, and words 1 and 3 are flags. */
+/* A packet of an all_gather has four 32-bit words: words 0 and 2 are data, and words 1 and 3 are flags. */
 enum { TE_PEER_LL_BYTES = TE_PACKET_BYTES / 2 /* the number of bytes of data in a packet */ };
 TE_FN void te__peer_all_gather_send(te_packet *packet, const te_peer_args *a, uint32_t *epoch, int packets, int i,
                                     const int ranks, const int aligned) {
@@ -225,7 +225,7 @@ TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
     p->one_shot_bytes = ranks == 2 ? p->max_bytes : te_min(p->max_bytes, TE_PEER_ONE_SHOT_BYTES) / (ranks - 1);
 }
-/* The largest number of blocks that a kernel is launched with, such that all of them are resident at once. */
+/* Return the largest number of blocks with which a kernel is launched, such that all of them are resident at once. */
 TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
 TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
 

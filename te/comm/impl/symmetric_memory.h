@@ -26,34 +26,39 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* up to 1 GiB an int can count the packets of all ranks */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest size of a tensor: up to 1 GiB an int can count the packets
+                                              * of all ranks */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
-    TE_PEER_MAX_BLOCKS = 512,                       /* the largest number of blocks in a kernel */
-    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* a waiting thread reads the clock once in this many polls */
+    TE_PEER_MAX_BLOCKS = 512,                       /* the largest number of blocks in a kernel that exchanges
+                                                     * packets */
+    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* a waiting thread reads the clock once in this many polls of its
+                                                     * buffer */
 };
 
 typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
 typedef enum te_peer_algorithm { TE_PEER_none, TE_PEER_one_shot, TE_PEER_two_shot } te_peer_algorithm;
 
-/* The state of a rank, which lies in the memory of its own device. */
+/* The state of the exchange on one rank, which lies in the memory of the rank's own device. */
 typedef struct te_peer_state {
-    uint32_t epoch[TE_PEER_MAX_BLOCKS]; /* the number of collectives so far. Each block has its own counter; between
-                                           kernels all counters are equal */
-    uint32_t failed;                    /* 0: no timeout so far; r + 1: this rank has waited too long for rank r */
+    /* the number of collectives so far. Each block has its own counter; between kernels all counters are equal */
+    uint32_t epoch[TE_PEER_MAX_BLOCKS];
+    uint32_t failed;                    /* 0: no timeout so far; r + 1: this rank has waited too long for rank r, and
+                                         * the group can no longer be used */
 } te_peer_state;
 
 /* The buffers of a group, as one of its ranks sees them. */
 typedef struct te_peer_memory {
     char *buffer[TE_PEER_MAX_RANKS]; /* the buffer of each rank, mapped into this process */
     te_peer_state *state;
-    uint32_t *failed;       /* copy of state->failed in pinned host memory */
+    uint32_t *failed;       /* a copy of state->failed in pinned host memory, which the host can read at any time */
     int64_t half_bytes;     /* the size of each half of a buffer */
-    int64_t max_bytes;      /* the size of the largest tensor that is exchanged through the buffers; larger ones go
-                               through NCCL */
-    int64_t one_shot_bytes; /* the size of the largest tensor for which an all-reduce uses the one-shot algorithm */
-    int max_blocks;         /* the largest number of blocks of a kernel, the same on all ranks */
+    /* the size in bytes of the largest tensor that is exchanged through the buffers; larger ones go through NCCL */
+    int64_t max_bytes;
+    int64_t one_shot_bytes; /* the size in bytes of the largest tensor for which an all-reduce uses the one-shot
+                             * algorithm */
+    int max_blocks;         /* the largest number of blocks with which a kernel is launched, the same on all ranks */
     /* Statistics: how many kernels of each kind were launched. collectives: all kernels that contain a collective;
      * fused: kernels of fused patterns (fused_collective_norm.h); fused_fp8: kernels of fused patterns that gathered
      * FP8; gemms: GEMMs whose epilogue sent packets to a fused pattern (collective_step.h). */
@@ -64,9 +69,10 @@ typedef struct te_peer_memory {
 typedef struct te_peer_args {
     void *y;
     const void *x;
-    int64_t bytes; /* the size of x in an all_reduce or an all_gather, the size of y in a reduce_scatter */
+    int64_t bytes; /* the size in bytes of x in an all_reduce or an all_gather, and of y in a reduce_scatter */
     te_dtype dtype;
-    int rank, ranks, aligned; /* aligned: x and y are aligned to 16 bytes, and `bytes` is a multiple of 16 */
+    int rank, ranks, aligned; /* rank: the index of this rank; ranks: the number of ranks; aligned: 1: x and y are
+                               * aligned to 16 bytes, and `bytes` is a multiple of 16 */
     char *buffer[TE_PEER_MAX_RANKS], *local; /* local: the buffer of this rank */
     te_peer_state *state;
     uint32_t *failed;
@@ -88,8 +94,8 @@ TE_FN int te__peer_stride(te_block b) { return b.nx * TE_PEER_THREADS; }
 
 /* The epoch of this collective. */
 TE_FN uint32_t te__peer_epoch(const te_peer_args *a, te_block b) { return te_flag_load(&a->state->epoch[b.x]); }
-/* Call this between the loads of x and the first use of the epoch. It keeps the compiler from making the thread wait
- * for the loaded epoch before the loads of x are issued. */
+/* Call this function between the loads of x and the first use of the epoch. Without this call the compiler would make
+ * the thread wait for the loaded epoch before it issues the loads of x. */
 TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 #if TE_CUDA
     asm volatile("" : "+r"(*epoch));
@@ -102,17 +108,18 @@ TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
     int group;
     const int id = te_lanes_here(threads, &group).id;
-    te_block_sync(); /* all threads of the block have read the epoch */
+    te_block_sync(); /* after this barrier all threads of the block have read the epoch, so it may be changed */
     TE_UNROLL_1 for (int k = b.x + id * b.nx; k < TE_PEER_MAX_BLOCKS; k += threads * b.nx)
         a->state->epoch[k] = epoch + 1;
 }
-/* The slot in `buffer` of the i-th packet from rank `from`, where each rank sends `count` packets. */
+/* Return the address of the slot in `buffer` for the i-th packet from rank `from`, where each rank sends `count`
+ * packets. */
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
-/* Whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit mask of
- * the ranks that the thread waits for; the lowest one is reported as failed. *since: when the wait began; 0 before the
- * first call. */
+/* Return whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit
+ * mask of the ranks that the thread waits for; the lowest one is reported as failed. *since: when the wait began; 0
+ * before the first call. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;
@@ -144,11 +151,12 @@ TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, u
         if (expected >> r & 1) te_packet_clear(te__peer_slot(a->local, a, epoch, r, count, i));
     return 1;
 }
-/* The i-th rank after this one. All ranks send in this order, so that they do not all send to the same rank at once. */
+/* Return the i-th rank after this one. All ranks send in this order, so that they do not all send to the same rank at
+ * once. */
 TE_FN int te__peer_next(const te_peer_args *a, int i) {
     return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
 }
-/* Whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
+/* Return whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
  * TE_PEER_MAX_RANKS. */
 TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
     return ranks < TE_PEER_MAX_RANKS || r < a->ranks;
@@ -156,9 +164,9 @@ TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
 /* Bit mask of all ranks but this one. */
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
-/* *sum = the sum of the i-th packets of all ranks. local: this rank's i-th packet. All ranks add in f32 in the order of
- * the ranks, so their sums are bitwise identical. Call te_packet_escape before the sum is sent. Returns 0 after a
- * timeout. */
+/* Set *sum to the sum of the i-th packets of all ranks. local: this rank's i-th packet. All ranks add in f32 in the
+ * order of the ranks, so their sums are bitwise identical. Call te_packet_escape before the sum is sent. Returns 0
+ * after a timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
                        const int ranks) {
     te_packet v[TE_PEER_MAX_RANKS];
@@ -173,7 +181,7 @@ TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_arg
     return 1;
 }
 
-/* Like te__peer_wait, but waits for the i-th packet of rank r alone. */
+/* Do what te__peer_wait does, but wait only for the i-th packet of rank r. */
 TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch, int count, int i, int r) {
     char *const slot = te__peer_slot(a->local, a, epoch, r, count, i);
     uint64_t since = 0;
@@ -185,7 +193,7 @@ TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch
     te_packet_clear(slot);
     return 1;
 }
-/* Like te__peer_wait, but waits for one packet of eight bytes from rank r, in `slot`. */
+/* Do what te__peer_wait does, but wait only for one packet of eight bytes from rank r, in `slot`. */
 TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r) {
     const te_packet idle = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     uint64_t since = 0;
@@ -197,12 +205,13 @@ TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r)
     te_packet_send8(slot, &idle);
     return 1;
 }
-/* Like te__peer_sum, but waits for one rank after the other, so that it holds only one packet in registers, however
- * many ranks there are. After a timeout the sum is NaN. dtype: a->dtype as a compile-time constant. */
+/* Do what te__peer_sum does, but wait for one rank after the other, so that only one packet is held in registers,
+ * however many ranks there are. After a timeout the sum is NaN. dtype: a->dtype as a compile-time constant. */
 TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count,
                                int i, const te_dtype dtype) {
     float s[8];
-    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* -0 + x is bitwise identical to x, even if x is -0 */
+    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* the sum begins with -0, because -0 + x is bitwise identical
+                                                         * to x, even if x is -0 */
     TE_UNROLL_1 for (int r = 0; r < a->ranks; r++) {
         te_packet v = *local;
         if (r != a->rank) (void)te__peer_wait_rank(&v, a, epoch, count, i, r);
@@ -213,7 +222,7 @@ TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Returns an error if a rank timed out in an earlier collective. */
+/* Return an error if a rank timed out in an earlier collective of this group, so that the group cannot be used. */
 TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
     const uint32_t failed = g->peers ? te__flag_load_on_host(g->peers->failed) : 0;
     if (!failed) return TE_OK;
@@ -222,22 +231,23 @@ TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
                    "a collective of the %s group, rank %d of %d: rank %d has not come within %g seconds", g->name,
                    g->rank, g->size, (int)failed - 1, g->comm->timeout);
 }
-/* A kernel's arguments, without y and x. bytes: as in te_peer_args. */
+/* Return the arguments of a kernel that exchanges packets, without y and x. bytes: as in te_peer_args. */
 TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,
                                      te_dtype dtype) {
     const te_peer_memory *p = g->peers;
     te_peer_args a;
-    memset(&a, 0, sizeof a); /* a recorded pass compares arguments byte by byte, padding included */
+    memset(&a, 0, sizeof a); /* the padding must be 0, too, because recorded passes compare arguments byte by byte */
     a.kind = kind, a.algorithm = algorithm, a.bytes = bytes, a.dtype = dtype, a.rank = g->rank, a.ranks = g->size;
     memcpy(a.buffer, p->buffer, sizeof a.buffer), a.local = p->buffer[g->rank];
     a.state = p->state, a.failed = p->failed, a.half_bytes = p->half_bytes;
-    a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* 0.9: the kernel should reach its timeout before the host,
-                                                         because only the kernel can report which rank is missing */
+    /* 0.9: the kernel should reach its timeout before the host, because only the kernel can report which rank is
+     * missing */
+    a.timeout = (uint64_t)(0.9e9 * g->comm->timeout);
     return a;
 }
-/* The arguments of a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes each; a GEMM whose
- * epilogue sends packets to the pattern has the same arguments. With two-shot, a rank sends to each other rank only
- * those rows that the other rank sums, so `bytes` counts only these. */
+/* Return the arguments of a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes each; a GEMM
+ * whose epilogue sends packets to the pattern has the same arguments. With two-shot, a rank sends to each other rank
+ * only those rows that the other rank sums, so `bytes` counts only these. */
 TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
                                           te_dtype dtype) {
     const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;

@@ -25,12 +25,13 @@ static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmet
 
 /* ---- handles, which the ranks exchange --------------------------------------------------------------------------- */
 
-/* A rank's information about itself. All ranks exchange it. */
+/* What a rank tells the other ranks about itself before they map each other's memory. */
 typedef struct te_peer_info {
-    int32_t is_ready; /* in the first exchange: the rank has allocated its memory; in the second: it has mapped the
-                         memory of all other ranks */
+    /* in the first exchange: the rank has allocated its memory; in the second: it has mapped the memory of all other
+     * ranks */
+    int32_t is_ready;
     int32_t process, processors;
-    uint64_t host; /* hash of the operating system's boot id: equal for processes on the same host; 0: unknown */
+    uint64_t host; /* a hash of the operating system's boot id, equal for processes on the same host; 0: unknown */
     int64_t max_bytes;
     cudaIpcMemHandle_t memory;
 } te_peer_info;
@@ -53,13 +54,13 @@ TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer
            cudaMemcpyAsync(info, staging, all, cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
            cudaStreamSynchronize(stream) == cudaSuccess;
 }
-/* Whether this rank can map the memory of the rank `other`: that rank must be another process on the same host, and
- * have a buffer of the same size. */
+/* Return whether this rank can map the memory of the rank `other`: that rank must be another process on the same host,
+ * and have a buffer of the same size. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
     return other->is_ready && local->host && other->host == local->host && other->process != local->process &&
            other->max_bytes == local->max_bytes;
 }
-/* Whether `ok` is true on all ranks. Waits for all ranks. staging: device memory for te_peer_info[size]. */
+/* Return whether `ok` is true on all ranks. Waits for all ranks. staging: device memory for te_peer_info[size]. */
 TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS];
     memset(info, 0, sizeof info);
@@ -160,7 +161,8 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
     if (!ok) te__overlap_block_unmap(b, g->rank);
     return ok;
 }
-/* Looks up a function of the CUDA driver by its name; null: this driver does not have it. */
+/* Return the address of a function of the CUDA driver, which is looked up by its name; null: this driver does not have
+ * it. */
 TE_API void *te__driver_function(const char *name) {
     void *f = 0;
     cudaDriverEntryPointQueryResult found;
@@ -179,9 +181,9 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
     return ok && m->write && m->wait;
 }
-/* Whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a probe word to
- * all ranks, waits for the word that it wrote to itself, and checks the words that the others wrote to it. All ranks
- * must call this function. */
+/* Return whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a probe
+ * word to all ranks, waits for the word that it wrote to itself, and checks the words that the others wrote to it. All
+ * ranks must call this function. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {
     const cudaStream_t side = (cudaStream_t)m->copy_stream;
@@ -236,7 +238,7 @@ TE_API void te__overlap_memory_unmap(te__overlap_memory *m) {
     for (int i = 0; i < m->blocks; i++) te__overlap_block_unmap(&m->block[i], m->rank);
 }
 
-/* Implements te_comm_allocate. If the ranks cannot map the block, or all blocks are in use, the result is ordinary
+/* The body of te_comm_allocate. If the ranks cannot map the block, or all blocks are in use, the result is ordinary
  * device memory. */
 TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
@@ -254,7 +256,7 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
     (void)cudaGetLastError();
     return *p ? TE_OK : te_allocate(ctx, p, bytes);
 }
-/* Implements te_comm_release. All work on p must have finished. A rank frees its own block when all other ranks have
+/* The body of te_comm_release. All work on p must have finished. A rank frees its own block when all other ranks have
  * unmapped it. */
 TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;

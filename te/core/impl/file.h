@@ -35,7 +35,7 @@
 #error "safetensors files are little-endian, and so must the machine be"
 #endif
 
-/* POSIX functions that the system's headers hide with -std=c11. */
+/* Declarations of POSIX functions that the system's headers hide if the compiler runs with -std=c11. */
 TE_EXTERN_C int fsync(int fd);
 #ifndef __cplusplus
 extern int lstat(const char *path, struct stat *info);
@@ -58,7 +58,7 @@ TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_co
     return status;
 }
 
-/* Read exactly n bytes, beginning at offset `at`. */
+/* Read exactly n bytes of the file, beginning at offset `at`, into dst. */
 TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const char *path, te_context *ctx) {
     char *to = (char *)dst;
     TE_REQUIRE(at <= (uint64_t)INT64_MAX && lseek(fd, (off_t)at, SEEK_SET) == (off_t)at, ctx, TE_ERROR_IO,
@@ -78,15 +78,16 @@ TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const c
 typedef struct te__new_file {
     int fd;
     const char *path; /* the path that the caller passed */
-    char *target;     /* the file that is replaced: path, or the file that the symbolic link `path` leads to */
-    char *temporary;  /* the temporary file's path, in the folder of the target */
+    char *target;     /* the path of the file that is replaced: `path`, or the file to which the symbolic link `path`
+                       * leads */
+    char *temporary;  /* the path of the temporary file, which is in the same folder as the target */
 } te__new_file;
 
 enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried; a name is taken if an earlier
                                   * process with the same id was killed and left its temporary file behind */
 
-/* Set f->target. *exists: whether the target exists already; *info: if it exists, its status. Returns an error if the
- * path must not be replaced. */
+/* Set f->target to the path of the file that will be replaced. *exists: whether this file exists already; *info: its
+ * status, if it exists. Returns an error if the file must not be replaced. */
 TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
     const size_t n = strlen(f->path) + 1;
     TE_REQUIRE(n > 1, ctx, TE_ERROR_IO, "cannot create a file: its path is empty");
@@ -110,7 +111,7 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
     return TE_OK;
 }
 /* Create the temporary file. old: the status of the file that the temporary file will replace; null: there is no such
- * file. If there is an old file, the temporary file is readable only by its owner until it gets the old file's
+ * file. If there is an old file, only the owner can read the temporary file until it gets the old file's
  * permissions. */
 TE_API te_status te__new_file_create(te__new_file *f, const struct stat *old, te_context *ctx) {
     const size_t capacity = strlen(f->target) + 48;
@@ -173,9 +174,11 @@ TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;
     if (slash) *slash = 0;
     const int fd = open(folder, O_RDONLY);
-    if (fd < 0) return TE_OK; /* not an error: the folder may be writable but not readable */
-    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* these two errors mean that the file system
-                                                                          * cannot sync folders */
+    if (fd < 0) return TE_OK; /* no error is returned, because a folder may be writable but not readable, and then it
+                               * cannot be opened */
+    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* EINVAL and ENOTSUP mean that the file system
+                                                                          * cannot sync folders, which is not an
+                                                                          * error */
     te_status status = TE_OK;
     if (failed)
         status = te_fail(ctx, TE_ERROR_IO, "%.120s: is written, but its folder is not synced: %s", f->path,

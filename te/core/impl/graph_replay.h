@@ -28,8 +28,8 @@
 /* ---- small fills become kernels ---------------------------------------------------------------------------------- */
 
 enum {
-    TE_SMALL_FILL_MAX_BYTES = 1024, /* larger fills are not replaced, because the kernel that replaces a fill has only
-                                     * one warp */
+    TE_SMALL_FILL_MAX_BYTES = 1024, /* the size in bytes up to which a fill is replaced by a kernel; the kernel has only
+                                     * one warp, which would be slow for larger fills */
     TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most this many nodes, and if at most
                                      * this many nodes depend on it */
 };
@@ -57,7 +57,7 @@ TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node,
     for (size_t i = 0; i < n; i++) neighbors[i] = all[i];
     return (int)n;
 }
-/* Make the nodes then[count] depend on `first`. */
+/* Add edges to a graph: each of the nodes then[count] then depends on the node `first`. */
 TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t first, const cudaGraphNode_t *then,
                                             int count) {
     cudaError_t e = cudaSuccess;
@@ -69,7 +69,8 @@ TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t f
 #endif
     return e;
 }
-/* Replace a fill by the kernel if the fill is small and one-dimensional; otherwise leave the fill as it is. */
+/* Replace the graph node `fill` by `kernel` if the fill is small and one-dimensional; otherwise leave the fill as it
+ * is. */
 TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cudaGraphNode_t fill) {
     cudaGraphNode_t before[TE_SMALL_FILL_MAX_EDGES], after[TE_SMALL_FILL_MAX_EDGES], node = 0;
     cudaMemsetParams of = {};
@@ -105,51 +106,53 @@ TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
 typedef struct te_grid { int x, y; } te_grid;
 
 enum {
-    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the largest size of a record, in bytes; when a record is full, its launches
-                                        * are enqueued */
-    TE_LAUNCH_MIN_GRAPH = 4,           /* if a pass has fewer launches than this, they are enqueued one by one, without
-                                        * a graph */
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the largest size of a record of launches, in bytes; when a record is full, its
+                                        * launches are enqueued */
+    TE_LAUNCH_MIN_GRAPH = 4,           /* the smallest number of launches for which a graph is used; the launches of a
+                                        * shorter pass are enqueued one by one, without a graph */
     TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
 };
 
-/* A function that itself enqueues work on ctx->stream (cuBLASLt, cudaMemsetAsync); its call can be recorded. */
+/* The type of a function that itself enqueues work on ctx->stream (cuBLASLt, cudaMemsetAsync). A call of such a
+ * function can be recorded like a launch. */
 typedef te_status (*te_call_fn)(const void *args, te_context *ctx);
 
-/* A launch of a kernel, or a call of a function. In a record, the struct is followed by `bytes` bytes of arguments, and
- * the next launch begins `size` bytes after this one. */
+/* A recorded launch of a kernel, or a recorded call of a function. In a record, the struct is followed by `bytes` bytes
+ * of arguments, and the next launch begins `size` bytes after this one. */
 typedef struct te_launch {
     const void *kernel;
     te_call_fn call;
     const char *name;
     te_grid grid;
-    int threads, cluster, pdl, shared; /* cluster: the number of blocks in a cluster, all along x; shared: bytes of
-                                        * dynamic shared memory */
+    int threads, cluster, pdl, shared; /* cluster: the number of thread blocks in a cluster, all along x; shared: bytes
+                                        * of dynamic shared memory per block */
     int bytes, size;
 } te_launch;
 
-/* A cached graph, and the launches from which it was captured. */
+/* A cached graph, and the recorded launches from which it was captured. */
 typedef struct te_replay_graph {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; it is used to find the
                            * least recently used graph */
     int count, bytes;
-    char *record;          /* [bytes]: the launches from which the graph was captured */
+    char *record;          /* [bytes]: a copy of the recorded launches from which the graph was captured */
     cudaGraphNode_t *node; /* [count]: for each launch, its node in the graph; null if the launch is a call of a
                             * function */
 } te_replay_graph;
 
 typedef struct te_launches {
-    int recording, count, bytes; /* recording 1: launches are recorded now; count: the number of launches in `record`;
-                                  * bytes: the bytes that they take */
+    int recording, count, bytes; /* recording: 1: launches are being recorded; count: the number of launches in
+                                  * `record`; bytes: the bytes that these launches take */
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
     int last_is_kernel;          /* 1: the launch that was recorded last is a kernel, not a call */
-    int autotuning;              /* 1: GEMM candidates are being timed, each after a kernel that writes no weight */
+    int autotuning;              /* 1: candidate kernels for a GEMM are being timed; before each candidate a kernel runs
+                                  * that writes no weight */
     uint64_t clock;
     int64_t made, updated, replayed; /* how often a graph was captured (made), was given new arguments (updated), and
                                       * was launched (replayed) */
-    cudaStream_t stream;             /* the stream with which graphs are captured */
+    cudaStream_t stream;             /* the stream on which graphs are captured */
     const void *small_fill_kernel;   /* the kernel that replaces small fills; null: fills are not replaced */
     te_replay_graph *replay[TE_LAUNCH_MAX_GRAPHS];
     char record[TE_LAUNCH_RECORD_BYTES];
@@ -159,8 +162,8 @@ typedef struct te_launches {
 TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
     return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
 }
-/* Whether the context's stream is being captured. Also returns 1 if the query fails: this happens if the context's
- * stream is the default stream and some other stream is being captured. */
+/* Return whether the context's stream is being captured. Also returns 1 if the query fails: this happens if the
+ * context's stream is the default stream and some other stream is being captured. */
 TE_API int te__cuda_capturing(te_context *ctx) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess)
@@ -168,9 +171,9 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Whether kernels are launched with PDL. This has two conditions: ctx->pdl is set, and the code that runs on the
- * context's device was compiled for compute capability 9.0 or higher, because only such code contains the wait of
- * te_kernel_begin. */
+/* Return whether kernels are launched with programmatic dependent launch (PDL). PDL requires two things: ctx->pdl is
+ * set, and the code that runs on the context's device was compiled for compute capability 9.0 or higher, because only
+ * such code contains the wait of te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
@@ -231,7 +234,7 @@ TE_API void te__replay_evict(te_launches *s, int i) {
     s->replay[i] = s->replay[--s->replays];
 }
 
-/* The node that was captured last; null if CUDA is older than 12.3, where this cannot be queried. */
+/* Return the graph node that was captured last; null if CUDA is older than 12.3, where the node cannot be queried. */
 TE_API cudaGraphNode_t te__last_captured_node(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status;
     const cudaGraphNode_t *node = 0;
@@ -252,7 +255,8 @@ TE_API cudaGraphNode_t te__last_captured_node(cudaStream_t stream) {
 TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     void *const stream = ctx->stream;
     char error[sizeof ctx->error];
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* other threads may be capturing at the same time */
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* relaxed, because other host threads may be capturing
+                                                                * at the same time */
     te_replay_graph *r = (te_replay_graph *)calloc(1, sizeof *r);
     if (!r) return 0;
     memcpy(error, ctx->error, sizeof error);
@@ -281,8 +285,8 @@ TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     return 0;
 }
 
-/* Whether graph r has the same kernels and calls as the recorded launches, so that only the arguments of its kernels
- * have to be updated. */
+/* Return whether graph r has the same kernels and calls as the recorded launches, so that only the arguments of its
+ * kernels have to be updated. */
 TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     if (r->count != s->count || r->bytes != s->bytes) return 0;
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
@@ -323,7 +327,7 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
     if (s->replays < te_min(ctx->replay, TE_LAUNCH_MAX_GRAPHS)) {
         te_replay_graph *r = te__replay_capture(s, ctx);
         if (r) s->replay[s->replays++] = r, s->next = s->replays, s->made++;
-        else ctx->replay = 0; /* do not try to capture again at every pass */
+        else ctx->replay = 0; /* capturing has failed, so no later pass of this context tries to capture again */
         return r;
     }
     for (int i = 0; i < s->replays; i++)
@@ -338,8 +342,8 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
 
 /* ---- recording a pass -------------------------------------------------------------------------------------------- */
 
-/* Enqueue all recorded launches. Code that itself enqueues work on ctx->stream while a pass may be recording must call
- * this first. */
+/* Enqueue all recorded launches. Code that itself enqueues work on ctx->stream, while the launches of a pass may be
+ * recorded, must call this function first. */
 TE_API te_status te_launch_flush(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (!s || !s->count) return TE_OK;
@@ -351,15 +355,16 @@ TE_API te_status te_launch_flush(te_context *ctx) {
     r->last_launch = ++s->clock, s->replayed++;
     return te__cuda_status(ctx, cudaGraphLaunch(r->exec, (cudaStream_t)ctx->stream), "graph of a pass");
 }
-/* Record launches from now on, if ctx->replay allows graphs. */
+/* From now on record launches instead of enqueuing them, if ctx->replay allows graphs. */
 TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
-/* Whether the next launch directly follows a kernel of the same pass. A recorded call does not count as a kernel: the
- * kernel that the call launches may allow the next kernel to start before the launched kernel has itself waited for its
- * predecessor. If the function returns 1, all work before this pass is done when the next kernel starts. That next
- * kernel may therefore read memory that the pass does not write, such as weights, before it calls te_kernel_wait. */
+/* Return whether the next launch directly follows a kernel of the same pass. A recorded call does not count as a
+ * kernel: the kernel that the call launches may allow the next kernel to start before the launched kernel has itself
+ * waited for its predecessor. If the function returns 1, all work before this pass is done when the next kernel starts.
+ * That next kernel may therefore read memory that the pass does not write, such as weights, before it calls
+ * te_kernel_wait. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
@@ -375,7 +380,8 @@ TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
     if (s) s->recording = 0;
     return status == TE_OK ? te_launch_flush(ctx) : status;
 }
-/* Enqueue the launch l, whose arguments have `bytes` bytes; but while a pass is recording, record l instead. */
+/* Enqueue the launch l, whose arguments have `bytes` bytes. But while the launches of a pass are being recorded, record
+ * l instead. */
 TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes, te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     l->bytes = bytes, l->size = (int)(sizeof *l + (size_t)te_round_up(bytes, 16));
@@ -403,7 +409,7 @@ TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *
     launch.pdl = te__cuda_uses_pdl(ctx);
     return te__launch_or_record(&launch, args, (int)bytes, ctx);
 }
-/* Like te__cuda_launch, without clusters and dynamic shared memory. */
+/* Do what te__cuda_launch does, for a launch without clusters and without dynamic shared memory. */
 TE_API te_status te__cuda_launch_plain(te_context *ctx, const void *kernel, const char *name, te_grid grid, int threads,
                                        const void *args, size_t bytes) {
     return te__cuda_launch(ctx, te__launch_of(kernel, name, grid, threads, 0, 1), args, bytes);

@@ -1,9 +1,10 @@
 /* peer_packet.h -- packets: messages of 16 bytes that a rank stores directly into the memory of another rank. The other
  * rank polls its memory until the packet has arrived.
  *
- * In memory in which no packet has arrived yet, all bits are set. A word with any other value is data, so a packet
- * needs no flag and no fence. (NCCL's LL protocol and Lamport's flags use the same idea; here a sentinel value takes
- * the place of the flag.) After reading a packet, the receiver sets all bits of its memory again, for the next packet.
+ * In memory in which no packet has arrived yet, all bits are set. A 32-bit word with any other value is data, so a
+ * packet needs no flag and no fence. (NCCL's LL protocol and Lamport's flags use the same idea; here a sentinel value
+ * takes the place of the flag.) After reading a packet, the receiver sets all bits of its memory again, for the next
+ * packet.
  *
  * Do this:
  *     te_packet_send(there, &v);            // te_packet_escape first, if a word of v may have all bits set
@@ -22,7 +23,8 @@
 
 typedef struct te_packet { uint32_t w[4]; } te_packet;
 enum { TE_PACKET_BYTES = 16 };
-#define TE_PACKET_EMPTY 0xffffffffu /* the value of a word in which no data has arrived */
+#define TE_PACKET_EMPTY 0xffffffffu /* the value of a 32-bit word of a packet's memory while no data has arrived
+                                     * there */
 
 /* ---- memory that other ranks write ------------------------------------------------------------------------------- */
 
@@ -49,12 +51,12 @@ TE_FN void te_packet_poll(te_packet *v, const void *from) {
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32);
     v->w[2] = (uint32_t)high, v->w[3] = (uint32_t)(high >> 32);
 }
-/* Set all bits of the memory, so that the next packet can arrive there. */
+/* Set all bits of the packet's memory, so that the next packet can arrive there. */
 TE_FN void te_packet_clear(void *at) {
     const te_packet empty = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     te_packet_send(at, &empty);
 }
-/* te_packet_send and te_packet_poll for a packet of which only the first eight bytes are used. */
+/* te_packet_send8 and te_packet_poll8 send and poll a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_send8(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32;
 #if TE_CUDA
@@ -72,7 +74,7 @@ TE_FN void te_packet_poll8(te_packet *v, const void *from) {
 #endif
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32), v->w[2] = v->w[3] = 0;
 }
-/* Load or store a word that other threads or ranks also write. */
+/* te_flag_load and te_flag_store load and store a 32-bit word that other threads or ranks also access. */
 TE_FN uint32_t te_flag_load(const uint32_t *from) {
 #if TE_CUDA
     return *(const volatile uint32_t *)from;
@@ -87,9 +89,9 @@ TE_FN void te_flag_store(uint32_t *to, uint32_t v) {
     __atomic_store_n(to, v, __ATOMIC_RELAXED);
 #endif
 }
-/* What te_flag_load does, for host code; the host must be able to read the memory. */
+/* Do what te_flag_load does, but in host code; the host must be able to read the memory. */
 TE_API uint32_t te__flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
-/* The time in nanoseconds, for timeouts. On the host this function also yields to other threads. */
+/* Return the time in nanoseconds, for timeouts. On the host this function also yields to other threads. */
 TE_FN uint64_t te_nanoseconds(void) {
     uint64_t now;
 #if TE_CUDA
@@ -105,13 +107,13 @@ TE_FN uint64_t te_nanoseconds(void) {
 
 /* ---- packets of numbers ------------------------------------------------------------------------------------------ */
 
-/* Replace words of data that equal TE_PACKET_EMPTY, because a receiver would not recognise them as data. Such a word is
- * a NaN in f32 and two NaNs in bf16 or f16; it is replaced by other NaNs. */
+/* Replace each word of the packet's data that equals TE_PACKET_EMPTY, because a receiver would not recognise the word
+ * as data. Such a word is a NaN in f32 and two NaNs in bf16 or f16; it is replaced by other NaNs. */
 TE_FN void te_packet_escape(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 4; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0xfffefffeu;
 }
-/* Like te_packet_escape, for a packet of eight e4m3 numbers: in e4m3, a word that equals TE_PACKET_EMPTY is four
- * NaNs. */
+/* Do what te_packet_escape does, for a packet of eight e4m3 numbers: in e4m3, a word that equals TE_PACKET_EMPTY is
+ * four NaNs. */
 TE_FN void te_packet_escape_fp8(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 2; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0x7f7f7f7fu;
 }
@@ -152,8 +154,9 @@ TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
 
 /* ---- packets to and from a tensor -------------------------------------------------------------------------------- */
 
-/* Load or store the 16 bytes at byte offset `at` of p. Only the first n bytes are accessed; a load sets the others to
- * 0. n and the address must be even. aligned: 1 if n is 16 and the address is a multiple of 16. */
+/* te_packet_load and te_packet_store load and store the 16 bytes at byte offset `at` of p. Only the first n bytes are
+ * accessed; a load sets the others to 0. n and the address must be even. aligned: 1 if n is 16 and the address is a
+ * multiple of 16. */
 TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
 #if TE_CUDA
@@ -188,7 +191,7 @@ TE_FN void te_packet_store(void *p, int64_t at, const te_packet *v, int n, int a
     }
 }
 
-/* te_packet_load and te_packet_store for a packet of which only the first eight bytes are used. */
+/* te_packet_load8 and te_packet_store8 load and store a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_load8(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
     v->w[0] = v->w[1] = 0;

@@ -17,8 +17,9 @@
 
 TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* Load 16 bytes from shared memory. The asm statements of this function and the next two are volatile and have a memory
- * clobber, so that the compiler does not move them ahead of the wait for asynchronous copies. */
+/* Load 16 bytes from the shared memory address `from`. The asm statements of this function and the next two are
+ * volatile and have a memory clobber, so that the compiler does not move them ahead of the wait for asynchronous
+ * copies. */
 TE_FN void te__lds128(uint32_t w[4], uint32_t from) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -59,13 +60,14 @@ TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b
 
 /* ---- mbarriers, clusters, TMA: sm_90a ---------------------------------------------------------------------------- */
 
-/* In the functions of this section, `bar` is the shared memory address of an mbarrier. */
+/* In the functions of this section, `bar` is the shared memory address of an mbarrier, a barrier of arrivals and copied
+ * bytes. */
 
-/* Initialise the barrier; each of its phases completes after `count` arrivals. */
+/* Initialise the barrier `bar` such that each of its phases completes after `count` arrivals. */
 TE_FN void te__barrier_init(uint32_t bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
 }
-/* Arrive at the barrier. The barrier's current phase then completes only after asynchronous copies have delivered
+/* Arrive at the barrier `bar`. The barrier's current phase then completes only after asynchronous copies have delivered
  * `bytes` more bytes. */
 TE_FN void te__barrier_arrive_expect_tx(uint32_t bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -73,7 +75,8 @@ TE_FN void te__barrier_arrive_expect_tx(uint32_t bar, int bytes) {
 TE_FN void te__barrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-/* Arrive at a barrier of another block of the cluster: at address `bar` in the shared memory of block number `cta`. */
+/* Arrive at a barrier of another thread block of the cluster. The barrier lies at address `bar` in the shared memory of
+ * block number `cta`. */
 TE_FN void te__barrier_arrive_remote(uint32_t bar, int cta) {
     asm volatile(
         "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(
@@ -81,7 +84,7 @@ TE_FN void te__barrier_arrive_remote(uint32_t bar, int cta) {
         "r"(cta)
         : "memory");
 }
-/* Wait until the barrier's phase with the parity `phase` (0 or 1) has completed. */
+/* Wait until the phase of barrier `bar` whose parity is `phase` (0 or 1) has completed. */
 TE_FN void te__barrier_wait(uint32_t bar, int phase) {
     asm volatile(
         "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
@@ -90,8 +93,8 @@ TE_FN void te__barrier_wait(uint32_t bar, int phase) {
         : "memory");
 }
 /* te__barrier_arrive_remote_release: like te__barrier_arrive_remote, with release semantics.
- * te__barrier_wait_acquire_cluster: like te__barrier_wait, with acquire semantics. Both have cluster scope. They are
- * needed if the barrier orders stores to another block's shared memory. */
+ * te__barrier_wait_acquire_cluster: like te__barrier_wait, with acquire semantics. Both have cluster scope. The two
+ * functions are needed if the barrier orders stores to another block's shared memory. */
 TE_FN void te__barrier_arrive_remote_release(uint32_t bar, int cta) {
     asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(bar),
@@ -159,12 +162,12 @@ TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-/* The K-major descriptor whose low word is `low`. The low word contains the address in units of 16 bytes. To get the
- * low word for an address that is n bytes higher, add n / 16 to `low`. */
+/* Return the K-major wgmma descriptor whose low word is `low`. The low word contains the address in units of 16 bytes.
+ * To get the low word for an address that is n bytes higher, add n / 16 to `low`. */
 TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
 
-/* TE__Dn(i): the asm operands for n accumulators of a thread, d[i] to d[i + n - 1]. TE__REGISTERS_n: the names by which
- * an instruction refers to the first n operands. */
+/* TE__D4(i), ..: the asm operands for 4 or more accumulators of a thread; TE__Dn(i) stands for d[i] to d[i + n - 1].
+ * TE__REGISTERS_n: the names by which an instruction refers to the first n operands. */
 #define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define TE__D8(i) TE__D4(i), TE__D4((i) + 4)
 #define TE__D16(i) TE__D8(i), TE__D8((i) + 8)
@@ -206,8 +209,8 @@ TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const t
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
-/* Like te__wgmma_n256, but D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8. A and B may be e4m3 or e5m2, but not both
- * e5m2. */
+/* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. The other arguments are as in te__wgmma_n256. A
+ * and B may be e4m3 or e5m2, but not both e5m2. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");
@@ -227,8 +230,8 @@ TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* te__wgmma_wait_1: wait until at most one committed group, the last one, is pending. te__wgmma_wait_0: wait until none
- * is. */
+/* te__wgmma_wait_1: wait until at most one committed group of wgmma instructions, the last one, is pending.
+ * te__wgmma_wait_0: wait until no group is pending. */
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
@@ -236,14 +239,14 @@ TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 
 
 /* ---- tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* The type of the driver's function cuTensorMapEncodeTiled. */
+/* The type of the driver's function cuTensorMapEncodeTiled, which makes tensor maps for TMA. */
 typedef CUresult (*te__tensor_map_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
                                              CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                              CUtensorMapFloatOOBfill);
 
-/* The driver's cuTensorMapEncodeTiled, looked up at run time; null on a device that is not of compute capability
- * 9.0. */
+/* Return the driver's function cuTensorMapEncodeTiled, which is looked up at run time; null on a device that is not of
+ * compute capability 9.0. */
 TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     void *f = 0;
     int major = 0, minor = 0;
@@ -258,7 +261,7 @@ TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     return (te__tensor_map_encode_fn)f;
 }
 
-/* Returns what te__find_tensor_map_encoder returns, but looks it up only once for each context. */
+/* Do what te__find_tensor_map_encoder does, but look the driver's function up only once for each context. */
 TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     if (!ctx->tensor_map_encode_known) {
         ctx->tensor_map_encode = (void (*)(void))te__find_tensor_map_encoder(ctx->device);
@@ -276,8 +279,8 @@ typedef struct te__tensor_shape {
     cuuint32_t box[5];
 } te__tensor_shape;
 
-/* Make the tensor map of a tensor of 16-bit elements. A load copies a box, which is 64 elements wide, to shared memory;
- * there the box has the 128-byte swizzle. */
+/* Make the tensor map of a tensor of 16-bit elements. A TMA load then copies a box, which is 64 elements wide, to
+ * shared memory, where the box has the 128-byte swizzle. */
 TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                 const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
     const cuuint32_t step[5] = {1, 1, 1, 1, 1};
@@ -319,17 +322,17 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
 
 /* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */
 
-/* A kernel that needs sm_90a, and two sets of devices, in which bit d stands for device d. runs: the devices on which
- * the kernel was found to run; fails: those on which it was found not to run, because the code was compiled for another
- * architecture or without inlining. */
+/* A kernel that needs sm_90a, and two sets of devices, each stored as bits: bit d stands for device d. runs: the
+ * devices on which the kernel was found to run; fails: those on which it was found not to run, because the code was
+ * compiled for another architecture or without inlining. */
 typedef struct te_sm90_kernel {
     const void *kernel; /* null: there is no kernel */
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* if a kernel has at most this many bytes of local memory per thread, they are
-                                         * taken for spilled registers; accumulators in local memory would take 256
-                                         * bytes or more */
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the largest number of bytes of local memory per thread that is taken for
+                                         * spilled registers; accumulators in local memory would take 256 bytes or
+                                         * more */
 
 /* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: this
  * compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS), where sm_90a kernels do
@@ -339,16 +342,16 @@ enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* if a kernel has at most this many byt
 #else
 #define TE_SM90_ONLY 1
 #endif
-/* Whether the code of this kernel that the device runs was compiled for sm_90a. Such code is recognised by its static
- * shared memory, which holds the kernel's barriers: in code for another architecture the kernel is empty and has no
- * static shared memory. *is is set to the kernel's attributes. */
+/* Return whether the code of this kernel that the device runs was compiled for sm_90a. Such code is recognised by its
+ * static shared memory, which holds the kernel's barriers: in code for another architecture the kernel is empty and has
+ * no static shared memory. *is: set to the kernel's attributes. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();
     return compiled;
 }
-/* Whether the kernel runs on the device. The first call also sets the kernel's limit of dynamic shared memory to
- * `shared` bytes. */
+/* Return whether the kernel *k runs on the device. The first call also sets the kernel's limit of dynamic shared memory
+ * to `shared` bytes. */
 TE_API int te__sm90_kernel_ready(te_sm90_kernel *k, int shared, int device) {
     const uint64_t bit = 1ull << (device & 63);
     struct cudaFuncAttributes is;

@@ -16,10 +16,11 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     return g;
 }
 
-/* Define a kernel `name` that has one argument of `type`, blocks of `threads` threads and the body `...`, and its
- * launch function, te_status name_launch(ctx, grid, args). */
+/* Define a kernel `name` with blocks of `threads` threads. The kernel has one argument, a struct of type `type`, and
+ * the body `...`. The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
-/* Like TE_KERNEL, but the compiler limits the registers of a thread so that `blocks` blocks fit on an SM. */
+/* Do what TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on a
+ * multiprocessor. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , te_kernel_begin, name, name, threads, blocks, type, __VA_ARGS__)
 /* nvcc compiles every kernel of a file, even if it is unused, but a template only if it is instantiated. Therefore a
@@ -30,12 +31,13 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_begin, name, name<0>, threads, blocks, type, __VA_ARGS__)
-/* Like TE_KERNEL_IF_USED, but no later kernel starts before this one has ended. Therefore later kernels may read what
- * this kernel has stored even before they call te_kernel_wait. */
+/* Do what TE_KERNEL_IF_USED does, for a kernel that must end before any later kernel starts. Therefore later kernels
+ * may read what this kernel has stored even before they call te_kernel_wait. */
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_wait, name, name<0>, threads, blocks, type, __VA_ARGS__;         \
                   __threadfence())
-/* For a kernel template `name`: name_if<..>() returns the kernel if `exists`, else null without instantiating it. */
+/* Defines, for a kernel template `name`, the function name_if<..>(), which returns the kernel if `exists`, else null
+ * without instantiating the template. */
 #define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
     template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
         if constexpr ((exists) != 0) return name<TE__PLAIN arguments>;                          \
@@ -56,7 +58,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)symbol, #name, grid, threads, args, sizeof *args);           \
     }
 
-/* Define a kernel with the body body(args, block, registers, shared). registers: points to a struct that the compiler
+/* Define a kernel whose body is body(args, block, registers, shared). registers: points to a struct that the compiler
  * holds in the thread's registers; shared: points to a struct in shared memory. */
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                               \
     TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
@@ -136,7 +138,8 @@ TE_API void te__cuda_close(te_context *ctx) {
     ctx->launches = 0;
 }
 
-/* Query the device; allocate the random state, the tickets and the launch recorder. */
+/* Called when a context is created: query the device, and allocate the random state, the tickets and the launch
+ * recorder. */
 TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     int major = 0, minor = 0, devices = 0;
     TE_TRY(te__cuda_status(ctx, cudaGetDeviceCount(&devices), "cudaGetDeviceCount"));

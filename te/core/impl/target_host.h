@@ -27,8 +27,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return TE_OK;                                                                              \
     }
 
-/* On the host these macros define plain functions, because a compiler drops functions that are not used (see
- * target_cuda.h for CUDA). */
+/* On CUDA these macros define templates, so that a program contains only the kernels that it uses. On the host they
+ * define plain functions, because host compilers drop unused functions anyway (see target_cuda.h). */
 #define TE_IF_USED
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
@@ -45,7 +45,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return TE_OK;                                                                               \
     }
 
-/* Run a kernel's blocks one after the other or, with OpenMP, on several threads. */
+/* Run all blocks of a kernel's grid, one after the other or, with OpenMP, on several threads. */
 TE_API void te__host_launch(void (*kernel)(const void *, te_block), te_grid grid, const void *args) {
     const int n = grid.x * grid.y;
 #ifdef _OPENMP
@@ -77,8 +77,8 @@ TE_API te_status te__host_synchronize(te_context *ctx) {
 }
 TE_API void te__host_close(te_context *ctx) { (void)ctx; }
 
-/* On CUDA these functions record launches (graph_replay.h). Here they do nothing, because on the host every launch runs
- * at once. */
+/* On CUDA these functions record launches (graph_replay.h). On the host they do nothing, because there every launch
+ * runs at once. */
 TE_API te_status te_launch_flush(te_context *ctx) { return (void)ctx, TE_OK; }
 TE_API void te__launch_record_begin(te_context *ctx) { (void)ctx; }
 TE_API te_status te__launch_record_end(te_context *ctx, te_status status) { return (void)ctx, status; }

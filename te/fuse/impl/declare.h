@@ -25,18 +25,23 @@
 #define TE_SHAPES_list(op) (0)
 /* Expands to `yes` if the list has the option `recipe`, else to `no`. */
 #define TE__IF_RECIPE(of, yes, no) TE_IF_TUPLE(TE_OPTION(of, recipe, ()), no, yes)
-enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list has no option `width` */
+enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator name_width_option if the list `name` has no option
+                                    * `width` */
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
-#define TE_TAKES_list_inputs TE_TOKEN /* whether the FP8 GEMM inputs that backward needs are saved or recomputed */
-#define TE_TAKES_list_gradients TE_TOKEN /* the FP8 format of gradients under recipes with one scale per tensor: e5m2 or
-                                          * e4m3 */
-#define TE_TAKES_list_rounding TE_TOKEN /* how gradients are rounded when they are cast to FP8: nearest or stochastic */
-#define TE_TAKES_list_weights TE_TOKEN /* the format of the weight parameters of FP8 GEMMs: f32, or the list's dtype */
+#define TE_TAKES_list_inputs TE_TOKEN /* the option `inputs` of a list: whether the FP8 GEMM inputs that backward needs
+                                       * are saved or recomputed */
+#define TE_TAKES_list_gradients TE_TOKEN /* the option `gradients` of a list: the FP8 format of gradients under recipes
+                                          * with one scale per tensor, e5m2 or e4m3 */
+#define TE_TAKES_list_rounding TE_TOKEN /* the option `rounding` of a list: how gradients are rounded when they are cast
+                                         * to FP8, nearest or stochastic */
+#define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list: the format of the weight parameters of FP8
+                                        * GEMMs, f32 or the list's dtype */
 #define TE_TAKES_list_width TE_INTEGER
-#define TE_TAKES_list_rows TE_TOKEN /* the kind of rows of x and of an embedding's output: tokens or shard */
+#define TE_TAKES_list_rows TE_TOKEN /* the option `rows` of a list: the kind of rows of x and of an embedding's output,
+                                     * tokens or shard */
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -164,8 +169,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__ONCE_A_END
 #define TE__ONCE_B_END
 
-/* The width of x if the list has no option `width`: the input width of the first op whose family states one (the fact
- * TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ? width :`, of a conditional expression. */
+/* Find the width of x, for a list without the option `width`: the input width of the first op whose family states one
+ * (the fact TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ? width :`, of a conditional
+ * expression. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
@@ -185,9 +191,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
-/* The width or the rows of an op's output. what: which of the two, as the token `width` or `rows`. The output of a load
- * (an op for whose family TE_LOADS_<family> is #defined as a comma) has the width and rows of the fork's value; for all
- * other ops, the facts of the family decide (TE_OUT_<family>, TE_ROWS_<family>). */
+/* The width or the rows of an op's output. what: which of the two is meant, as the token `width` or `rows`. The output
+ * of a load (an op for whose family TE_LOADS_<family> is #defined as a comma) has the width and rows of the fork's
+ * value; for all other ops, the facts of the family decide (TE_OUT_<family>, TE_ROWS_<family>). */
 #define TE__PRODUCED(what, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__BY_FACTS_##what)(model, op)
 #define TE__BY_FACTS_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
@@ -231,7 +237,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
      : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                    \
      : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
-#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the list's option `out` decides the format of the last output */
+#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the format in which the end of a list wants y: that which the last op
+                                             * produces, unless the list has the option `out` */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
@@ -246,8 +253,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
 #define TE__MIXED_B_END
-/* The number format of x if the list has no option `in`: the format in which the first op's input should be stored. For
- * the first op the macro expands to that format followed by +, for each other op to nothing. */
+/* Find the number format of x, for a list without the option `in`: the format in which the first op's input should be
+ * stored. For the first op the macro expands to that format followed by +, for each other op to nothing. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
         TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
@@ -264,8 +271,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE__LAST_DTYPE_A_END
 #define TE__LAST_DTYPE_B_END
 
-/* The static_asserts for each op. They check its widths, its position in the list, its rows, its options, and the
- * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. */
+/* The static_asserts for each op of a list. They check the op's widths, its position in the list, its rows, its
+ * options, and the layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
                   "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before)          \

@@ -30,8 +30,8 @@
  *         for two custom ops with a pointwise kernel between them; TE_AROUND_<a>_<b> must be #defined as a comma
  * A pattern can have further variants of its pointwise kernel, which read their input from elsewhere, for example from
  * other ranks (te/comm/impl/fused_collective_norm.h). The macro TE_SOURCE_<family>(widths, name, ops...) defines these
- * variants. It is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if TE_HAS_SOURCE_<family> is
- * #defined as a comma. */
+ * variants. This macro is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if
+ * TE_HAS_SOURCE_<family> is #defined as a comma. */
 
 #define TE__PAIR_OR_POINTWISE(a, ...) \
     TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__CUSTOM_PAIR, \
@@ -63,9 +63,10 @@
 /* The kernels of a backward step that consists of an attention and the bias in front of it. */
 typedef struct te__attention_bias_kernels {
     te__attention_backward_kernels attention;
-    int sum_rows; /* the attention kernels can store partial sums of the columns of dqkv, each over this many rows of
-                   * one sequence. 0: the attention kernels cannot store partial sums */
-    te_pointwise_launch_fn bias; /* the kernel that sums the gradient of the bias if the attention kernels do not */
+    int sum_rows; /* the number of rows of one sequence over which the attention kernels sum each column of dqkv to one
+                   * partial sum; 0: these kernels cannot store partial sums */
+    te_pointwise_launch_fn bias; /* the kernel that computes the gradient of the bias if the attention kernels do not
+                                  * store partial sums */
 } te__attention_bias_kernels;
 
 #define TE_CUSTOM_PATTERN_attention_backward(name, model, dtype, op)                                               \
@@ -96,7 +97,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     const int attention_sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = attention_sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                                       : (int)te_min(te_ceil_div(r->tokens, k.groups), max_blocks);
-    /* if n >= sum_rows, a sequence of n rows has at most 2 * n / sum_rows partial sums */
+    /* With n >= sum_rows, a sequence of n rows has at most 2 * n / sum_rows partial sums. */
     const int64_t max_attention_sums = sum_rows ? 2 * te__capacity_rows(r) / sum_rows + 1 : 0;
     float *sum = 0;
     te_pointwise c;
@@ -112,16 +113,17 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 
 /* ---- a step, by the class of its first op ------------------------------------------------------------------------ */
 
-/* TE__KERNELS(x, ops...): defines the kernels of the step that consists of these ops, and the function name##_run,
- * which runs the step; `name` is TE__STEP_NAME. x is the tuple (widths, model, dtype, pass, suffix), as in
- * sequential.h. If the suffix is `shared`, the macro defines nothing. */
+/* TE__KERNELS(x, ops...) defines the kernels of the step that consists of these ops, and the function name##_run, which
+ * runs the step; `name` is TE__STEP_NAME. x is the tuple (widths, model, dtype, pass, suffix), as in sequential.h. If
+ * the suffix is `shared`, the macro defines nothing. */
 #define TE__KERNELS(x, ...) \
     TE__KERNELS2(TE_CLASS(TE_FIRST_OP(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
 #define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
 #define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) \
     TE_IF_MARKED(TE_JOIN1(TE__IS_SHARED_, suffix), TE_NOTHING, TE_JOIN1(TE__KERNELS_OF_, op_class)) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__IS_SHARED_shared , /* marks a step of inference that uses the kernels of the same step of forward */
+#define TE__IS_SHARED_shared , /* the suffix `shared` marks a step of inference that uses the kernels of the same step
+                                * of forward */
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
@@ -137,8 +139,9 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
-/* A step that begins with a GEMM. If other ops follow the GEMM, a pointwise kernel computes them. Three cases have code
- * of their own instead: in forward, a rope, and a custom op whose pattern contains a linear; in backward, a fork. */
+/* Defines the kernels of a step that begins with a GEMM. If other ops follow the GEMM, a pointwise kernel computes
+ * them. Three cases are defined by other macros: in forward, a rope, and a custom op whose pattern contains a linear;
+ * in backward, a fork. */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
     enum { name##_recipe = (int)TE_RECIPE(model, TE_FIRST_OP(__VA_ARGS__)), TE__RECIPE_FACTS(name, model, pass) }; \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
@@ -170,9 +173,9 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     static_assert(TE_OP_COUNT(__VA_ARGS__) == 1 && (TE_FLAGS(TE_FIRST_OP(__VA_ARGS__)) & TE_IS_FORK),            \
                   "te: " #model ": in backward a pattern that begins with a linear and a fork has no other op"); \
     TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
-/* A step that begins with a custom op: the op alone, or one of the patterns above ("patterns that begin with a custom
- * op"). If TE_TAKES_LINEAR_<family> is #defined as a comma, the op's pattern in backward consists of the op and the
- * linear in front of it in the list. */
+/* Defines the kernels of a step that begins with a custom op: the op alone, or one of the patterns above ("patterns
+ * that begin with a custom op"). If TE_TAKES_LINEAR_<family> is #defined as a comma, the op's pattern in backward
+ * consists of the op and the linear in front of it in the list. */
 #define TE__KERNELS_OF_custom(name, widths, model, dtype, pass, ...) \
     TE__IF_ALONE(TE__CUSTOM_ALONE, TE__CUSTOM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__CUSTOM_ALONE(name, widths, model, dtype, pass, op) \
@@ -185,8 +188,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     static_assert(TE_OP_COUNT(__VA_ARGS__) == 1 && TE__IS_CLASS(TE_FIRST_OP(__VA_ARGS__), gemm), \
                   "te: " #name ": in backward this pattern has a linear, and no other op");        \
     TE__CUSTOM_IN_PATTERN(name, widths, model, dtype, pass, op)
-/* Expands the macro family##_##pass(...). family: TE_CUSTOM_<family> for a single op; TE_CUSTOM_PATTERN_<family>,
- * TE_CUSTOM_PAIR_<a>_<b> or TE_CUSTOM_AROUND_<a>_<b> for a pattern. */
+/* Expands the macro family##_##pass(...), which defines a custom op's kernels. family: TE_CUSTOM_<family> for a single
+ * op; TE_CUSTOM_PATTERN_<family>, TE_CUSTOM_PAIR_<a>_<b> or TE_CUSTOM_AROUND_<a>_<b> for a pattern. */
 #define TE__CUSTOM(family, pass, ...) TE__CUSTOM2(family, pass, __VA_ARGS__)
 #define TE__CUSTOM2(family, pass, ...) family##_##pass(__VA_ARGS__)
 

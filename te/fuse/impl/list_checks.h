@@ -12,8 +12,8 @@
 #include "../../plan/model.h" /* te_recompute_region, TE_IS_FORK */
 #include "matcher.h" /* TE_FOR, TE_JOIN4 */
 
-/* TE_RECOMPUTE_TABLE(links): for each recompute region the initialiser {name, first, last} of a te_recompute_region;
- * first and last are the indices of the region's first and last op. */
+/* TE_RECOMPUTE_TABLE(links): for each recompute region of the list, the initialiser {name, first, last} of a
+ * te_recompute_region; first and last are the indices of the region's first and last op. */
 #define TE_RECOMPUTE_TABLE(links) TE_FOR(TE__RECOMPUTE_ENTRY, links)
 #define TE__RECOMPUTE_ENTRY(model, before, op, after, live) TE_IF_MARKED(TE_JOIN1(TE_BEGINS_RECOMPUTE_, TE_KIND(op)), \
     TE__RECOMPUTE_ENTRY2, TE_NOTHING)(model, op)
@@ -167,7 +167,7 @@
 #define TE__FORK_HAS_LAYOUT_fork ,
 #define TE__SET_FORK_LAYOUT(model, op) \
     TE_FORK_LAYOUT(model, TE_NAME(op)) = TE__IF_INPUT(op, (int)TE_LAYOUT_any, TE_LAYOUT_OUT(model, op)),
-/* Check that an op accepts the layout of its input. */
+/* Check that the op `op` accepts the layout of its input, which is the output of the op `before`. */
 #define TE__CHECK_LAYOUT(model, before, op)                         \
     static_assert(TE_LAYOUT_FITS(op, TE_LAYOUT_OUT(model, before)), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)        \

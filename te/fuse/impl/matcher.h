@@ -24,7 +24,7 @@
 
 #include "../../plan/op_list.h" /* TE_KIND, TE_FAMILY, TE_IF_MARKED, TE_JOIN8 */
 
-#define TE_FUSED ,             /* a pattern is #defined as this, a comma, which TE_IF_MARKED detects */
+#define TE_FUSED ,             /* a pattern is #defined as this comma, which the macro TE_IF_MARKED detects */
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
@@ -42,12 +42,14 @@
 #define TE_ENDS (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
 #define TE_STOP(...)
 
-/* TE_PLAN(list, ctx, ops...): the plan of these ops, a sequence of steps. A step is a tuple (ctx, ops...). */
+/* TE_PLAN(list, ctx, ops...) expands to the plan of these ops: a sequence of steps, each a tuple (ctx, ops...). list:
+ * the prefix of the patterns' names, such as TE_FORWARD_; ctx: a tuple of the caller's choice, which is copied into
+ * every step. */
 #define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
 #define TE_PLAN_(...) TE_EVAL(TE_MATCH_NEXT(__VA_ARGS__))
 #define TE_MATCH_NEXT(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
-/* TE_MATCH_AT(list, ops...): the number of ops in the step that begins with the first of these ops. It is 0 if that
- * first op is a mark, (recompute, ..) or (end_recompute, ..), because no step contains marks. */
+/* TE_MATCH_AT(list, ops...) expands to the number of ops in the step that begins with the first of these ops. The
+ * number is 0 if that first op is a mark, (recompute, ..) or (end_recompute, ..), because no step contains marks. */
 #define TE_MATCH_AT(...) TE_MATCH_AT_(__VA_ARGS__)
 #define TE_MATCH_AT_(l, a, b, c, d, e, f, g, h, ...)                                                          \
     TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \
@@ -110,8 +112,8 @@
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
 #define TE_PAIR_TAKE3(l, x, s, f, ctx, step, i) (ctx, TE_STRIP step) TE_PAIR_ TE_PARENS (l, x, s, f, i)
 #define TE_PAIR_() TE_PAIR
-/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0 takes one tuple: a mark, for which
- * TE_MATCH_AT is 0. */
+/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0 takes one op although its number is 0: a
+ * mark, for which TE_MATCH_AT is 0. */
 #define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)
@@ -121,7 +123,8 @@
 #define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
 #define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
 #define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
-/* How many of a step's ops also exist in inference: all but training ops and marks. */
+/* Expands to the number of ops of a step that also exist in inference, i.e. of all ops except training ops and
+ * marks. */
 #define TE_LIVE_COUNT(...) TE_BY_OP_COUNT(TE_EACH_OP(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
 #define TE_LIVE_MARK(x, i, op) \
     TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
@@ -149,7 +152,7 @@
 #define TE_LIVE(b, c, ...)            TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(b)), c, b)
 #define TE_LINK_() TE_LINK
 
-/* TE_REVERSE(ops...): the ops in reverse order. The plan of backward is made from the reversed list. */
+/* TE_REVERSE(ops...) expands to the ops in reverse order. The plan of backward is made from the reversed list. */
 #define TE_REVERSE(...)       TE_EVAL(TE_REVERSE1((__VA_ARGS__, TE_ENDS), (end, ~)))
 #define TE_REVERSE1(in, ...)  TE_IF_END(TE_FIRST(TE_STRIP in, ~), TE_REVERSED, TE_REVERSE2)(in, __VA_ARGS__)
 #define TE_REVERSE2(in, ...)  TE_REVERSE_ TE_PARENS ((TE_REST(TE_STRIP in)), TE_FIRST(TE_STRIP in, ~), __VA_ARGS__)
@@ -190,7 +193,8 @@
     TE_KNOW_ TE_PARENS (__VA_ARGS__)
 #define TE_KNOW_() TE_KNOW
 
-/* TE_EXCESS(ops...): the 97th op, which is one too many (TE_MAX_OPS is 96), or (end, ~) if there are at most 96. */
+/* TE_EXCESS(ops...) expands to the 97th op, which is one too many (TE_MAX_OPS is 96), or to (end, ~) if there are at
+ * most 96 ops. */
 #define TE_EXCESS(...) TE_EXCESS_(__VA_ARGS__, TE_ENDS64, TE_ENDS64, ~)
 #define TE_EXCESS_(...) TE_ARG97(__VA_ARGS__)
 #define TE_ENDS8  (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)

@@ -56,7 +56,8 @@ TE_FN void te__l2_flush_body(const te__l2_flush *p, te_block b) {
     uint32_t odd = 0;
     TE_UNROLL_1 for (int64_t i = (int64_t)b.x * blockDim.x + threadIdx.x; i < p->count; i += (int64_t)b.nx * blockDim.x)
         odd |= p->word[i] ^ 0x5a5a5a5au;
-    if (odd) p->word[0] = odd; /* `odd` is always 0, but without the store the compiler would remove the loads */
+    if (odd) p->word[0] = odd; /* `odd` is always 0, but without this store the compiler would remove the loads, whose
+                                * results would be unused */
 }
 TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, te_at))
 
@@ -66,8 +67,8 @@ TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_conte
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
 /* Enqueues a sample: `repeats` runs of a candidate between two small kernels. These stand for the kernels that run
- * before and after the GEMM in a pass. They are needed because a custom kernel, unlike cuBLASLt's kernels, starts and
- * loads its weights while the previous kernel is still running (programmatic dependent launch,
+ * before and after the GEMM in a pass. The small kernels are needed because a custom kernel, unlike cuBLASLt's kernels,
+ * starts and loads its weights while the previous kernel is still running (programmatic dependent launch,
  * te__launch_follows_kernel). */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
@@ -97,20 +98,21 @@ TE_IF_USED TE_API te_status te__autotune_overhead(float *ms, const te__l2_flush 
     return TE_OK;
 }
 
-/* The state of te__autotune: the candidates and their samples. */
+/* The state of te__autotune: the candidates, and the samples (timings) taken of each. */
 typedef struct te__autotuner {
     te__candidate_fn run;
     void *arg;
     int count, repeats;
-    int events;                                              /* the number of events in begin_end that were created */
-    /* in[i]: 1: candidate i is still timed; 0: it cannot run, or was dropped because it is slower */
+    int events;                                              /* the number of events in begin_end that have been
+                                                              * created */
+    /* for each candidate: 1: it is still timed; 0: it cannot run, or was dropped because it is slower */
     int in[TE__MAX_CANDIDATES];
-    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];           /* two events per candidate, recorded before and after its
-                                                                sample */
-    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS]; /* [i][r]: the time of one run of candidate i, in ns, in
-                                                                the sample of round r + 1 */
+    /* two events for each candidate, recorded before and after its sample */
+    cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];
+    /* sample[i][r]: the time of one run of candidate i, in ns, in the sample of round r + 1 */
+    int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS];
     te__l2_flush flush;
-    float overhead; /* the time of the two small kernels around a sample, in ms */
+    float overhead; /* the time, in ms, that the two small kernels before and after a sample take without the sample */
 } te__autotuner;
 TE_IF_USED TE_API te_status te__autotune_open(te__autotuner *t, te_context *ctx) {
     int l2 = 0;
@@ -139,8 +141,8 @@ TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, in
         TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i], stream), "event"));
         t->in[i] = te__autotune_sample(t->run, t->arg, i, t->repeats, &t->flush, ctx) == TE_OK;
         if (t->in[i]) TE_TRY(te__cuda_status(ctx, cudaEventRecord(t->begin_end[2 * i + 1], stream), "event"));
-        else (void)cudaGetLastError(), ns[i] = 0; /* this clears the CUDA error, which the next launch would otherwise
-                                                     report */
+        /* the candidate cannot run: clear the CUDA error, which the next launch would otherwise report */
+        else (void)cudaGetLastError(), ns[i] = 0;
     }
     return te_synchronize(ctx);
 }
@@ -189,13 +191,14 @@ TE_IF_USED TE_API te_status te__autotune(int64_t *ns, int *winner, int count, in
 /* ---- the candidates of cuBLASLt ---------------------------------------------------------------------------------- */
 #ifndef TE_NO_CUBLASLT
 
-/* One product, its candidate algorithms, and a set of operands for each run of a sample. */
+/* One product (GEMM) that is tuned, the algorithms that are timed for it, and a set of operands for each run of a
+ * sample. */
 typedef struct te__gemm_trial {
     te__gemm_plan *plan;
     te__gemm_state *state;
     char *memory;
-    size_t b, c, d, bias, aux, scales[2], set_bytes; /* offsets of the operands within a set, in bytes; A is at offset
-                                                        0. set_bytes: the size of a set */
+    /* offsets of the operands within a set of operands, in bytes; A is at offset 0. set_bytes: the size of a set */
+    size_t b, c, d, bias, aux, scales[2], set_bytes;
     int count;
     cublasLtMatmulAlgo_t algo[TE__MAX_CANDIDATES];
 } te__gemm_trial;
@@ -216,18 +219,19 @@ TE_API te_status te__gemm_trial_run(void *arg, int candidate, int repeat, te_con
                                           (cudaStream_t)ctx->stream),
                            "cublasLtMatmul");
 }
-/* Adds a candidate, unless it is already in the list or the list is full. */
+/* Add an algorithm to the candidates of the trial, unless it is already in the list or the list is full. */
 TE_API void te__gemm_add_candidate(te__gemm_trial *t, const cublasLtMatmulAlgo_t *algo) {
     for (int i = 0; i < t->count; i++)
         if (!memcmp(&t->algo[i], algo, sizeof *algo)) return;
     if (t->count < TE__MAX_CANDIDATES) t->algo[t->count++] = *algo;
 }
-/* Computes the offsets of the operands in a set, and the size of a set. */
+/* Compute the offsets of the operands within a set of operands, and the size of a set. */
 TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     const te_gemm_tuned *g = &t->plan->product;
     const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
     const size_t mn = (size_t)g->m * (size_t)g->n;
-    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* 0: all scales are 1, and no arrays are needed */
+    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* 1: an operand has an array of scales; 0: all scales are
+                                                              * taken to be 1, and no arrays are needed */
     size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
     t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
@@ -274,7 +278,8 @@ TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, 
     f->count = 1;
     for (int i = 0; i < found; i++) te__gemm_add_candidate(f, &t->algo[best[i]]);
     TE_TRY(te__autotune(ns, &winner, f->count, repeats, TE__AUTOTUNE_ROUNDS, te__gemm_trial_run, f, ctx));
-    if (winner < 0 || !ns[0]) return TE_OK; /* the first candidate cannot run: te_gemm_run will return the error */
+    if (winner < 0 || !ns[0]) return TE_OK; /* the first candidate cannot run, so there is nothing to choose;
+                                             * te_gemm_run will return the error */
     p->first_ns = ns[0], p->best_ns = ns[winner];
     t->plan->algo = f->algo[winner], t->plan->timed = 1;
     return TE_OK;
@@ -283,8 +288,9 @@ TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, 
  * keeps the heuristic's first candidate. If the stream is being captured, nothing is timed; the first call after the
  * capture times the plan. */
 TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx) {
-    enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 }; /* a product with few bytes of operands runs several times per
-                                                         sample, because events have a resolution of only 1 us */
+    /* a product whose operands have few bytes runs several times in a sample, because events have a resolution of only
+     * 1 us */
+    enum { MAX_REPEATS = 8, SHORT_BYTES = 16 << 20 };
     if (te__cuda_capturing(ctx)) return TE_OK;
     char error[sizeof ctx->error];
     memcpy(error, ctx->error, sizeof error);
@@ -308,28 +314,28 @@ TE_IF_USED TE_API te_status te__gemm_tune_plan(te__gemm_plan *p, te_context *ctx
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
-    memcpy(ctx->error, error, sizeof error); /* restore the context's error text, because a candidate that cannot run is
-                                                not an error */
+    /* restore the context's error text, because it is not an error that a candidate cannot run */
+    memcpy(ctx->error, error, sizeof error);
     return TE_OK;
 }
 #endif
 
 /* ---- results stored in the context ------------------------------------------------------------------------------- */
 
-/* Returns the choices that are stored in the context, and sets *count to the address of the variable that holds the
- * number of choices. */
+/* Return the strategies that are stored in the context, and set *count to the address of the variable that holds their
+ * number. */
 TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Whether steps look up their strategy by te__gemm_find_choice: they do if any choices are stored in the context or if
- * tuning is on. */
+/* Return whether steps look up their strategy by te__gemm_find_choice. Steps do so if any strategies are stored in the
+ * context, or if tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
-/* Whether a step may be timed now: tuning must be on, there must be space for another choice, and the stream must not
- * be capturing, because timing waits for the stream. */
+/* Return whether a step may be timed now. Tuning must be on, there must be space for another strategy, and the stream
+ * must not be capturing, because timing waits for the stream. */
 TE_API int te__gemm_may_time(te_context *ctx) {
     const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
     return s && s->choices < TE_GEMM_MAX_CHOICES && !te__cuda_capturing(ctx);
@@ -345,7 +351,7 @@ TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te
     return TE_OK;
 }
 
-#else /* the host: there are no candidates, and nothing is remembered */
+#else /* On the host there are no candidates to choose from, and nothing is stored. */
 
 enum { TE__AUTOTUNE_ROUNDS = 1 };
 TE_API te_status te__autotune(int64_t *ns, int *winner, int count, int repeats, int rounds, te__candidate_fn run,
@@ -380,7 +386,7 @@ TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b
     return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&
            a->stored_outputs == b->stored_outputs && !strcmp(a->pattern, b->pattern);
 }
-/* Returns the choice that is stored for this step, or null if there is none. */
+/* Return the strategy that is stored in the context for this step, or null if there is none. */
 TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx);
@@ -388,8 +394,8 @@ TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_conte
         if (te__gemm_same_choice(&all[i], step)) return &all[i];
     return 0;
 }
-/* Stores the choice, replacing an earlier one for the same step. If there is no space for another choice, the step
- * keeps its default strategy. */
+/* Store the strategy of a step in the context, replacing an earlier one for the same step. If there is no space for
+ * another strategy, the step keeps its default strategy. */
 TE_API void te__gemm_store_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx), *found = te__gemm_find_choice(step, ctx);

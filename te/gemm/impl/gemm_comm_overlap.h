@@ -35,27 +35,36 @@
 
 enum {
     TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
-    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory */
-    TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks into which a rank's rows are divided */
-    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20, /* the smallest size of a chunk, unless a rank's rows have fewer bytes;
-                                             smaller chunks would be copied at a lower rate (te__gather_copies) */
-    TE_SCATTER_MAX_FLAGS = 1 << 15,       /* the largest number of flags for the tiles that a rank sends to another
-                                             rank */
-    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the epilogue's three warps; the fourth is unused */
-    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the initial value of te__overlap_memory.two_kernel_bytes */
+    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory of a group; block 0 is the
+                                           * library's, the others are the caller's (te_comm_allocate) */
+    TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks into which the rows of one rank are divided
+                                           * for a gather */
+    /* the smallest size of a chunk, unless all rows of a rank have fewer bytes; smaller chunks would be copied at a
+     * lower rate (te__gather_copies) */
+    TE_GATHER_MIN_CHUNK_BYTES = 16 << 20,
+    /* the largest number of flags for the tiles that one rank sends to one other rank in a scatter */
+    TE_SCATTER_MAX_FLAGS = 1 << 15,
+    TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the three warps of the epilogue that store parts of a
+                                           * tile; the fourth flag is unused */
+    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the default of te__overlap_memory.two_kernel_bytes, below which a scatter
+                                           * takes two kernels */
     /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
      * rank that writes the flag. */
-    TE_FLAG_READY = 0,    /* [rank]: the epoch for which that rank is ready */
-    TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk has arrived */
-    TE_FLAG_EPOCH = 256,  /* one flag, written by this rank itself: the number of handshakes so far */
-    TE_FLAG_PROBE = 320,  /* [rank]: set to 1 by a stream of that rank, to test whether its streams can write to this
-                             memory */
-    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that `rank` scatters to this rank have arrived */
-    TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which this flag's part of a tile has arrived */
+    TE_FLAG_READY = 0,    /* [rank]: the epoch (number of the collective) for which that rank is ready to receive
+                           * data */
+    TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk of rows that this rank sends has arrived */
+    TE_FLAG_EPOCH = 256,  /* one flag, which this rank itself writes: the number of handshakes so far */
+    /* [rank]: a stream of that rank sets this flag to 1, to test whether its streams can write to the memory of this
+     * rank */
+    TE_FLAG_PROBE = 320,
+    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that rank scatters to this rank have arrived */
+    TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which a part of a tile, which this flag stands
+                           * for, has arrived */
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
 };
 
-/* Memory of which each rank has one block. at[r]: the address at which this rank maps the block of rank r. */
+/* A piece of mapped memory: each rank has one block of it, and all ranks map all blocks. at[r]: the address at which
+ * this rank maps the block of rank r. */
 typedef struct te__overlap_block {
     char *at[TE_MAX_RANKS];
     size_t bytes;
@@ -67,32 +76,38 @@ typedef struct te__overlap_memory {
     te__overlap_block block[TE_OVERLAP_MAX_BLOCKS];
     int blocks, rank, ranks;
     size_t capacity;      /* bytes of the workspace */
-    uint32_t *failed[2];  /* two flags, one in device memory and one in host memory; both are set to q + 1 if a wait for
-                             rank q times out */
-    uint64_t timeout;     /* how many nanoseconds a kernel waits for another rank before it reports that rank as
-                             failed */
+    /* two flags, one in device memory and one in host memory; both are set to q + 1 if a wait for rank q times out */
+    uint32_t *failed[2];
+    /* how many nanoseconds a kernel waits for another rank before it reports that rank as failed */
+    uint64_t timeout;
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
-    void (*write)(void), (*wait)(void); /* the functions cuStreamWriteValue32 and cuStreamWaitValue32 */
-    int64_t two_kernel_bytes; /* a scatter runs as two kernels if a row of A has at most this many bytes */
-    int serial;               /* for tests: 1: product and collective run one after the other; the order of the tiles is
-                                 the same as when both overlap */
-    int64_t gathered, scattered; /* statistics: the number of products with a gather, and with a scatter */
-    int64_t gathered_beside;     /* how many of the products with a gather had a te__gemm_overlap.overlapped that is not
-                                    null */
+    void (*write)(void), (*wait)(void); /* the driver's functions cuStreamWriteValue32 (write) and cuStreamWaitValue32
+                                         * (wait) */
+    int64_t two_kernel_bytes; /* the longest row of A, in bytes, for which a scatter runs as two kernels */
+    /* for tests: 1: product and collective run one after the other; the order of the tiles is the same as when both
+     * overlap */
+    int serial;
+    int64_t gathered, scattered; /* statistics: the number of products that ran with a gather, and the number that ran
+                                  * with a scatter */
+    /* statistics: how many of the products with a gather had a te__gemm_overlap.overlapped that is not null */
+    int64_t gathered_beside;
 } te__overlap_memory;
 
-/* How a product overlaps a collective; te_gemm.ranks points to it. */
+/* How a product (GEMM) overlaps a collective; te_gemm.ranks points to this struct. */
 typedef struct te__gemm_overlap {
     const te_group *group;
     te__overlap_memory *memory;
-    const void *own;        /* this rank's rows of A, which are gathered; null: no gather, D is scattered */
-    char *to[TE_MAX_RANKS]; /* gather: to[q]: the address of these rows within the A of rank q, whose memory this rank
-                               maps */
-    int keep;               /* gather: 1: this rank's rows are also copied to its own A */
-    int interleave;         /* scatter: 1: the order of the tiles alternates between the rows of all ranks; 0: all tiles
-                               of one rank's rows, then those of the next, and those of this rank last */
-    te_status (*overlapped)(void *arg); /* gather: a function that enqueues other work, to run before the product while
-                                           rows arrive; null: none */
+    const void *own;        /* for a gather: this rank's rows of A, which are gathered; null: no gather, but D is
+                             * scattered */
+    /* for a gather: to[q] is the address, within the A of rank q, to which these rows are copied; this rank maps that
+     * memory */
+    char *to[TE_MAX_RANKS];
+    int keep;               /* for a gather: 1: this rank's rows are also copied to this rank's complete A */
+    /* for a scatter: 1: the order of the tiles alternates between the rows of all ranks; 0: all tiles of one rank's
+     * rows, then those of the next, and those of this rank last */
+    int interleave;
+    /* for a gather: a function that enqueues other work, to run before the product while rows arrive; null: none */
+    te_status (*overlapped)(void *arg);
     void *overlapped_arg;
 } te__gemm_overlap;
 
@@ -129,7 +144,7 @@ typedef struct te__peer_timeout {
 
 /* ---- flags in a kernel ------------------------------------------------------------------------------------------- */
 
-enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* number of loads of a flag between two reads of the clock */ };
+enum { TE_FLAG_POLLS_PER_CLOCK = 4096 /* a waiting thread reads the clock once in this many loads of a flag */ };
 
 TE_FN uint32_t te__flag_load(const uint32_t *flag) {
     uint32_t v;
@@ -142,8 +157,9 @@ TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
     __threadfence_system();
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
 }
-/* Waits until the flag, which rank `of` writes, is `v`. After the timeout, reports rank `of` as failed and returns, so
- * that the kernel ends. Also returns, at the next check of the clock, if a failure has already been reported. */
+/* Waits until the flag, which rank `of` writes, has the value v. After the timeout, reports rank `of` as failed and
+ * returns, so that the kernel ends. Also returns, at the next check of the clock, if a failure has already been
+ * reported. */
 TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__peer_timeout *w) {
     uint64_t since = 0;
     for (uint32_t polls = 1; te__flag_load(flag) != v; polls++) {
@@ -175,7 +191,7 @@ TE_API te_status te__stream_write_flag(const te__overlap_memory *m, uint32_t *fl
                (int)e);
     return TE_OK;
 }
-/* Makes later work on the stream wait until the flag is `v`. */
+/* Make later work on the stream wait until the flag has the value `v`. */
 TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *flag, uint32_t v, cudaStream_t stream,
                                       te_context *ctx) {
     const CUresult e = ((te__stream_flag_fn)m->wait)((CUstream)stream, (CUdeviceptr)(uintptr_t)flag, v,
@@ -220,8 +236,8 @@ typedef struct te__handshake_args {
 } te__handshake_args;
 
 enum { TE_HANDSHAKE_THREADS = 128 };
-/* Runs in one block. The handshake takes 3 us if all ranks start it at the same time; 1 to 1.5 us of that is the
- * latency of a store to another rank. */
+/* The body of the handshake kernel, which runs in one block. The handshake takes 3 us if all ranks start it at the same
+ * time; 1 to 1.5 us of that is the latency of a store to another rank. */
 TE_FN void te__handshake_body(const te__handshake_args *a) {
     uint32_t *own = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -258,10 +274,11 @@ typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
     char *to[TE_MAX_RANKS];
-    int64_t rank_bytes, chunk_bytes; /* rank_bytes: bytes of this rank's rows of A; chunk_bytes: bytes of one chunk of
-                                        these rows */
+    /* rank_bytes: bytes of this rank's rows of A; chunk_bytes: bytes of one chunk of these rows */
+    int64_t rank_bytes, chunk_bytes;
     int keep;
-    int copies, product; /* copies: 1: this call enqueues the copies; product: 1: it enqueues the product */
+    int copies, product; /* copies: 1: this call enqueues the copies of the gather; product: 1: this call enqueues the
+                          * product */
     te_launch launch;    /* the launch of the product's kernel */
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
@@ -303,14 +320,16 @@ TE_API te_status te__gather_enqueue(const void *args, te_context *ctx) {
     return te__cuda_status(ctx, cudaStreamWaitEvent(main, copied, 0), "second stream");
 }
 /* Launches the product that `l` and `args` describe; meanwhile, copies this rank's rows of A (rank_bytes bytes) to the
- * other ranks. If o->overlapped is not null, the work that this function enqueues also runs during the copies. */
+ * other ranks. If o->overlapped is not null, the work that the function o->overlapped enqueues also runs during the
+ * copies. */
 TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te__gemm_overlap *o,
                                    int64_t rank_bytes, int64_t chunk_bytes, te_context *ctx) {
     alignas(16) char call[TE_GATHER_MAX_CALL_BYTES];
     te__gather_call *c = (te__gather_call *)(void *)call;
     const size_t bytes = sizeof *c + (size_t)l->bytes;
     TE_REQUIRE(bytes <= sizeof call, ctx, TE_ERROR_OVERFLOW, "a product of %d bytes of arguments", l->bytes);
-    memset(c, 0, sizeof *c); /* padding must be 0, too, because graph replay compares arguments byte by byte */
+    memset(c, 0, sizeof *c); /* the padding within the struct must be 0, too, because graph replay compares arguments
+                              * byte by byte */
     c->memory = o->memory, c->own = (const char *)o->own, c->launch = *l;
     c->rank_bytes = rank_bytes, c->chunk_bytes = chunk_bytes;
     c->keep = o->keep && o->to[o->memory->rank] != c->own;

@@ -17,36 +17,41 @@
 
 enum {
     TE_HAS_CUBLASLT = 1,
-    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* number of slots of the hash table, which is at most half full */
-    TE__GEMM_MAX_RESULTS = 32               /* the largest number of algorithms that tuning asks the heuristic for */
+    TE__GEMM_SLOTS = 2 * TE_GEMM_MAX_PLANS, /* number of slots of the hash table of plans, which is at most half full */
+    TE__GEMM_MAX_RESULTS = 32               /* the largest number of algorithms that tuning requests from cuBLASLt's
+                                             * heuristic for one product */
 };
 
-/* The properties of a product on which its plan depends, packed into four words. */
+/* The properties of a product (GEMM) on which its plan depends, packed into four words, as a key of the hash table. */
 typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
 
 typedef struct te__gemm_plan {
     te__gemm_key key;
-    int found, timed; /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: its algorithms were timed; 0:
-                         not yet; -1: they cannot be timed */
-    const void *bias, *aux; /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor has now */
+    /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: the product's algorithms were timed; 0: not yet;
+     * -1: they cannot be timed */
+    int found, timed;
+    const void *bias, *aux; /* bias, aux, a_inverse, b_inverse: the pointers that are set in the descriptor at
+                             * present */
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
-    cublasLtMatrixLayoutOpaque_t a, b, d; /* a, b: the layouts of cuBLASLt's A and B, which are our B and A */
+    cublasLtMatrixLayoutOpaque_t a, b, d; /* layouts of matrices in cuBLASLt's terms: its A is our B, and its B is our
+                                           * A */
     te_gemm_tuned product;
 } te__gemm_plan;
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(((te_gemm_tuned *)0)->algo), "a tuning file holds eight words");
 
-/* The state of a context's GEMMs (te_context.gemm). */
+/* The state of a context's GEMMs, to which te_context.gemm points. */
 typedef struct te__gemm_state {
     cublasLtHandle_t handle;
     void *workspace;
-    uint16_t slot[TE__GEMM_SLOTS]; /* hash table with open addressing; a slot holds 1 + the index of a plan, or 0 if it
-                                      is free */
+    /* hash table with open addressing; a slot holds 1 + the index of a plan, or 0 if the slot is free */
+    uint16_t slot[TE__GEMM_SLOTS];
     int plans, choices;
-    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1]; /* the plans, in the order of their first use; the last element is for
-                                                  the temporary plan that is used when the cache is full */
+    /* the plans, in the order of their first use; the last element is for the temporary plan that is used when the
+     * cache is full */
+    te__gemm_plan plan[TE_GEMM_MAX_PLANS + 1];
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__gemm_state;
 
@@ -63,8 +68,8 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the handle and the workspace. Like te__gemm_allocate, this function may be called while a stream is being
- * captured. */
+/* Creates cuBLASLt's handle and the workspace. Like te__gemm_allocate, this function may be called while a stream is
+ * being captured. */
 TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -72,8 +77,8 @@ TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return status == TE_OK ? te__gemm_allocate(&s->workspace, ctx) : status;
 }
-/* Creates the state if the context has none. The first call is made before the first step, when the size of a workspace
- * is computed. */
+/* Creates the state of the GEMMs if the context has none. The first call is made before the first step, when the size
+ * of a workspace is computed. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -83,7 +88,7 @@ TE_API te_status te__gemm_open(te_context *ctx) {
     if (status != TE_OK) te__gemm_close(ctx);
     return status;
 }
-/* The context's state, created if necessary; null if it cannot be created. */
+/* Return the state of the context's GEMMs, which is created if necessary; null if it cannot be created. */
 TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
@@ -105,14 +110,14 @@ TE_API void te__gemm_set_attribute(te__gemm_plan *p, cublasLtMatmulDescAttribute
                                    size_t bytes) {
     (void)cublasLtMatmulDescSetAttribute(&p->operation, attribute, value, bytes);
 }
-/* Points the descriptor at the inverse scales of our A and B. */
+/* Point the plan's descriptor at the inverse scales of the operands A and B of this call. */
 TE_API void te__gemm_set_scales(te__gemm_plan *p, const float *a, const float *b) {
     if (a != p->a_inverse)
         te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a), p->a_inverse = a;
     if (b != p->b_inverse)
         te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b), p->b_inverse = b;
 }
-/* Points the descriptor at the tensors that the epilogue reads (bias) and writes (aux). */
+/* Point the plan's descriptor at the tensors that the epilogue reads (bias) and writes (aux) in this call. */
 TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void *aux) {
     if (p->product.epilogue == TE_EPILOGUE_NONE) return;
     if (bias != p->bias)
@@ -120,7 +125,7 @@ TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void
     if (p->product.epilogue != TE_EPILOGUE_GELU_AUX_BIAS || aux == p->aux) return;
     te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux), p->aux = aux;
 }
-/* Fills in the plan's descriptor and layouts from p->product. */
+/* Fill in the plan's descriptor and its layouts of the matrices from p->product. */
 TE_API void te__gemm_describe(te__gemm_plan *p) {
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                                    CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
@@ -161,8 +166,8 @@ TE_API int te__gemm_heuristic(cublasLtMatmulHeuristicResult_t *result, int count
     cublasLtMatmulPreferenceOpaque_t preference;
     const size_t workspace = TE_GEMM_WORKSPACE;
     const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const float *const any = (const float *)s->workspace; /* any valid address will do, but not null, which the
-                                                             heuristic rejects for arrays of scales */
+    /* a placeholder for the arrays of scales: any valid address will do, but the heuristic rejects null */
+    const float *const any = (const float *)s->workspace;
     if (p->product.a_scaling > TE_SCALING_TENSORWISE && !p->a_inverse) te__gemm_set_scales(p, any, any);
     (void)cublasLtMatmulPreferenceInit(&preference);
     te__gemm_prefer(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
@@ -188,8 +193,8 @@ TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
                   (uint64_t)t->b_scaling << 56;
     return key;
 }
-/* Returns the slot of the plan with this key or, if there is no such plan, the free slot in which its number is to be
- * stored. */
+/* Returns the slot, in the hash table, of the plan with this key or, if there is no such plan, the free slot in which
+ * the plan's number is to be stored. */
 TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
     const uint64_t *w = key->word;
     uint64_t hash =
@@ -243,8 +248,8 @@ TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_t
     if (!full) *te__gemm_slot(key, s) = (uint16_t)++s->plans;
     return p;
 }
-/* Returns the plan for this product, and creates it at the first call for the product. Returns null if the context's
- * state cannot be created. */
+/* Returns the plan (descriptors and algorithm) for this product, which is created at the first call for the product.
+ * Returns null if the context's state cannot be created. */
 TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
@@ -261,8 +266,8 @@ TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */
 
-/* Whether the algorithms that cuBLASLt proposes for this product were timed already, or will be timed because tuning is
- * on. */
+/* Returns whether the algorithms that cuBLASLt proposes for this product were timed already, or will be timed because
+ * tuning is on. */
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
@@ -271,15 +276,15 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     const uint16_t slot = *te__gemm_slot(&key, s);
     return ctx->gemm_tune || (slot && s->plan[slot - 1].timed > 0);
 }
-/* Whether te_gemm_run supports this product with its epilogue. In f32 the gelu epilogues are left to a pointwise
- * kernel, because cuBLASLt's approximation of tanh is too coarse for an accuracy of 1e-5. */
+/* Returns whether te_gemm_run supports this product with its epilogue. In f32 the gelu epilogues are left to a
+ * pointwise kernel, because cuBLASLt's approximation of tanh is too coarse for an accuracy of 1e-5. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     if (te__gemm_has_scale_arrays(g)) return g->epilogue == TE_EPILOGUE_NONE;
     if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;
 }
-/* The number of floats of scratch memory that te_gemm_run needs: none with cuBLASLt. */
+/* Return the number of floats of scratch memory that te_gemm_run needs: none with cuBLASLt. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     (void)g;
     return 0;
@@ -321,9 +326,9 @@ TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     }
     return 0;
 }
-/* Whether an algorithm from a tuning file may be used. It may only if cuBLASLt itself proposes it for this product on
- * this device: the data of an algorithm is opaque, and cuBLASLt may crash on data that it did not make. Sets *added to
- * 1 if the cache does not have the product yet, else to 0. */
+/* Returns whether an algorithm from a tuning file may be used. The algorithm may be used only if cuBLASLt itself
+ * proposes it for this product on this device: the data of an algorithm is opaque, and cuBLASLt may crash on data that
+ * it did not make. Sets *added to 1 if the cache does not have the product yet, else to 0. */
 TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     te__gemm_plan p;
@@ -333,8 +338,9 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     *added = !*te__gemm_slot_of(t, &p.key, s);
     te__gemm_describe(&p);
     cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
-    static const int counts[] = {1, TE__GEMM_MAX_RESULTS}; /* asked for a single algorithm, the heuristic may return one
-                                                              that is not in its list of TE__GEMM_MAX_RESULTS */
+    /* both counts are needed: if only one algorithm is requested, the heuristic may return one that is not among the
+     * TE__GEMM_MAX_RESULTS */
+    static const int counts[] = {1, TE__GEMM_MAX_RESULTS};
     for (int c = 0; c < 2; c++) {
         const int n = te__gemm_heuristic(result, counts[c], &p, s);
         for (int i = 0; i < n; i++)
@@ -352,7 +358,7 @@ TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     p->product = *t, p->found = p->timed = 1;
     memcpy(&p->algo, t->algo, sizeof p->algo);
 }
-/* The number of products that can still be added to the cache if all untimed plans are dropped from it. */
+/* Return the number of products that can still be added to the cache if all untimed plans are dropped from it. */
 TE_API int te__gemm_free_plans(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
     return s ? TE_GEMM_MAX_PLANS - s->plans + te__gemm_count_untimed(s) : 0;

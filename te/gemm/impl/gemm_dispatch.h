@@ -46,50 +46,55 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 #endif
     return te__gemm_launch(g, p, ctx);
 }
-/* The function that runs the GEMMs of a list of ops. T: the list's dtype; trains: 1 if the GEMMs of backward are
+/* The function by which a list of ops runs its GEMMs. T: the list's dtype; trains: 1 if the GEMMs of backward are
  * needed, too. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 #endif
 
 /* ---- the custom kernels ------------------------------------------------------------------------------------------ */
 
-#if TE_CUDA && !defined(TE_KEEP_CALLS) /* TE_KEEP_CALLS prevents inlining. If functions were not inlined, the kernels'
-                                          accumulators would not stay in registers. */
+#if TE_CUDA && !defined(TE_KEEP_CALLS) /* With TE_KEEP_CALLS, which prevents inlining, the custom kernels are left out:
+                                        * their accumulators would not stay in registers. */
 #include "../../core/tensor_kernels.h"    /* te_fill_normal */
 #include "gemm_sm90.h" /* te__sm90_gemm_supports */
 #include "gemm_skinny.h"        /* te__skinny_can */
 #include "gemm_small_m.h"       /* te__small_m_can */
 
-/* Whether the small-m kernels in 16 bits are compiled. By default a build with cuBLASLt does not have them: they would
- * make the code of a GPT block a quarter larger and would hardly ever be faster than cuBLASLt. A test, or a program
- * that wants them as candidates of autotuning, defines this as 1. */
+/* Says whether the small-m kernels in 16 bits are compiled. By default a build with cuBLASLt does not have them: they
+ * would make the code of a GPT block a quarter larger and would hardly ever be faster than cuBLASLt. A test, or a
+ * program that wants them as candidates of autotuning, defines this as 1. */
 #ifndef TE_SMALL_M_16BIT
 #define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
 #endif
 
-/* The custom kernels of a fused pattern, or of a GEMM that is not part of a pattern. A kernel that does not exist is
- * null. */
+/* The library's own kernels for a fused pattern, or for a GEMM that is not part of a pattern. A kernel that does not
+ * exist is null. */
 typedef struct te_product_kernels {
     te_sm90_kernel persistent, skinny, persistent_fp8, skinny_fp8;
     te_gemm_operands skinny_fp8_operands;
-    te_sm90_kernel small_m, small_m_fp8; /* small_m_fp8: with tensorwise or rowwise scales */
-    int is_random;                         /* 1: the pattern draws random numbers (dropout) */
+    te_sm90_kernel small_m, small_m_fp8; /* the small-m kernels for 16-bit operands (small_m), and for FP8 with
+                                          * tensorwise or rowwise scales (small_m_fp8) */
+    int is_random;                         /* 1: the pattern draws random numbers for dropout, which makes its epilogue
+                                            * slower */
 } te_product_kernels;
 
-/* Thresholds of the rules. A wave is one tile on every multiprocessor. */
+/* Limits that decide which kernel runs a GEMM. A wave is one tile on every multiprocessor. */
 enum {
-    TE_SKINNY_LAUNCH_BOUND = 1 << 22,   /* if W has at most this many (16-bit) elements, the launch dominates the skinny
-                                           kernel's time */
-    TE_PERSISTENT_MIN_K = 1024,         /* the smallest k for which a tile's prologue is amortised */
+    /* a size of the weight W, in 16-bit elements; up to this size the skinny kernel's time is mostly that of its
+     * launch, not that of reading W */
+    TE_SKINNY_LAUNCH_BOUND = 1 << 22,
+    TE_PERSISTENT_MIN_K = 1024,         /* the smallest k for which the persistent kernel is used; with fewer, a tile's
+                                         * prologue would take too large a share of the time */
     TE_PERSISTENT_MIN_WAVES = 4,
-    TE_FP8_MIN_WAVES = 5,               /* the smallest number of waves for which a custom kernel pays if the operands
-                                           are FP8 */
-    TE_FP8_RANDOM_MIN_WAVES = 9,        /* as TE_FP8_MIN_WAVES, for a fused pattern that draws random numbers
-                                           (dropout) */
-    TE_OVERLAP_MIN_K = 256,             /* the smallest k of a GEMM that overlaps with a collective */
-    TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of such a GEMM */
-    TE_SMALL_M_PAYING_ROWS = 64,        /* for FP8 with rowwise scales: up to this many rows the small-m kernel is
-                                           faster than cuBLASLt */
+    /* the smallest number of waves from which on a custom kernel is expected to be faster than cuBLASLt in FP8 */
+    TE_FP8_MIN_WAVES = 5,
+    /* the same limit as TE_FP8_MIN_WAVES, for a fused pattern that draws random numbers (dropout) */
+    TE_FP8_RANDOM_MIN_WAVES = 9,
+    TE_OVERLAP_MIN_K = 256,             /* the smallest k for which a GEMM overlaps with a collective */
+    TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of tiles of a GEMM that overlaps with a
+                                         * collective */
+    /* the largest number of rows for which the small-m kernel is faster than cuBLASLt in FP8 with rowwise scales */
+    TE_SMALL_M_PAYING_ROWS = 64,
     TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
 };
 
@@ -98,18 +103,20 @@ enum {
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
-/* The skinny kernel pays if at most 1/8 of the elements of k that its steps cover are padding, or if W is so small that
- * the launch dominates the time. In a build without cuBLASLt the skinny kernel always pays. */
+/* Returns whether the skinny kernel is expected to be faster than the alternative. The skinny kernel is faster if at
+ * most 1/8 of the elements of k that its steps cover are padding, or if W is so small that the launch dominates the
+ * time. In a build without cuBLASLt the answer is always yes. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
     return te__skinny_can(g) && (8 * k >= 7 * te_round_up(k, TE_SKINNY_STEP) || g->n * k <= TE_SKINNY_LAUNCH_BOUND);
 }
-/* The persistent kernel pays if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8
- * an element of k takes half the time that it takes in 16 bits, so the smallest k is twice as large. In a build without
- * cuBLASLt the alternative is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: there half a
- * wave is enough, if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in such a build the
- * persistent kernel always pays in FP8. */
+/* Returns whether the persistent kernel is expected to be faster than the alternative. The persistent kernel is faster
+ * if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8 an element of k takes half
+ * the time that it takes in 16 bits, so the smallest k is twice as large. In a build without cuBLASLt the alternative
+ * is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: there half a wave is enough, if D has
+ * more rows than one tile. gemm_fallback.h has no kernels for FP8, so in such a build the persistent kernel always pays
+ * in FP8. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
@@ -117,9 +124,10 @@ TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
                                      2 * tiles >= ctx->processors);
     return te__sm90_gemm_k(g) >= TE_PERSISTENT_MIN_K && tiles >= TE_PERSISTENT_MIN_WAVES * ctx->processors;
 }
-/* Whether the persistent kernel pays for a fused pattern. The epilogue is hidden behind the mainloop of the next tile,
- * which in FP8 takes half the time that it takes in 16 bits. So in FP8 a fused pattern needs more waves than a GEMM
- * alone, and a pattern that draws random numbers needs still more (docs/notes/gemm.md, "Dispatch"). */
+/* Returns whether the persistent kernel is expected to be faster for a fused pattern than the alternative. The epilogue
+ * is hidden behind the mainloop of the next tile, which in FP8 takes half the time that it takes in 16 bits. So in FP8
+ * a fused pattern needs more waves than a GEMM alone, and a pattern that draws random numbers needs still more
+ * (docs/notes/gemm.md, "Dispatch"). */
 TE_API int te__persistent_fused_pays(te_product_kernels *kernels, const te_gemm *g, const te_context *ctx) {
     const int waves = kernels->is_random ? TE_FP8_RANDOM_MIN_WAVES : TE_FP8_MIN_WAVES;
     return te__persistent_pays(g, ctx) &&
@@ -137,26 +145,26 @@ TE_API te_sm90_kernel *te__gemm_skinny_of(te_product_kernels *kernels, const te_
 TE_API te_sm90_kernel *te__gemm_small_m_of(te_product_kernels *kernels, const te_gemm *g) {
     return te__gemm_is_fp8(g) ? &kernels->small_m_fp8 : &kernels->small_m;
 }
-/* Whether the skinny kernel is available for the GEMM. If it is, te__gemm_run_custom launches it. */
+/* Returns whether the skinny kernel is available for the GEMM. If it is, te__gemm_run_custom launches it. */
 TE_API int te__gemm_is_skinny(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__skinny_can(g)) return 0;
     if (te__gemm_is_fp8(g) && te__skinny_operands_of(g) != kernels->skinny_fp8_operands) return 0;
     return te__sm90_kernel_ready(te__gemm_skinny_of(kernels, g), TE_SKINNY_SHARED, ctx->device);
 }
-/* Whether the small-m kernel is available for the GEMM. If it is, and the skinny kernel is not, te__gemm_run_custom
- * launches it. */
+/* Returns whether the small-m kernel is available for the GEMM. If it is, and the skinny kernel is not,
+ * te__gemm_run_custom launches it. */
 TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
 }
-/* Whether the skinny or the small-m kernel is available for the GEMM. Neither of the two prefetches the tensors that
- * the epilogue reads, so the epilogue loads them itself. */
+/* Returns whether the skinny or the small-m kernel is available for the GEMM. Neither of the two prefetches the tensors
+ * that the epilogue reads, so the epilogue loads them itself. */
 TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
 }
-/* Whether the small-m kernel pays. It is faster than cuBLASLt's fastest algorithm only with rowwise scales (times:
- * docs/notes/gemm.md). This rule is not used when patterns are autotuned: the small-m kernel is then one of the
- * candidates that are timed (te/linear/impl/linear_autotune.h). */
+/* Returns whether the small-m kernel is expected to be faster than cuBLASLt's fastest algorithm. The small-m kernel is
+ * faster only with rowwise scales (times: docs/notes/gemm.md). This rule is not used when patterns are autotuned: the
+ * small-m kernel is then one of the candidates that are timed (te/linear/impl/linear_autotune.h). */
 TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_small_m(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROWWISE && g->m <= TE_SMALL_M_PAYING_ROWS));
@@ -164,21 +172,22 @@ TE_API int te__small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_co
 TE_API int te__skinny_or_small_m_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (te__gemm_is_skinny(kernels, g, ctx) && te__skinny_pays(g)) || te__small_m_pays(kernels, g, ctx);
 }
-/* Whether one of `kernels`, with the epilogue for which it was compiled, can run the GEMM on this device. */
+/* Returns whether one of `kernels` can run the GEMM on this device, with the epilogue for which the kernels were
+ * compiled. */
 TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_custom || !kernels) return 0;
     if (te__gemm_is_skinny_or_small_m(kernels, g, ctx)) return 1;
     return te__sm90_gemm_supports(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_persistent_of(kernels, g), TE_SM90_GEMM_SMEM_BYTES, ctx->device);
 }
-/* Whether a GEMM and the pointwise ops that follow it are to run as one custom kernel. */
+/* Returns whether the rules select one custom kernel for a GEMM and the pointwise ops that follow it. */
 TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     return ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) ||
            te__persistent_fused_pays(kernels, g, ctx);
 }
-/* Whether a GEMM without pointwise ops is to run as a custom kernel. In 16 bits the persistent kernel is as fast as
- * cuBLASLt's fastest algorithm if B is not transposed and the last wave is even, that is, has work for all
+/* Returns whether a GEMM without pointwise ops is to run as a custom kernel. In 16 bits the persistent kernel is as
+ * fast as cuBLASLt's fastest algorithm if B is not transposed and the last wave is even, that is, has work for all
  * multiprocessors. Otherwise the persistent kernel is only as fast as the algorithm that cuBLASLt proposes first, so it
  * is selected only if cuBLASLt's algorithms are not timed. In FP8 this rule selects the persistent kernel only for
  * GEMMs that overlap with a collective (g->ranks), and leaves the others to cuBLASLt. Times: docs/notes/gemm.md. */
@@ -188,9 +197,9 @@ TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_c
     if (!te__persistent_pays(g, ctx) || te__gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
-/* Whether `kernel` is to overlap the GEMM with a collective of this group (gemm_comm_overlap.h). The answer is 1 even
- * for GEMMs that cuBLASLt runs faster, because a collective that is not overlapped costs more than the difference. But
- * there must be enough tiles for all multiprocessors. */
+/* Returns whether `kernel` is to overlap the GEMM with a collective of this group (gemm_comm_overlap.h). The answer is
+ * 1 even for GEMMs that cuBLASLt runs faster, because a collective that is not overlapped costs more than the
+ * difference. But there must be enough tiles for all multiprocessors. */
 TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
     return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) &&
            te__gemm_state_of(ctx) && te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
@@ -235,7 +244,7 @@ TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_contex
 typedef struct te_fp8_gemm {
     te__sm90_gemm_params persistent;
     void *d;
-    const void *bias, *c; /* both are added to the rounded product A B^T; null: there is none */
+    const void *bias, *c; /* bias [n] and c [m, n] are added to the rounded product A B^T; null: there is none */
     int n;
 } te_fp8_gemm;
 
@@ -294,21 +303,22 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
 
 /* ---- an FP8 GEMM alone: dispatch --------------------------------------------------------------------------------- */
 
-/* Whether the custom kernel can run the FP8 GEMM, including its bias and beta. */
+/* Returns whether the custom kernel supports this FP8 GEMM, including its bias and beta. */
 TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_without_bias(g);
     return te__gemm_is_fp8(g) && te__sm90_gemm_supports(&bare) && (g->beta == 0 || g->beta == 1) &&
            te__gemm_can_fuse(te__gemm_fp8_kernels(g), &bare, ctx);
 }
-/* The rule for a GEMM that was not timed: with at least TE_FP8_MIN_WAVES waves the custom kernel is faster than the
- * algorithm that cuBLASLt proposes first (times: docs/notes/gemm.md). */
+/* Returns whether the custom kernel is expected to be faster than cuBLASLt for an FP8 GEMM that was not timed: with at
+ * least TE_FP8_MIN_WAVES waves it is faster than the algorithm that cuBLASLt proposes first (times:
+ * docs/notes/gemm.md). */
 TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
     if (!TE_HAS_CUBLASLT) return 1;
     return g->k >= TE_PERSISTENT_MIN_K && !te__gemm_is_timed(g, ctx) &&
            te__sm90_gemm_cluster_tiles(g) >= (int64_t)TE_FP8_MIN_WAVES * (ctx->processors / TE_CLUSTER);
 }
-/* The key under which the choice for this GEMM is stored in the context and in a tuning file. Strategy TE_STRATEGY_BARE
- * means cuBLASLt, TE_STRATEGY_CUSTOM the custom kernel. */
+/* Return the key under which the choice of a kernel for this GEMM is stored in the context and in a tuning file. In a
+ * choice, TE_STRATEGY_BARE means cuBLASLt, and TE_STRATEGY_CUSTOM the custom kernel. */
 TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const te__operands_text text = te__operands_text_of(&t);
@@ -319,14 +329,14 @@ TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     c.stored_outputs = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
     return c;
 }
-/* The choice for a GEMM that the custom kernel can run: 1: the custom kernel; 0: cuBLASLt; -1: neither gemm_custom nor
- * a timing determines the choice, so a rule must. */
+/* Which kernel runs a GEMM that the custom kernel supports: 1: the custom kernel; 0: cuBLASLt; -1: neither gemm_custom
+ * nor a timing determines this, so a rule must. */
 TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     if (ctx->gemm_custom > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);
     return found ? found->strategy == TE_STRATEGY_CUSTOM : -1;
 }
-/* Whether te_gemm_fp8_run runs the custom kernel. */
+/* Returns whether te_gemm_fp8_run runs this GEMM by the custom kernel. */
 TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) {
     const int can = te__fp8_can(g, ctx), choice = can ? te__fp8_choice(g, ctx) : 0;
     return choice < 0 ? te__fp8_pays(g, ctx) : choice;
@@ -336,7 +346,7 @@ TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) 
 
 /* The type of a function that runs an FP8 GEMM by a custom kernel. */
 typedef te_status (*te__fp8_custom_fn)(const te_gemm *g, te_context *ctx);
-/* The two candidates that are timed: 0 is cuBLASLt, 1 is the custom kernel. */
+/* The two candidates that are timed for an FP8 GEMM: number 0 is cuBLASLt, number 1 the custom kernel. */
 typedef struct te__fp8_trial { te_gemm gemm; te__fp8_custom_fn custom; } te__fp8_trial;
 TE_IF_USED TE_API te_status te__fp8_trial_run(void *arg, int candidate, int repeat, te_context *ctx) {
     const te__fp8_trial *t = (const te__fp8_trial *)arg;
@@ -380,8 +390,8 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te_status status = te_allocate(ctx, &memory, bytes);
     (void)te__fp8_trial_layout(&t.gemm, (char *)memory);
     if (status == TE_OK) status = te__fp8_trial_fill(&t.gemm, bytes, ctx);
-    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* this call times cuBLASLt's algorithms and chooses the
-                                                                fastest */
+    /* this first call makes cuBLASLt's plan time its algorithms and choose the fastest */
+    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx);
     if (status == TE_OK)
         status = te__autotune(ns, &winner, 2, 1, TE__AUTOTUNE_ROUNDS, te__fp8_trial_run<>, &t, ctx);
     te_release(ctx, memory);

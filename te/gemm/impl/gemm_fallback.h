@@ -30,20 +30,23 @@
 enum {
     TE_HAS_CUBLASLT = 0,
     TE_FALLBACK_TILE_M = 128,
-    TE_FALLBACK_SMALL_TILE_M = 64, /* rows of a tile if D has at most this many rows */
+    TE_FALLBACK_SMALL_TILE_M = 64, /* number of rows of a tile, if D has at most this many rows */
     TE_FALLBACK_TILE_N = 128,
     TE_FALLBACK_TILE_K = 64,
-    TE_FALLBACK_THREADS = 256, /* 2 x 4 warps; each computes half of the tile's rows and 32 of its columns */
+    TE_FALLBACK_THREADS = 256, /* a block has 2 x 4 warps; each computes half of the tile's rows and 32 of the tile's
+                                * columns */
     TE_FALLBACK_SHARED = 96 << 10,
-    TE_FALLBACK_BAND = 8, /* Successive blocks compute this many tiles below each other, then as many in the next column
-                             of tiles. So blocks that run at the same time share operands in the L2. */
+    /* Successive blocks compute this many tiles below each other, then as many in the next column of tiles. Blocks that
+     * run at the same time therefore share operands in the L2. */
+    TE_FALLBACK_BAND = 8,
     TE_FALLBACK_F32_TILE_K = 16,
-    TE_FALLBACK_F32_PITCH = 132, /* floats from one line of 128 in shared memory to the next; with 132 the stores of
-                                    neighbouring threads hit different banks */
+    /* distance in floats between two lines of 128 floats in shared memory; with 132 the stores of neighbouring threads
+     * hit different banks */
+    TE_FALLBACK_F32_PITCH = 132,
     TE_FALLBACK_BLOCKS_PER_SM = 2,
-    TE_FALLBACK_MIN_SPLIT_STEPS = 4, /* the smallest number of steps (TE_FALLBACK_TILE_K elements of k each) in a part
-                                        of a split k; with fewer steps, storing and adding the partial sums would take
-                                        longer than the multiplications */
+    /* the smallest number of steps, of TE_FALLBACK_TILE_K elements of k each, in a part of a split k; with fewer steps,
+     * storing and adding the partial sums would take longer than the multiplications */
+    TE_FALLBACK_MIN_SPLIT_STEPS = 4,
     TE_FALLBACK_MAX_SPLITS = 16
 };
 
@@ -54,14 +57,15 @@ typedef struct te_fallback {
     float alpha, beta;
     int m, n, k, trans_a, trans_b;
     int tiles_m, tiles_n;
-    int k_per_split, splits; /* k_per_split: a multiple of TE_FALLBACK_TILE_K */
+    int k_per_split, splits; /* splits: the number of parts into which k is split; k_per_split: elements of k in each
+                              * part, a multiple of TE_FALLBACK_TILE_K */
     te_dtype dtype, out;
 } te_fallback;
 
 /* ---- the scheduler: a block's tile ------------------------------------------------------------------------------- */
 
-/* The tile of D that a block computes (its first row and column), and the range [k_begin, k_end) of k over which the
- * block sums. */
+/* What a block computes: the tile of D whose first row and column are row and col, summed over the range [k_begin,
+ * k_end) of k. */
 typedef struct te_fallback_tile { int row, col, k_begin, k_end; } te_fallback_tile;
 TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
     te_fallback_tile t;
@@ -104,8 +108,8 @@ TE_FN void te__fallback_store(const te_fallback *p, int row, int col, float firs
         if (two) te__store_wide(p->d, at + 1, v, p->out);
     }
 }
-/* The second kernel of a split k: each thread adds the partial sums of one element of D in the order of k, and stores
- * the element. */
+/* The kernel that runs second if k is split: each thread adds the partial sums of one element of D in the order of k,
+ * and stores the element. */
 TE_FN void te__fallback_reduce_body(const te_fallback *p, te_block b) {
     const int64_t at = (int64_t)b.x * TE_FALLBACK_THREADS + (int)threadIdx.x, all = (int64_t)p->m * p->n;
     float sum = 0;
@@ -117,9 +121,9 @@ TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__
 
 /* ---- 16 bits ----------------------------------------------------------------------------------------------------- */
 
-/* The address of 16-byte vector `vector` of row `row` of a tile in shared memory. vectors: the number of vectors in a
- * row. The tile is swizzled, so that the vectors with the same number in eight successive rows lie in different
- * banks. */
+/* Return the address of a 16-byte vector, number `vector` in row `row` of a tile in shared memory. vectors: the number
+ * of vectors in a row. The tile is swizzled, so that the vectors with the same number in eight successive rows lie in
+ * different banks. */
 TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
@@ -180,11 +184,12 @@ TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, 
     te__fallback_ldmatrix(w, te__fallback_address(tile, row, vector, VECTORS), MN_MAJOR);
 }
 
-/* The functions of the kernel for operands of dtype T. TA: 1 if A is transposed; TB: 1 if B is transposed; M: the
- * number of rows of a tile. */
+/* The functions of the kernel for 16-bit operands of dtype T. TA: 1 if A is transposed; TB: 1 if B is transposed; M:
+ * the number of rows of a tile. */
 template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
     enum {
-        BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp's M / 2 rows x 32 columns are BLOCKS_M x BLOCKS_N blocks of 16 x 8 */
+        BLOCKS_M = M / 32, BLOCKS_N = 4, /* a warp computes M / 2 rows x 32 columns, which are BLOCKS_M x BLOCKS_N
+                                          * blocks of 16 x 8 elements */
         A_BYTES = M * TE_FALLBACK_TILE_K * 2, STAGE = A_BYTES + TE_FALLBACK_TILE_N * TE_FALLBACK_TILE_K * 2,
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
@@ -226,7 +231,8 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            __syncthreads(); /* step s has now arrived; all warps have read step s - 1, whose stage is filled next */
+            __syncthreads(); /* after this barrier, step s has arrived, and all warps have read step s - 1, whose stage
+                              * is filled next */
             load(p, &t, ring, s + STAGES - 1);
             multiply(c, ring + (uint32_t)(s % STAGES * STAGE), row, column);
         }
@@ -258,7 +264,8 @@ TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
     *k = mn_major ? index / 128 : index % TE_FALLBACK_F32_TILE_K;
 }
-/* Load this thread's eight elements of the tile that begins at (line, k). Elements beyond `lines` or k_end are 0. */
+/* Load this thread's eight elements of the tile that begins at (line, k). Elements beyond `lines` or k_end are set to
+ * 0. */
 TE_FN void te__fallback_f32_load(float v[8], const float *from, int lines, int depth, int line, int k, int k_end,
                                  int mn_major) {
     TE_UNROLL for (int i = 0; i < 8; i++) {
@@ -294,7 +301,8 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
     for (int k = t.k_begin; k < t.k_end; k += TE_FALLBACK_F32_TILE_K) {
         te__fallback_f32_load(a, (const float *)p.a, p.m, p.k, t.row, k, t.k_end, p.trans_a);
         te__fallback_f32_load(b, (const float *)p.b, p.n, p.k, t.col, k, t.k_end, !p.trans_b);
-        __syncthreads(); /* all threads have now read the tiles of the previous step */
+        __syncthreads(); /* after this barrier, all threads have read the tiles of the previous step, so these may be
+                          * overwritten */
         te__fallback_f32_to_shared(s.a, a, p.trans_a), te__fallback_f32_to_shared(s.b, b, !p.trans_b);
         __syncthreads();
         TE_UNROLL for (int j = 0; j < TE_FALLBACK_F32_TILE_K; j++) {
@@ -310,8 +318,8 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
 
 /* ---- the state of a context's GEMMs ------------------------------------------------------------------------------ */
 
-/* te_context.gemm: the workspace, and the strategies that autotuning chose for steps. There is no choice for a single
- * GEMM, because without cuBLASLt it has only one candidate, the fallback kernel. */
+/* The state to which te_context.gemm points: the workspace, and the strategies that autotuning chose for steps. There
+ * is no choice for a single GEMM, because without cuBLASLt it has only one candidate, the fallback kernel. */
 typedef struct te__gemm_state {
     void *workspace;
     int choices;
@@ -324,8 +332,8 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the state on first use. The first use is before the first step, when the size of a plan's workspace is
- * computed. */
+/* Creates the state of the GEMMs on first use. The first use is before the first step, when the size of a plan's
+ * workspace is computed. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -335,23 +343,24 @@ TE_API te_status te__gemm_open(te_context *ctx) {
     if (status != TE_OK) te__gemm_close(ctx);
     return status;
 }
-/* Returns the state, or null if it cannot be created. */
+/* Returns the state of the context's GEMMs, or null if it cannot be created. */
 TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
-/* Whether te_gemm_run supports this GEMM. The only epilogue that the kernels of this file support is a bias; a gelu is
- * computed by a separate pointwise kernel. */
+/* Returns whether te_gemm_run supports this GEMM. The only epilogue that the kernels of this file support is a bias; a
+ * gelu is computed by a separate pointwise kernel. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* The number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs some. */
+/* Return the number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs
+ * some. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
 /* ---- for the tuning file ----------------------------------------------------------------------------------------- */
 
-/* Without cuBLASLt no single GEMM is timed. So gemm_tune_file.h writes no `gemm` line, and refuses a file that has one;
- * the functions in this section see to that. */
+/* Without cuBLASLt no single GEMM is timed. The functions in this section make gemm_tune_file.h write no `gemm` line,
+ * and refuse a file that has one. */
 
 TE_API size_t te__gemm_library_version(void) { return 0; }
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
@@ -406,7 +415,7 @@ TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *
 /* Raise the kernel's limit of dynamic shared memory to TE_FALLBACK_SHARED, once on each device. number: the number by
  * which te__fallback_kernel identifies the kernel. */
 TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_context *ctx) {
-    static uint64_t allowed[16]; /* bit d of allowed[number]: the limit was raised on device d */
+    static uint64_t allowed[16]; /* bit d of allowed[number]: 1 if the kernel's limit was raised on device d */
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&allowed[number], __ATOMIC_ACQUIRE) & bit) return TE_OK;
     TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -414,7 +423,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Does the same as te_gemm_run, but supports only products of dtype T. */
+/* Runs a GEMM as te_gemm_run does, but supports only products of dtype T. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
@@ -450,7 +459,7 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     if (p.splits == 1) return TE_OK;
     return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
 }
-/* The function that runs the GEMMs of a list of ops of dtype T. trains: 1 if this function must also support the GEMMs
+/* The function by which a list of ops of dtype T runs its GEMMs. trains: 1 if this function must also support the GEMMs
  * of backward. */
 #define TE_GEMM_RUN_OF(T, trains) te__fallback_run<T, trains>
 /* Runs a GEMM of any dtype. A program that calls this function contains the kernels of all dtypes. */

@@ -26,9 +26,10 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Whether the skinny loop computes the product. This loop does if D has few rows and B is transposed, as in x weight^T.
- * The loop adds up the terms of a sum in another order than the blocked loop. A program that needs bitwise identical
- * rows in batches of any size is compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
+/* Returns whether the skinny loop, which is for few rows, computes the product. The skinny loop is chosen if D has few
+ * rows and B is transposed, as in x weight^T. The loop adds up the terms of a sum in another order than the blocked
+ * loop. A program that needs bitwise identical rows in batches of any size is compiled with -DTE_BATCH_INVARIANT, which
+ * leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -37,7 +38,7 @@ TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #endif
     return is_allowed && g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
 }
-/* The number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
+/* Return the number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     size_t n = 0;
     if (te__gemm_has_scale_arrays(g)) return 0;
@@ -73,7 +74,7 @@ TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64
     return a.y;
 }
 
-/* Computes D = `product` + beta C, rounded to D's dtype. Each block computes one row of D. */
+/* Compute D = `product` + beta C, rounded to D's dtype. Each block computes one row of D. */
 typedef struct te__round_args { const te_gemm *g; const float *product; } te__round_args;
 TE_FN void te__round_body(const te__round_args *a, te_block b) {
     const te_gemm *g = a->g;
@@ -85,10 +86,10 @@ TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
 /* ---- the blocked loop in f32 ------------------------------------------------------------------------------------- */
 
 #ifndef TE_CBLAS
-/* Each block computes one tile of D, 96 x 64. For each 256 elements of k the block first copies ("packs") the tile's
- * slices of A and B into the order in which the inner loop reads them. The inner loop accumulates 12 x 16 sums in
- * registers, or 6 x 16 without AVX-512, which has more registers. The vectors of 16 floats are an extension of the
- * compiler, which maps them to the processor's vector registers. */
+/* The blocked loop. Each block computes one tile of D, 96 x 64. For each 256 elements of k the block first copies
+ * ("packs") the tile's slices of A and B into the order in which the inner loop reads them. The inner loop accumulates
+ * 12 x 16 sums in registers, or 6 x 16 without AVX-512, which has more registers. The vectors of 16 floats are an
+ * extension of the compiler, which maps them to the processor's vector registers. */
 #ifdef __AVX512F__
 enum { TE__REG_M = 12 };
 #else
@@ -104,8 +105,8 @@ typedef struct te__sgemm_args {
     float *c;
 } te__sgemm_args;
 
-/* Pack the tile's slices of A and B, `kk` elements of k from k0 on, in the order in which te__sgemm_micro reads them.
- * Elements beyond m and n are 0. */
+/* Copy the tile's slices of A and B, `kk` elements of k from k0 on, to pa and pb in the order in which te__sgemm_micro
+ * reads them. Elements beyond m and n are set to 0. */
 TE_FN void te__sgemm_pack(float *pa, float *pb, const te__sgemm_args *g, int64_t m0, int64_t n0, int64_t k0, int kk) {
     for (int i = 0; i < TE__TILE_M; i++)
         for (int p = 0; p < kk; p++)
@@ -170,10 +171,10 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 
 /* ---- a few rows -------------------------------------------------------------------------------------------------- */
 
-/* Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N columns at a time. For these columns the block widens
- * TE__SKINNY_K elements of each of the corresponding TE__SKINNY_N rows of the weight into memory that stays in the L1
- * cache, and multiplies the widened elements by each row of A. Memory traffic: the weight is read once. The order of a
- * sum depends on k alone, so a row of D is bitwise identical whatever m is. */
+/* The skinny loop. Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N columns at a time. For these columns
+ * the block widens TE__SKINNY_K elements of each of the corresponding TE__SKINNY_N rows of the weight into memory that
+ * stays in the L1 cache, and multiplies the widened elements by each row of A. Memory traffic: the weight is read once.
+ * The order of a sum depends on k alone, so a row of D is bitwise identical whatever m is. */
 enum { TE__SKINNY_N = 4, TE__SKINNY_K = 512, TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
 typedef float te__skinny_sum __attribute__((vector_size(4 * TE__SKINNY_LANES), aligned(4)));
 typedef struct te__skinny_args { const te_gemm *g; const float *a; } te__skinny_args;
@@ -214,8 +215,8 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
         memset(sum, 0, sizeof sum);
         for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
             const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            for (int r = 0; r < TE__SKINNY_N; r++) /* in place of a row beyond the last one, the last row is loaded; its
-                                                      results are then not stored */
+            /* in place of a row beyond the last one, the last row is loaded; its results are then not stored */
+            for (int r = 0; r < TE__SKINNY_N; r++)
                 te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
             for (int i = 0; i < (int)g->m; i++) {
                 const float *a = args->a + i * g->k + k0;
@@ -242,7 +243,7 @@ TE_API te_status te__skinny_run(const te_gemm *g, te_context *ctx) {
 enum { TE__SCALED_M = 64, TE__SCALED_N = 64, TE__SCALED_REG_N = 16, TE__SCALED_REG_M = 4 };
 typedef float te__scaled_sum __attribute__((vector_size(4 * TE__SCALED_REG_N), aligned(4)));
 
-/* The data for a tile of D: the tile's slices of A and B for 128 elements of k, as floats, and the sums. */
+/* The working memory for one tile of D: the tile's slices of A and B for 128 elements of k, as floats, and the sums. */
 typedef struct te__scaled_tile {
     float a[TE__SCALED_M][TE_FP8_BLOCK], b[TE__SCALED_N / TE__SCALED_REG_N][TE_FP8_BLOCK][TE__SCALED_REG_N];
     float sum[TE__SCALED_M][TE__SCALED_N];
@@ -312,7 +313,7 @@ TE_API te_status te__scaled_run(const te_gemm *g, te_context *ctx) {
 
 /* ---- te_gemm_run ------------------------------------------------------------------------------------------------- */
 
-/* Computes D = alpha op(A) op(B) + beta C. */
+/* Computes D = alpha op(A) op(B) + beta C on the host. */
 TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
     TE_REQUIRE(te__gemm_supports(product, ctx), ctx, TE_ERROR_VALUE, "te_gemm_run: epilogue %s on the host",
@@ -340,7 +341,7 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     n.g = g, n.product = scratch;
     return te__round_launch(ctx, te__grid_of(g->m, 1), &n);
 }
-/* The function that runs the GEMMs of a list of ops of dtype T. trains: 1 if this function must also support the GEMMs
+/* The function by which a list of ops of dtype T runs its GEMMs. trains: 1 if this function must also support the GEMMs
  * of backward, which te_gemm_run does on the host in any case. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 

@@ -34,23 +34,26 @@ enum {
     TE_SKINNY_THREADS = 32 * TE_SKINNY_WARPS,
     TE_SKINNY_BLOCKS_PER_SM = 2,
     TE_SKINNY_WARP_K = 128,                              /* elements of k in one step of a warp */
-    TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* elements of k in one step of all warps of a block */
-    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2, /* bytes of a stage, which holds the part of W for one
-                                                                   step of a warp */
+    TE_SKINNY_STEP = TE_SKINNY_WARP_K * TE_SKINNY_WARPS, /* number of elements of k that all warps of a block together
+                                                          * process in one step */
+    /* bytes of a stage, which holds the part of W that one warp processes in one step */
+    TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2,
     TE_SKINNY_STAGES = 3,                                       /* number of stages in a warp's ring */
     TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
 };
 
-/* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
+/* The arguments of the skinny kernel. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8
+ * numbers. */
 typedef struct te_skinny {
     const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
-    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null if all scales are 1 */
-    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
+    const float *x_inverse, *w_inverse; /* for FP8: 1 / scale of x and of W; null if all scales are 1 */
+    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no amax is
+                  * wanted */
     float alpha;
     int m, n, k; /* k: in elements */
-    int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
-    int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel to
-                          end */
+    int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: they are tensorwise */
+    /* 1: the previous kernel does not write W, so the kernel loads W before it waits for the previous kernel to end */
+    int early_weights;
 } te_skinny;
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
@@ -64,8 +67,8 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     if (at->k < p->k) return;
     at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_SKINNY_WARP_K;
 }
-/* The address of 16-byte vector `vector` of row `row` of a stage. The stage is swizzled, so that neighbouring rows lie
- * in different banks. */
+/* Return the address of a 16-byte vector, number `vector` in row `row` of a stage. The stage is swizzled, so that
+ * neighbouring rows lie in different banks. */
 TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
     return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
 }
@@ -111,7 +114,8 @@ TE_FN void te__skinny_load_x(uint32_t x[TE_SKINNY_WARP_K / 32][4], const te_skin
         if (row < p->m && k + 32 * i < p->k) te__load16_readonly(x[i], p->x + (int64_t)row * p->k + k + 32 * i);
     }
 }
-/* The blockwise scales of a step: those of W, and those of the two rows of x whose sums this lane holds. */
+/* The blockwise scales that a lane needs in one step: TE_SKINNY_STEP_SCALES of W, and as many for each of the two rows
+ * of x whose sums the lane holds. */
 enum { TE_SKINNY_STEP_SCALES = TE_SKINNY_WARP_K / (TE_FP8_BLOCK / 2) };
 typedef struct te_skinny_step_scales {
     float x[TE_SKINNY_STEP_SCALES][2], w[TE_SKINNY_STEP_SCALES];
@@ -133,7 +137,8 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
-    /* number of successive iterations of the loop over i that use the same scales; each multiplies 32 elements of k */
+    /* number of successive iterations of the loop over i that use the same scales; each iteration multiplies 32
+     * elements of k */
     enum { PER_SCALE = TE_SKINNY_WARP_K / 32 / TE_SKINNY_STEP_SCALES };
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
@@ -157,7 +162,7 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
 /* The tensorwise or rowwise scales for the one element of y, among the 16 columns from `col` on, whose partial sums
- * this thread will add up in the epilogue. They are loaded before the mainloop computes those columns. */
+ * this thread will add up in the epilogue. These scales are loaded before the mainloop computes those columns. */
 typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
 TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands,
                                               const te_skinny_pairing pairing) {
@@ -182,7 +187,8 @@ typedef struct te_skinny_epilogue {
 TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te_skinny_scales scales,
                                const te_skinny_epilogue epilogue, const te_dtype dtype) {
     __shared__ float sums[TE_SKINNY_WARPS][TE_SKINNY_ROWS]
-                         [TE_SKINNY_COLUMNS + 1]; /* + 1 so that a warp's stores hit different banks */
+                         [TE_SKINNY_COLUMNS + 1]; /* the row has one float more than columns, so that a warp's stores
+                                                   * hit different banks */
     __shared__ uint4 y[TE_SKINNY_ROWS][TE_SKINNY_COLUMNS / 8];
     const int thread = (int)threadIdx.x, lane = thread % 32, row = thread / 2, at = col + thread % 2 * 8;
     TE_UNROLL for (int i = 0; i < 4; i++) sums[thread / 32][2 * (lane % 4) + i % 2][lane / 4 + 8 * (i / 2)] = c[i];
@@ -207,7 +213,8 @@ TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te
         memcpy(w, &y[row][thread % 2], sizeof w);
         epilogue.each(epilogue.arg, w, 0, row, at, &state);
     }
-    if (p->amax && thread < 32) { /* at most the first 16 threads have called the epilogue */
+    if (p->amax && thread < 32) { /* only the first warp has an amax, because at most the first 16 threads have called
+                                   * the epilogue */
         int group;
         te_amax_atomic_max(p->amax, state.amax_bits, te_lanes_here(32, &group));
     }
@@ -239,7 +246,8 @@ TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue,
     while (at.col < p->n) {
         const te_skinny_position now = at;
         asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 2) : "memory");
-        __syncwarp(); /* this stage has arrived, and all lanes have read the previous one, which is filled next */
+        __syncwarp(); /* the current stage has arrived, and all lanes have read the previous stage, which is filled
+                       * next */
         if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, epilogue.pairing);
         te__skinny_advance(&loads, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -249,7 +257,7 @@ TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue,
         if (at.col < p->n) te__skinny_load_x(next_x, p, at.k);
         if (blockwise && at.col < p->n) te__skinny_load_step_scales(&next_step_scales, p, &at);
         te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
-        if (at.col == now.col) continue; /* there are more steps of k for the same columns */
+        if (at.col == now.col) continue; /* more steps of k follow for the same columns of y, so no epilogue yet */
         te__skinny_epilogue(p, now.col, c, scales, epilogue, dtype);
         if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands, epilogue.pairing);
         c[0] = c[1] = c[2] = c[3] = 0;
@@ -268,12 +276,12 @@ TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue,
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-/* The `operands` of TE_SKINNY_KERNEL that this GEMM needs. */
+/* Return the value of the argument `operands` of TE_SKINNY_KERNEL for the kernel that can run this GEMM. */
 TE_API te_gemm_operands te__skinny_operands_of(const te_gemm *g) {
     return !te__gemm_is_fp8(g)                         ? TE_OPERANDS_16BIT
            : g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8;
 }
-/* Whether the skinny kernel supports this GEMM. */
+/* Return whether the skinny kernel supports this GEMM: its sizes, formats and scalings. */
 TE_API int te__skinny_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
     const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&
@@ -282,7 +290,7 @@ TE_API int te__skinny_can(const te_gemm *g) {
     return aligned && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_SKINNY_ROWS &&
            g->n % 8 == 0 && g->n < limit && g->k < limit && g->epilogue == TE_EPILOGUE_NONE;
 }
-/* The GEMM's k, counted in 16-bit elements as in te_skinny: two FP8 numbers are one element. */
+/* Return the k of the GEMM, counted in 16-bit elements as in te_skinny: two FP8 numbers count as one element. */
 TE_API int64_t te__skinny_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* Fill in *p for this GEMM, and launch `kernel`. args: the struct that is the kernel's argument, of `bytes` bytes; *p
  * is its first member. */

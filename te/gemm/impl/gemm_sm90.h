@@ -20,8 +20,8 @@
  *
  * Flops: 2 m n k. Floor: the speed of the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With an
  * epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; with an
- * epilogue of bias and gelu, the kernel takes 4% longer than with that epilogue. Measurements, and variants that were
- * slower: docs/notes/gemm_sm90.md.
+ * epilogue of bias and gelu, the kernel takes 4% longer than with an epilogue that only stores D. Measurements, and
+ * variants that were slower: docs/notes/gemm_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_H
@@ -48,7 +48,7 @@ enum {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Reduces the number of registers of the calling warpgroup to that of the epilogue. The warpgroup of producer and
+/* Reduce the number of registers of the calling warpgroup to the number for the epilogue. The warpgroup of producer and
  * epilogue calls this at the start; the consumer warpgroups call it before they join the epilogue of the last tile. */
 TE_FN void te__sm90_gemm_epilogue_registers(const te__sm90_gemm_config k) {
     if (k.holds_half) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_GEMM_REGISTERS_HALF));
@@ -65,7 +65,8 @@ TE_FN void te__sm90_gemm_init_barriers(te__sm90_gemm_barriers *bars) {
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* The body of a kernel with config k. The kernel's epilogue is `pair_epilogue` if k has a pairing, else `epilogue`. */
+/* The body of a GEMM kernel with the compile-time config k. The kernel's epilogue is `pair_epilogue` if k has a
+ * pairing, else `epilogue`. */
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
                               te_epilogue_pair_fn pair_epilogue, te_epilogue_outputs outputs, const void *arg,
                               const te__sm90_gemm_config k) {
@@ -90,7 +91,8 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
     if (threadIdx.x >= 32 && k.pairing.group) te__sm90_gemm_epilogue_pairs(p, ring, bars, pair_epilogue, arg, k);
     else if (threadIdx.x >= 32) te__sm90_gemm_epilogue(p, ring, bars, epilogue, outputs, arg, k);
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
+    te__cluster_sync(); /* a block may not exit while the other block of its cluster can still write to its shared
+                         * memory */
 }
 #else
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
@@ -102,7 +104,7 @@ TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barri
 
 /* ---- macros that define a kernel --------------------------------------------------------------------------------- */
 
-/* Returns the config of a kernel whose epilogue needs only eight elements of D at a time. */
+/* Returns the compile-time config of a GEMM kernel whose epilogue needs only eight elements of D at a time. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_config_of(te_dtype dtype, te_dtype dtype_a, te_dtype dtype_b, int trans_b) {
     te__sm90_gemm_config c = {};
     c.dtype = dtype, c.dtype_a = dtype_a, c.dtype_b = dtype_b, c.trans_b = trans_b;
@@ -128,7 +130,7 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_fused_fp8(te__sm90_gemm_config c, int p
     c.transposes = 1, c.holds_half = !pairs_halves, c.reads_source = reads_source;
     return c;
 }
-/* Returns config c for a kernel that scatters the rows of D over the ranks (reduce_scatter). */
+/* Return config c for a kernel that sends each row of D to the rank that owns the row (reduce_scatter). */
 TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     c.reduce_scatter = 1;
     return c;
@@ -142,7 +144,8 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
         if (exists)                                                                                                   \
             te__sm90_gemm_body((const te__sm90_gemm_params *)&p, &bars, epilogue, pair_epilogue, outputs, &p, config); \
     }
-/* Defines a kernel in 16 bits. trans_b: 1 if B is stored [n, k], 0 if [k, n]; epilogue: a te_epilogue_fn. */
+/* Defines a GEMM kernel for 16-bit operands. trans_b: 1 if B is stored [n, k], 0 if [k, n]; epilogue: a
+ * te_epilogue_fn. */
 #define TE_SM90_GEMM_KERNEL(name, type, dtype, trans_b, epilogue, exists) \
     TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype, dtype, trans_b, epilogue, exists)
 /* Defines a kernel in FP8: dtype_a and dtype_b, the formats of A and B, are e4m3 or e5m2, and trans_b is 1. If both are
@@ -185,23 +188,23 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 
 /* ---- host: supported products ------------------------------------------------------------------------------------ */
 
-/* The GEMM's k in 16-bit units, in which TMA and the pipeline count; two FP8 elements are one unit. */
+/* Return the k of the GEMM in 16-bit units, in which TMA and the pipeline count; two FP8 elements are one unit. */
 TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* The number of bytes of a row of A. */
 TE_API int64_t te__sm90_gemm_row_bytes(const te_gemm *g) { return 2 * te__sm90_gemm_k(g); }
 
-/* Whether the sizes are within the limits of TMA and the pipeline: rows of A, B and D are multiples of 16 bytes,
- * indices fit into 32 bits, and k fills the pipeline at least once. */
+/* Returns whether the sizes are within the limits of TMA and the pipeline: rows of A, B and D are multiples of 16
+ * bytes, indices fit into 32 bits, and k fills the pipeline at least once. */
 TE_API int te__sm90_gemm_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30, k = te__sm90_gemm_k(g);
     return k > 3 * TE_TILE_K && k % 8 == 0 && g->n % 8 == 0 && g->m < limit && g->n < limit && k < limit;
 }
-/* Whether g meets the additional conditions for FP8 GEMMs: one scale per tensor (or none), fast accumulation, and both
- * operands stored with k contiguous. */
+/* Returns whether g meets the additional conditions for FP8 GEMMs: one scale per tensor (or none), fast accumulation,
+ * and both operands stored with k contiguous. */
 TE_API int te__sm90_gemm_fp8_fits(const te_gemm *g) {
     return g->fast && g->trans_b && g->k % 16 == 0 && !te__gemm_has_scale_arrays(g);
 }
-/* Whether the kernel supports this product: its dtypes, sizes, transposes and epilogue. */
+/* Returns whether the kernel supports this product: its dtypes, sizes, transposes and epilogue. */
 TE_API int te__sm90_gemm_supports(const te_gemm *g) {
     const int sixteen_bits = g->dtype != TE_f32 && g->out == g->dtype;
     return sixteen_bits && !g->trans_a && te__sm90_gemm_shape_fits(g) && g->epilogue == TE_EPILOGUE_NONE &&
@@ -214,10 +217,11 @@ TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    TE_SM90_GEMM_MAX_SPLITS = 6,  /* the largest number of splits into which a tile's k is cut; passing the sums of one
-                                     split to the tile's owner takes some 4 us */
+    /* the largest number of splits into which the k of a tile is cut (Stream-K); passing the sums of one split to the
+     * cluster that owns the tile takes some 4 us */
+    TE_SM90_GEMM_MAX_SPLITS = 6,
     TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of helpers per tile */
-    TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps of k in a split */
+    TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps in a split; a step is 64 elements of k */
     /* The smallest number of steps in a split if a helper helps with several tiles, one after the other. An example is
      * 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps for 42 tiles: the product takes 645 us, and 650
      * us without splitting. */
@@ -241,7 +245,8 @@ TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, 
     p->partials_ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     if (!tail || !fits || steps < min_steps * splits) p->helpers = 0, p->full_waves = INT32_MAX; /* split no tile */
 }
-/* Whether all clusters have work in the last wave, either because the wave is full or because its tiles are split. */
+/* Returns whether all clusters have work in the last wave of tiles, either because the wave is full or because its
+ * tiles are split along k. */
 TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
     te__sm90_gemm_params p;
     p.k = (int)te__sm90_gemm_k(g);
@@ -252,8 +257,8 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
 
 /* ---- overlap of a collective ------------------------------------------------------------------------------------- */
 
-/* Whether the product can overlap with a collective of this group. This requires that the number of rows of each rank
- * is a multiple of the number of rows of a cluster tile. */
+/* Returns whether the product can overlap with a collective of this group. The overlap requires that the number of rows
+ * of each rank is a multiple of the number of rows of a cluster tile. */
 TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
     const te__overlap_memory *m = group->memory;
     return TE_HAS_COMM_OVERLAP && m && te__sm90_gemm_supports(g) && g->m > 0 &&

@@ -8,9 +8,9 @@
  * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
  * of two warpgroups accumulates the sums of 64 rows and 256 columns of D, in 128 registers per thread. For a wgrad each
  * warpgroup accumulates those of 256 rows and 64 columns instead, so that a thread needs the scales of only 16 columns,
- * not 64. In each step the tensor cores compute a warpgroup's sums over the step as four subtiles of 64 x 64, each by a
- * batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and columns, and
- * adds the results to its sums in f32 (te__sm90_blockwise_steps).
+ * not 64. In each step the tensor cores compute a warpgroup's sums over the 128 elements of k as four subtiles of 64 x
+ * 64, each by a batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and
+ * columns, and adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
  * multiply-adds and some 120 other instructions; the two warps of a scheduler use 500 of its 1024 issue slots. A step
@@ -35,15 +35,16 @@
  * rows of the N operand. Except for a wgrad, the M operand is A and the N operand is B. For a wgrad the M operand is B
  * and the N operand is A, because the kernel then computes a tile of the transpose of D. */
 enum {
-    TE_SM90_BLOCKWISE_SUBTILE = 64, /* rows of the N operand in a subtile; one batch of wgmma multiplies a subtile */
-    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE, /* this number must be even, because successive
-                                                                           subtiles use the two accumulators in turn */
-    TE_SM90_BLOCKWISE_UNROLL = 4,   /* number of steps in a body of the mainloop; at the end of a body no wgmma is in
-                                       flight */
-    /* the offset, within a stage, of the scales of the M operand's rows */
+    TE_SM90_BLOCKWISE_SUBTILE = 64, /* number of rows of the N operand in a subtile; one batch of wgmma multiplies a
+                                     * subtile */
+    /* number of subtiles of a tile; it must be even, because successive subtiles use the two accumulators in turn */
+    TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE,
+    /* number of steps in one body of the mainloop; at the end of a body no wgmma is in flight */
+    TE_SM90_BLOCKWISE_UNROLL = 4,
+    /* The offset in bytes, within a stage, of the scales of the M operand's rows. */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
-    /* the offset, within a stage, of the N operand's scales: 256, one per row, for a wgrad; else those of two blocks of
-     * 128 x 128 */
+    /* The offset in bytes, within a stage, of the N operand's scales. For a wgrad (weight gradient) these are 256, one
+     * per row; else they are those of two blocks of 128 x 128. */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
@@ -51,15 +52,15 @@ enum {
 };
 
 typedef struct te__sm90_blockwise_params {
-    te__sm90_gemm_params gemm; /* of its members the kernel reads only a_map (of the M operand), b_map (of the N
-                                  operand), m and n (the number of rows of the M and of the N operand), k, alpha and
-                                  tiles */
-    CUtensorMap m_scales_map, n_scales_map; /* tensor maps of the M and the N operand's scales: of 1 x 128 scales as
-                                               [steps, rows]; of 128 x 128 scales as [blocks of 128 rows, steps], copied
-                                               in boxes of 2 x 4 */
+    /* parameters of the GEMM, of which the kernel reads only a_map (of the M operand), b_map (of the N operand), m and
+     * n (the number of rows of the M and of the N operand), k, alpha and tiles */
+    te__sm90_gemm_params gemm;
+    /* tensor maps of the M and the N operand's scales. Scales of 1 x 128 elements are stored as [steps, rows]; scales
+     * of 128 x 128 as [blocks of 128 rows, steps], copied in boxes of 2 x 4 */
+    CUtensorMap m_scales_map, n_scales_map;
     void *d;          /* [m, n]; for a wgrad [n, m] */
-    te_dtype dtype;   /* the dtype of D and of the bias; for a wgrad f32 */
-    const void *bias; /* [n] of dtype; null if there is none; always null for a wgrad */
+    te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
+    const void *bias; /* [n], the bias; null if there is none, and always null for a wgrad (weight gradient) */
 } te__sm90_blockwise_params;
 
 typedef struct te__sm90_blockwise_barriers {
@@ -70,27 +71,34 @@ typedef struct te__sm90_blockwise_barriers {
 
 /* ---- a subtile: wgmma, scales, promotion ------------------------------------------------------------------------- */
 
-/* The state of a consumer warpgroup: values that it computes once, and its current tile. */
+/* The state of a consumer warpgroup: the values that it computes once, and the tile that it works on. */
 typedef struct te__sm90_blockwise_consumer {
     uint32_t ring, full;
-    uint32_t m_operand, n_operand; /* low words of both operands' wgmma descriptors in the pipeline's first stage */
-    uint32_t empty;                /* address of the barriers `empty` in block lane % 2 of the cluster */
-    uint32_t m_scale;              /* offset, within a stage, of the first of the M operand's scales for this lane */
-    uint32_t n_scale;              /* wgrad: offset, within a stage, of the scale of this lane's first row of D */
+    uint32_t m_operand, n_operand; /* the low words of the wgmma descriptors of both operands in the first stage of the
+                                    * pipeline */
+    uint32_t empty;                /* shared memory address of the barriers `empty` in that block of the cluster whose
+                                    * number is lane % 2 */
+    uint32_t m_scale;              /* offset in bytes, within a stage, of the first scale of the M operand that this
+                                    * lane needs */
+    uint32_t n_scale;              /* for a wgrad (weight gradient): offset in bytes, within a stage, of the scale of
+                                    * this lane's first row of D */
     te__sm90_pipeline_state at;
-    int x, y, has_tile; /* has_tile: 1: the sums belong to the tile at (x, y); 0: there is no tile yet */
-    uint32_t bias[4];   /* the bias of the tile's 256 columns consists of 128 words of two elements each, which are
-                           distributed over the lanes of a warp: bias[j] is word 32 j + lane */
+    int x, y, has_tile; /* has_tile: 1: the lane's sums belong to the tile of D whose first element is at (x, y); 0:
+                         * there is no tile yet */
+    /* this lane's part of the bias: the bias of the tile's 256 columns consists of 128 words of two elements, and
+     * bias[j] is word 32 j + lane */
+    uint32_t bias[4];
 } te__sm90_blockwise_consumer;
 
 /* A lane's sums in f32 for each subtile, the two accumulators of wgmma, and the scales of the current step. */
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    float scale[2][2]; /* scale[i][h]: the scale of the tile's i-th block of 128 columns times the scale of this lane's
-                          h-th row */
-    /* used for a wgrad instead of `scale`: the scales of this lane's 16 columns, and of its two rows in the current
-     * subtile */
+    /* scale[i][h] is the product of two scales: that of the tile's i-th block of 128 columns, and that of this lane's
+     * h-th row */
+    float scale[2][2];
+    /* used instead of `scale` for a wgrad (weight gradient): the scales of this lane's 16 columns, and of its two rows
+     * in the current subtile */
     float column_scale[TE_SM90_BLOCKWISE_SUBTILE / 4], row_scale[2];
 } te__sm90_blockwise_accumulator;
 
@@ -114,8 +122,8 @@ TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]
                           TE_SM90_BLOCKWISE_SUBTILE);
     te__wgmma_commit();
 }
-/* Load the scales of a step if the GEMM is not a wgrad, and multiply each scale of this lane's two rows by each scale
- * of the tile's two blocks of 128 columns. */
+/* For a GEMM that is not a wgrad (weight gradient): load the scales of a step, and multiply each scale of this lane's
+ * two rows by each scale of the tile's two blocks of 128 columns. */
 TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *s,
                                                 const te__sm90_blockwise_consumer *g, int step) {
     const uint32_t stage = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
@@ -126,7 +134,7 @@ TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *
     TE_UNROLL for (int i = 0; i < 2; i++)
         TE_UNROLL for (int h = 0; h < 2; h++) s->scale[i][h] = row[h] * block[i];
 }
-/* Load the scales of a step for a wgrad: those of this lane's 16 columns. */
+/* For a wgrad (weight gradient): load the scales of this lane's 16 columns for a step. */
 TE_FN void te__sm90_blockwise_load_column_scales(te__sm90_blockwise_accumulator *s,
                                                  const te__sm90_blockwise_consumer *g) {
     const uint32_t at = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->m_scale;
@@ -139,7 +147,7 @@ TE_FN void te__sm90_blockwise_load_scales(te__sm90_blockwise_accumulator *s, con
     if (wgrad) te__sm90_blockwise_load_column_scales(s, g);
     else te__sm90_blockwise_load_block_scales(s, g, step);
 }
-/* For a wgrad, load the scales of this lane's two rows of a subtile. */
+/* For a wgrad (weight gradient): load the scales of this lane's two rows of a subtile. */
 TE_FN void te__sm90_blockwise_load_row_scales(te__sm90_blockwise_accumulator *s, const te__sm90_blockwise_consumer *g,
                                               int stage, const int subtile) {
     const uint32_t at =
@@ -159,7 +167,8 @@ TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const i
         else sum[i] = fmaf(d[i], s->scale[block][h], sum[i]);
     }
 }
-/* Signal to the producers of both blocks of the cluster that this warp has read the stage. */
+/* Signal to the producers of both blocks of the cluster that this warp has read the stage, which may then be filled
+ * again. */
 TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g, int stage) {
     __syncwarp();
     if ((int)threadIdx.x % 32 < TE_CLUSTER)
@@ -201,12 +210,12 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
             if (row < p->gemm.m && col < p->gemm.n)
                 *(uint2 *)((uint16_t *)p->d + (int64_t)row * p->gemm.n + col) =
                     odd ? make_uint2(other, high) : make_uint2(low, other);
-            if (i % 2) asm volatile("" ::: "memory"); /* without this the compiler delays the stores, and holds
-                                                         more values than there are registers */
+            /* without this statement the compiler delays the stores, and holds more values than there are registers */
+            if (i % 2) asm volatile("" ::: "memory");
         }
     }
 }
-/* Store a tile of a wgrad, in f32. Four lanes store 32 adjacent bytes of a row. */
+/* Store a tile of a wgrad (weight gradient), in f32. Four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                           int x, int y) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4, warpgroup = (int)threadIdx.x / 128 - 1;
@@ -219,8 +228,8 @@ TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, co
         const float *v = &s->sum[subtile][4 * j + 2 * h];
         if (row < p->gemm.n && col < p->gemm.m)
             *(float2 *)((float *)p->d + (int64_t)row * p->gemm.m + col) = make_float2(alpha * v[0], alpha * v[1]);
-        if (j % 2) asm volatile("" ::: "memory"); /* this keeps the compiler from delaying the stores, as in
-                                                     te__sm90_blockwise_store_sixteen */
+        /* this statement keeps the compiler from delaying the stores, as in te__sm90_blockwise_store_sixteen */
+        if (j % 2) asm volatile("" ::: "memory");
     }
 }
 TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
@@ -228,7 +237,8 @@ TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, con
     if (wgrad) te__sm90_blockwise_store_wgrad(p, s, g->x, g->y);
     else te__sm90_blockwise_store_sixteen(p, s, g);
 }
-/* Store the previous tile, if there is one; then begin tile `tile`: load its bias and clear the sums. */
+/* Store the previous tile, if there is one; then begin the tile with number `tile`: load its bias and set the sums to
+ * 0. */
 TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                         te__sm90_blockwise_consumer *g, int tile, const int wgrad) {
     te__sm90_gemm_work w;
@@ -262,7 +272,8 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     TE_UNROLL
     for (int i = 1; i < subtiles; i++) {
         const int subtile = i % TE_SM90_BLOCKWISE_SUBTILES, begins_step = subtile == 0, stage = g->at.stage;
-        const int before = begins_step ? last : subtile - 1; /* the subtile that is promoted in this iteration */
+        const int before = begins_step ? last : subtile - 1; /* the subtile whose sums are promoted to f32 in this
+                                                              * iteration */
         if (begins_step) {
             te__sm90_pipeline_advance(&g->at);
             te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
@@ -284,7 +295,8 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     te__sm90_blockwise_promote(s, last, wgrad);
 }
 TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, uint32_t full, const int wgrad) {
-    /* the shuffle tells the compiler that the number is the same in all lanes */
+    /* The number of this consumer warpgroup, 0 or 1. The shuffle tells the compiler that the number is the same in all
+     * lanes. */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int warp = (int)threadIdx.x / 32 - 4, lane = (int)threadIdx.x % 32;
     te__sm90_blockwise_consumer g;
@@ -295,12 +307,12 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
     g.n_scale = TE_SM90_BLOCKWISE_N_SCALES + 4 * (warp % 4 * 16 + lane / 4);
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(g.empty) : "r"(full + 8 * TE_STAGES), "r"(lane % TE_CLUSTER));
-    /* this makes the compiler hold these values in registers instead of recomputing them */
+    /* This empty asm statement makes the compiler hold these values in registers instead of recomputing them. */
     asm volatile("" : "+r"(g.empty), "+r"(g.m_scale), "+r"(g.n_scale));
     g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
     return g;
 }
-/* Does the work of a consumer warpgroup, which computes its half of every tile of the block. */
+/* The body of a consumer warpgroup, which computes its half of every tile of the block. */
 TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
@@ -329,15 +341,16 @@ TE_FN int te__sm90_elect_one(void) {
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(is));
     return is;
 }
-/* Does the work of the producer thread, which fills the stages with both operands and their scales by TMA, for all
- * tiles of the block. */
+/* The body of the producer thread, which fills the stages with both operands and their scales by TMA, for all tiles of
+ * the block. */
 TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const te__sm90_gemm_params *h = &p->gemm;
     const int rank = (int)blockIdx.x % TE_CLUSTER, steps = (h->k + TE_TILE_K - 1) / TE_TILE_K;
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w;
-    /* this makes the compiler hold both addresses in registers, of which the thread has 24, and not recompute them */
+    /* This empty asm statement makes the compiler hold both addresses in registers, of which the thread has 24, instead
+     * of recomputing them. */
     asm volatile("" : "+r"(ring), "+r"(full));
 #pragma unroll 1
     for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < h->tiles; tile += (int)gridDim.x / TE_CLUSTER) {
@@ -353,8 +366,9 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
                          (1 << TE_CLUSTER) - 1);
             te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
             if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
-            else /* a box must begin at a multiple of 16 bytes, so the scales of four steps, from step & ~3 on, are
-                    loaded at every step */
+            /* a TMA box must begin at a multiple of 16 bytes, so at every step the scales of four steps are loaded,
+             * from step & ~3 on */
+            else
                 te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
         }
     }
@@ -382,7 +396,8 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
         te__sm90_blockwise_consume(p, ring, full, wgrad);
     }
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
+    te__cluster_sync(); /* a block may not exit while the other block of its cluster can still write to its shared
+                         * memory */
 }
 #else
 TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,
@@ -391,7 +406,7 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
 }
 #endif
 
-/* The kernel is a template, so that a program that does not launch it does not contain its code. */
+/* The kernel is a template, so that a program which does not launch the kernel does not contain its code. */
 template <int wgrad>
 __global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1)
 te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
@@ -403,7 +418,7 @@ te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
 
 enum { TE_SM90_BLOCKWISE_MIN_K = (int)TE_SM90_BLOCKWISE_UNROLL * TE_FP8_BLOCK };
 
-/* Whether the product is a weight gradient: both operands have scales of 1 x 128. */
+/* Return whether the product is a weight gradient. In that case both operands have one scale per 1 x 128 elements. */
 TE_API int te__sm90_blockwise_is_wgrad(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_BLOCKWISE_1D; }
 TE_API int te__sm90_blockwise_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30;
@@ -417,8 +432,8 @@ TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
            (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
                                            : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
 }
-/* Whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because it has no
- * registers left for more. */
+/* Return whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because it has
+ * no registers left for more. */
 TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
     const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
                               (g->epilogue == TE_EPILOGUE_BIAS && !te__sm90_blockwise_is_wgrad(g));
@@ -482,8 +497,9 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Whether te__gemm_blockwise_run can add a bias to the product in the epilogue. It can if this kernel, not cuBLASLt, is
- * chosen for the product without a bias. With gemm_tune on, this call times both if they were not timed yet. */
+/* Return whether te__gemm_blockwise_run can add a bias to the product in the epilogue. The bias can be added if this
+ * kernel, not cuBLASLt, is chosen for the product without a bias. With gemm_tune on, this call times both if they were
+ * not timed yet. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

@@ -1,5 +1,6 @@
-/* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h. Its warps read finished tiles from shared memory and call a
- * te_epilogue_fn with eight elements of D at a time, or a te_epilogue_pair_fn with two vectors of eight elements.
+/* gemm_sm90_epilogue.h -- the epilogue of gemm_sm90.h. The warps of the epilogue read finished tiles from shared memory
+ * and call a te_epilogue_fn with eight elements of D at a time, or a te_epilogue_pair_fn with two vectors of eight
+ * elements.
  *
  * Three warps run the epilogue of a tile during the mainloop of the next tile. The epilogue of a block's last tile is
  * run by all eleven warps: the consumer warps stage the whole tile in the shared memory of the pipeline's stages, which
@@ -36,8 +37,8 @@
  */
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Returns the address in the staging buffer of chunk `chunk` (16 columns) of row `row` (0 to 127). staging: the address
- * of row 0, which lies in the first consumer warp's subtile. */
+/* Return the address, in the staging buffer in shared memory, of a chunk of 16 columns, number `chunk` in row `row` (0
+ * to 127). staging: the address of row 0, which lies in the first consumer warp's subtile. */
 TE_FN uint32_t te__sm90_transpose_at(uint32_t staging, int row, int chunk) {
     const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)chunk * 2;
     return staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES + r % 16 * 128 + place * 16;
@@ -53,7 +54,7 @@ TE_FN void te__sm90_transpose_stage(uint32_t staging, int row, int lane, const u
  * first of the eight rows is first + 16 (lane % 4). */
 TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t staging, int first, int chunk,
                                    int lane) {
-    /* the row whose address this lane passes to ldmatrix */
+    /* the row whose address this lane passes to the instruction ldmatrix */
     const int row = first + lane % 8 / 2 * 16 + lane / 8 * 2 + lane % 2;
     uint32_t w[4];
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -79,17 +80,19 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
         return;
     }
     asm volatile("bar.sync %0, %1;" ::"r"(1 + buffer), "r"(32 * warps) : "memory");
-    /* a unit is 64 rows of a chunk of 16 columns; the warps take the quarter's eight units in turn */
+    /* One unit of work is 64 rows of a chunk of 16 columns; the warps take the eight units of the quarter in turn. The
+     * loop is not unrolled. */
 #pragma unroll 1
     for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) {
         const int first = unit / 4 * 64, chunk = unit % 4, x = col + chunk * 16 + lane / 4 * 2;
         const int y = row + first + lane % 4 * 16;
         uint32_t low[4], high[4];
-        __syncwarp(); /* a lane whose elements lie outside D stores nothing; it must wait here for the lanes that do,
-                         because all lanes must execute ldmatrix together */
+        /* a lane whose elements lie outside D stores nothing; it must wait here for the lanes that do, because all
+         * lanes must execute ldmatrix together */
+        __syncwarp();
         te__sm90_transpose_load(low, high, staging, first, chunk, lane);
         te__sm90_transpose_load(low + 2, high + 2, staging, first + 8, chunk, lane);
-        if (y < p->transposed_rows && x < p->n) { /* n is even, so column x + 1 also lies in D */
+        if (y < p->transposed_rows && x < p->n) { /* x is even and n is even, so column x + 1 also lies in D */
             uint8_t *to = p->transposed + (int64_t)x * p->transposed_rows + y;
             *(uint4 *)to = make_uint4(low[0], low[1], low[2], low[3]);
             *(uint4 *)(to + p->transposed_rows) = make_uint4(high[0], high[1], high[2], high[3]);
@@ -101,16 +104,19 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 enum {
-    TE_SM90_EPILOGUE_PARTS = 32,   /* parts of a quarter: a quarter has 128 rows, a part four of them */
-    TE_SM90_GEMM_SOURCE_WORDS = 12 /* 32-bit words of the epilogue's input for eight elements of D, at most three
-                                      vectors of eight 16-bit elements: one from each half of the source, or one from
-                                      each of three other ranks */
+    TE_SM90_EPILOGUE_PARTS = 32,   /* number of parts of a quarter of a tile: a quarter has 128 rows, a part has four of
+                                    * them */
+    /* 32-bit words of the epilogue's input for eight elements of D. The input has at most three vectors of eight 16-bit
+     * elements: one from each half of the source, or one from each of three other ranks */
+    TE_SM90_GEMM_SOURCE_WORDS = 12
 };
 
-/* The parts of a quarter that a warp works on are those with the numbers first, first + stride, first + 2 stride, .. */
+/* Which parts (of four rows each) of a quarter of a tile a warp works on: those with the numbers first, first + stride,
+ * first + 2 stride, .. */
 typedef struct te__sm90_epilogue_slice { int first, stride; } te__sm90_epilogue_slice;
-/* In a block's last tile the 32 parts of a quarter do not divide evenly among eleven warps, so some warps have one part
- * more than the others. The choice of these warps changes from quarter to quarter. */
+/* Return which parts of a quarter of a tile a warp works on. In a block's last tile the 32 parts of a quarter do not
+ * divide evenly among eleven warps, so some warps have one part more than the others. The choice of these warps changes
+ * from quarter to quarter. */
 TE_FN te__sm90_epilogue_slice te__sm90_epilogue_slice_of(int warp, int quarter, int is_last) {
     te__sm90_epilogue_slice s = {warp, TE_SM90_GEMM_EPILOGUE_WARPS};
     if (is_last)
@@ -121,28 +127,31 @@ TE_FN te__sm90_epilogue_slice te__sm90_epilogue_slice_of(int warp, int quarter, 
 /* The tile that the epilogue works on, as seen by one lane. */
 typedef struct te__sm90_epilogue_tile {
     const te__sm90_gemm_params *p;
-    const void *arg; /* the argument of the te_epilogue_fn: the kernel's parameters, which begin with *p */
+    const void *arg; /* the argument with which the te_epilogue_fn is called: the kernel's parameters, which begin with
+                      * *p */
     te__sm90_gemm_barriers *bars;
     uint32_t ring;
-    int x, y;           /* x: the tile's first column in D; y: its first row */
+    int x, y;           /* x: the first column of the tile in D; y: the first row of the tile in D */
     int warp, lane;
-    int is_last;        /* 1: the tile is the block's last one, which all eleven warps work on */
-    int is_branch_free; /* 1: the te_epilogue_fn is called with outputs known at compile time
-                           (te_epilogue_outputs), and the whole tile lies within D */
-    int transposes;     /* 1: the transpose of the FP8 output is stored in addition to the outputs */
-    int adds_ranks;     /* reduce_scatter: 1 if this rank owns the tile's rows, and adds the other ranks' sums */
+    int is_last;        /* 1: the tile is the last one of the block, on which all eleven warps work */
+    /* 1: the te_epilogue_fn is called with outputs that are known at compile time (te_epilogue_outputs), and the whole
+     * tile lies within D */
+    int is_branch_free;
+    int transposes;     /* 1: the epilogue also stores the transpose of its FP8 output */
+    int adds_ranks;     /* for reduce_scatter: 1: this rank owns the tile's rows, so the epilogue adds the sums of the
+                         * other ranks */
 } te__sm90_epilogue_tile;
 
 /* A quarter of a tile (128 rows of 64 columns), as seen by one lane. */
 typedef struct te__sm90_epilogue_quarter {
-    int index, col;   /* col: the first of this lane's eight columns of D */
-    uint32_t staging; /* address in shared memory of the quarter's row 0, in the first consumer warp's subtile */
+    int index, col;   /* index: which quarter of the tile, 0 to 3; col: the first of this lane's eight columns of D */
+    uint32_t staging; /* address in shared memory of row 0 of the quarter, in the first consumer warp's subtile */
     te__sm90_epilogue_slice slice;
 } te__sm90_epilogue_quarter;
 
-/* This lane's row (of the tile's 128) in part `part`. */
+/* Return the row, 0 to 127 within the tile, that this lane works on in part number `part` of a quarter. */
 TE_FN int te__sm90_epilogue_row(int part, int lane) { return part * 4 + lane / 8; }
-/* The address in shared memory of the eight elements of row `row` that this lane works on. */
+/* Return the address in shared memory of the eight elements of row `row` that this lane works on. */
 TE_FN uint32_t te__sm90_epilogue_staged(uint32_t staging, int row, int lane) {
     const uint32_t r = (uint32_t)row;
     return te__sm90_gemm_swizzle(staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, (int)(r % 16), lane % 8);
@@ -179,8 +188,8 @@ TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t sour
 /* ---- column sums, amax ------------------------------------------------------------------------------------------- */
 
 /* Store the sum of each column over those rows of a quarter that this warp has processed. params.column_sums has space
- * for the sums of three warps of each tile. In a block's last tile eleven warps have sums. These are stored in shared
- * memory instead, and te__sm90_epilogue_add_last_sums reduces them to three per column. */
+ * for the sums of three warps of each tile. In a block's last tile eleven warps have sums. The sums of these warps are
+ * stored in shared memory instead, and te__sm90_epilogue_add_last_sums reduces them to three per column. */
 TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                         float sum[8]) {
     const te__sm90_gemm_params *p = t->p;
@@ -222,8 +231,8 @@ TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_
 
 /* ---- a quarter of a tile ----------------------------------------------------------------------------------------- */
 
-/* Runs the epilogue on the parts of a slice, one part at a time. next: the epilogue's input for the first part, already
- * loaded. */
+/* Runs the epilogue on those parts of a quarter (four rows each) that belong to a slice, one part at a time. next: the
+ * epilogue's input for the first part, already loaded. */
 TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                   te_epilogue_fn epilogue, te_epilogue_state *state,
                                   uint32_t next[TE_SM90_GEMM_SOURCE_WORDS], const te__sm90_gemm_config k) {
@@ -260,8 +269,9 @@ TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te_
             TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
         }
         const int behind = pair + q->slice.stride;
-        const int then = behind < PAIRS ? behind : pair; /* after the last pair, the source of this same pair is loaded
-                                                            again, and not used */
+        /* after the last pair of parts there is no next pair: the source of the last pair is loaded again, and not
+         * used */
+        const int then = behind < PAIRS ? behind : pair;
         TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
             te__load16_readonly(next[i], te__sm90_epilogue_source_at(
                                       t->p, t->y + te__sm90_epilogue_row(2 * then + i, t->lane), q->col, k));
@@ -281,8 +291,8 @@ TE_FN te__sm90_epilogue_quarter te__sm90_epilogue_quarter_of(const te__sm90_epil
     q.slice = te__sm90_epilogue_slice_of(t->warp, index, t->is_last);
     return q;
 }
-/* Process quarter `index`: wait until it is staged, run the epilogue, store the transpose, release the staging buffer,
- * and store the column sums. */
+/* Process quarter number `index` of the tile: wait until its elements are in the staging buffer, run the epilogue,
+ * store the transpose, release the staging buffer, and store the column sums. */
 TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int index, te_epilogue_fn epilogue,
                                          te_epilogue_state *state, te_epilogue_outputs outputs,
                                          const te__sm90_gemm_config k) {
@@ -320,7 +330,7 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {
-    /* `scatter` is valid, and used, only if k.reduce_scatter */
+    /* `scatter` is valid only if k.reduce_scatter is 1, and is used only then. */
     const te__gemm_scatter_params *scatter = (const te__gemm_scatter_params *)t->arg;
     if (k.reduce_scatter && t->adds_ranks) te__gemm_scatter_prefetch(scatter, t->x, t->y, t->is_last);
     if (t->is_last) te__sm90_epilogue_sync_last_tile();
@@ -349,8 +359,8 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
     state.amax_bits = 0, state.outputs = TE_OUTPUTS_ANY;
     const int first_work = t.warp < TE_SM90_GEMM_EPILOGUE_WARPS ? 0 : last_tile;
     for (int j = first_work; j >= 0 && te__sm90_gemm_get_work(&w, p, j); j++) {
-        if (w.split > 0) continue; /* this piece of work only produced partial sums, for a tile that another cluster
-                                      owns */
+        /* skip: this piece of work has only produced partial sums, for a tile that another cluster owns */
+        if (w.split > 0) continue;
         t.x = w.x, t.y = w.y, t.is_last = j == last_tile;
         t.is_branch_free = has_branch_free && t.y + TE_TILE_M <= p->m && t.x + TE_TILE_N <= p->n;
         t.adds_ranks = k.reduce_scatter &&

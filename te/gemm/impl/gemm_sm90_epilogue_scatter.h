@@ -24,24 +24,31 @@
 
 typedef struct te__gemm_scatter_params {
     te__sm90_gemm_params gemm;            /* gemm.source is null */
-    void *y;                              /* [rank_rows, n]: the result: the sums over all ranks, for the rows of this
-                                             rank */
-    const char *slots;                    /* [ranks, rank_rows, n], 16 bits: the sums that the other ranks have sent */
-    char *to[TE_MAX_RANKS];               /* to[q]: this rank's slot in the memory of rank q */
-    uint32_t *peer_flags[TE_MAX_RANKS];   /* peer_flags[q]: array [tiles, TE_SCATTER_FLAGS_PER_TILE] in the memory of
-                                             rank q, of the flags that this rank sets there */
-    const uint32_t *flags;                /* [ranks, TE_SCATTER_MAX_FLAGS]: flags that the other ranks set here */
-    const uint32_t *epoch;                /* the number of the current handshake, which is stored in a flag to set it */
+    /* [rank_rows, n], the result: for the rows that this rank owns, the sums over all ranks */
+    void *y;
+    const char *slots;                    /* [ranks, rank_rows, n], 16-bit elements: the sums that the other ranks have
+                                           * sent for this rank's rows */
+    char *to[TE_MAX_RANKS];               /* to[q]: the address of this rank's slot in the memory of rank q, to which
+                                           * this rank sends its sums */
+    /* peer_flags[q]: an array [tiles, TE_SCATTER_FLAGS_PER_TILE] in the memory of rank q, with the flags that this rank
+     * sets there */
+    uint32_t *peer_flags[TE_MAX_RANKS];
+    const uint32_t *flags;                /* [ranks, TE_SCATTER_MAX_FLAGS], in this rank's memory: the flags that the
+                                           * other ranks set */
+    const uint32_t *epoch;                /* the number of the current handshake; a flag is set by storing this number
+                                           * in it */
     int ranks;
-    int two_kernels; /* 1: the sums of this rank's rows are stored in a slot, too; a second kernel adds up all slots */
+    int two_kernels; /* 1: the sums of this rank's own rows are stored in a slot, too, and a second kernel adds up all
+                      * slots */
 } te__gemm_scatter_params;
 
-enum { TE_GEMM_SCATTER_PREFETCHED = 3 }; /* the number of other ranks whose sums are loaded one part of a tile ahead of
-                                            use */
+/* the number of other ranks whose sums are loaded ahead of their use, by one part of a tile */
+enum { TE_GEMM_SCATTER_PREFETCHED = 3 };
 
-/* Returns the i-th of the other ranks, counted from 0 in ascending order. */
+/* Returns the index of the i-th of the other ranks, where these are counted from 0 in ascending order. */
 TE_FN int te__gemm_scatter_peer(const te__gemm_scatter_params *s, int i) { return i + (i >= s->gemm.overlap.rank); }
-/* The address of the eight elements that rank q has sent for D from (row, col) on; this rank owns the row. */
+/* Return the address of the eight elements that rank q has sent for the columns of D from `col` on in row `row`, which
+ * this rank owns. */
 TE_FN const char *te__gemm_scatter_received(const te__gemm_scatter_params *s, int q, int row, int col) {
     const te__sm90_gemm_overlap *o = &s->gemm.overlap;
     const uint32_t at = (uint32_t)((q - o->rank) * o->rank_rows + row) * (uint32_t)s->gemm.n;
@@ -54,7 +61,7 @@ TE_FN int te__gemm_scatter_owner(const te__gemm_scatter_params *s, int y) {
     return s->ranks == 2 ? 1 - o->rank : y / o->rank_rows;
 }
 #if TE_HAS_COMM_OVERLAP && (defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__)
-/* The index, among the flags that a rank sets, of the flag of warp `warp` for the tile at (x, y). */
+/* Return the index, among the flags that a rank sets, of the flag of warp number `warp` for the tile at (x, y). */
 TE_FN int te__gemm_scatter_flag(const te__gemm_scatter_params *s, int x, int y, int warp) {
     const int columns = (s->gemm.n + TE_TILE_N - 1) / TE_TILE_N;
     const int tile = y % s->gemm.overlap.rank_rows / TE_TILE_M * columns + x / TE_TILE_N;
@@ -79,7 +86,8 @@ TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, in
     const int threads = 32 * (is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS);
 #pragma unroll 1
     for (int i = (int)threadIdx.x - 32; i < TE_TILE_M * 4; i += threads) {
-        const int row = y + i / 4, col = x + i % 4 * 16; /* a prefetch covers 32 bytes, which are 16 elements */
+        const int row = y + i / 4, col = x + i % 4 * 16; /* each prefetch covers 32 bytes, which are 16 elements, so
+                                                          * four prefetches cover the 64 columns */
         for (int k = 0; k < s->ranks - 1 && row < s->gemm.m && col < s->gemm.n; k++)
             te_prefetch(te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col), 0, TE_bf16);
     }
@@ -120,7 +128,7 @@ TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, 
     TE_UNROLL for (int q = 0; q <= TE_GEMM_SCATTER_PREFETCHED; q++) {
         if (q >= begin || q >= s->ranks) continue;
         TE_UNROLL for (int i = 0; i < 4; i++) {
-            /* counted from 0, rank q is other rank number q if q < rank, and number q - 1 if q > rank */
+            /* Rank q is number q among the other ranks if q < rank, and number q - 1 if q > rank, counted from 0. */
             const uint32_t below = sent[4 * te_min(q, TE_GEMM_SCATTER_PREFETCHED - 1) + i];
             const uint32_t above = sent[4 * te_max(q - 1, 0) + i];
             one.w[i] = q == rank ? w[i] : q < rank ? below : above;

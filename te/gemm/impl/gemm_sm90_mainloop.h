@@ -5,9 +5,9 @@
  * A finished tile is passed to the epilogue while the next one is accumulated: it is rounded to 16 bits, held in
  * registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next
  * tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged before the
- * next tile begins. This leaves the epilogue's warps 136 registers per thread instead of 72, but the tensor cores are
- * idle while the first half, 32 KB, is stored to shared memory. Storing it takes 256 cycles; a whole tile in FP8 takes
- * some 35000 cycles if k is 4096. (docs/notes/gemm_sm90.md has the budget of such a tile.)
+ * next tile begins. Holding only half of a tile leaves the epilogue's warps 136 registers per thread instead of 72, but
+ * the tensor cores are idle while the first half, 32 KB, is stored to shared memory. Storing it takes 256 cycles; a
+ * whole tile in FP8 takes some 35000 cycles if k is 4096. (docs/notes/gemm_sm90.md has the budget of such a tile.)
  *
  * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the whole
  * bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
@@ -52,11 +52,12 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (rank == o->rank) return o->own_is_separate ? (*y = row, &p->own_map) : &p->a_map;
     const int chunk = rank * TE_GATHER_MAX_CHUNKS + row / o->chunk_rows;
     const int same_rank = chunk / TE_GATHER_MAX_CHUNKS == *seen / TE_GATHER_MAX_CHUNKS;
-    if (chunk <= *seen && same_rank) return &p->a_map; /* a rank's chunks arrive in order, so this one has arrived */
+    if (chunk <= *seen && same_rank) return &p->a_map; /* the chunks of a rank arrive in order, so this chunk has
+                                                        * arrived before the one last seen */
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
-    asm volatile("fence.proxy.async.global;" ::: "memory"); /* this fence makes TMA (the async proxy) read the rows only
-                                                               after this thread has read the flag */
+    /* this fence makes TMA (the async proxy) read the rows only after this thread has read the flag */
+    asm volatile("fence.proxy.async.global;" ::: "memory");
     return &p->a_map;
 }
 /* Runs in one thread, which issues the TMA copies of A and B for all tiles of this block, stage by stage. Each block of
@@ -70,7 +71,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    before.split = 1; /* marks that the first tile has no tile before it */
+    before.split = 1; /* a positive split says that there is no tile before the first one */
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
         int y = w.y;
@@ -82,7 +83,8 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
             const int all_blocks = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * s.stage, s.phase ^ 1);
             if (!c.reduce_scatter) te__sm90_gemm_prefetch_source(p, &before, &w, k / TE_TILE_K, c);
-            /* alpha is stored only at the third stage, so that the first copies do not wait for the loads of scales */
+            /* The product of alpha and the inverse scales is stored only at the third stage, so that the first copies
+             * do not wait for the loads of the scales. */
             if (fp8 && j == 0 && s.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b;
             te__barrier_arrive_expect_tx(bar, TE_SM90_GEMM_STAGE_BYTES);
             te__tma_load(a, a_map, k, y, bar, 0);
@@ -100,8 +102,9 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
 
 /* ---- a finished tile: rounding and staging ----------------------------------------------------------------------- */
 
-/* The address of 16-byte vector `vector` of row `row` in a subtile. A subtile has 16 rows of 128 bytes, begins at a
- * multiple of 1024 bytes, and has TMA's 128-byte swizzle, which avoids bank conflicts. */
+/* Return the address of a 16-byte vector, number `vector` in row `row` of a subtile in shared memory. A subtile has 16
+ * rows of 128 bytes, begins at a multiple of 1024 bytes, and has TMA's 128-byte swizzle, which avoids bank
+ * conflicts. */
 TE_FN uint32_t te__sm90_gemm_swizzle(uint32_t subtile, int row, int vector) {
     return subtile + (uint32_t)(row * 128 + ((vector ^ (row & 7)) << 4));
 }
@@ -122,8 +125,9 @@ TE_FN void te__sm90_gemm_store_subtile(uint32_t subtile, const uint32_t packed[1
     for (int i = 0; i < 4; i++)
         te__stmatrix_x4(te__sm90_gemm_swizzle(subtile, lane % 16, 2 * i + lane / 16), packed + 4 * i);
 }
-/* Stages a quarter for the epilogue: waits until the epilogue has emptied the buffer, then stores 64 columns of this
- * warp's 16 rows. staging: this warp's subtile in the first of the two buffers, which are used in turn. */
+/* Pass a quarter of a tile to the epilogue: wait until the epilogue has emptied the staging buffer, then store 64
+ * columns of this warp's 16 rows there. staging: this warp's subtile in the first of the two buffers, which are used in
+ * turn. */
 TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quarter, uint32_t staging,
                                        te__sm90_gemm_barriers *bars) {
     const int lane = (int)threadIdx.x % 32, buffer = quarter % 2;
@@ -133,17 +137,18 @@ TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quar
     __syncwarp();
     if (lane == 0) te__barrier_arrive(te__shared_address(&bars->staged_full[buffer]));
 }
-/* Stages a quarter of the block's last tile. All four quarters fit into the memory of the pipeline's stages, so no warp
- * waits for the epilogue to empty a buffer. But before the first store both consumer warpgroups must have read the
- * operands of their last step from these stages (te__sm90_gemm_sync_consumers). */
+/* Pass a quarter of the block's last tile to the epilogue, through shared memory. All four quarters fit into the memory
+ * of the pipeline's stages, so no warp waits for the epilogue to empty a buffer. But before the first store both
+ * consumer warpgroups must have read the operands of their last step from these stages
+ * (te__sm90_gemm_sync_consumers). */
 TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int quarter, uint32_t ring) {
     const uint32_t warp = threadIdx.x / 32 - 4;
     te__sm90_gemm_store_subtile(te__sm90_gemm_last_staging(ring, quarter) + warp * 2 * TE_SM90_GEMM_SUBTILE_BYTES,
                                 packed, (int)threadIdx.x % 32);
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
-/* Stages quarter `quarter`. For an epilogue by pairs, a call for an even quarter stages that quarter and the next one,
- * which fill both buffers, and a call for an odd quarter does nothing. */
+/* Store quarter number `quarter` of a tile to the staging buffer. For an epilogue by pairs, a call for an even quarter
+ * stores that quarter and the next one, which fill both buffers, and a call for an odd quarter does nothing. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -177,7 +182,7 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
     while (arrived < (uint32_t)p->helper_splits)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(ready) : "memory");
     __syncwarp();
-    if (thread % 32 == 0) *ready = 0; /* the counter must be 0 for the next product */
+    if (thread % 32 == 0) *ready = 0; /* reset the counter, which must be 0 for the next product */
 #pragma unroll 1
     for (int split = 0; split < p->helper_splits; split++) {
         const int slot = (w->tail_tile * p->helper_splits + split) * TE_CLUSTER + rank;
@@ -202,7 +207,8 @@ typedef struct te__sm90_gemm_consumer {
 
 TE_FN te__sm90_gemm_consumer te__sm90_gemm_consumer_of(uint32_t ring, const te__sm90_gemm_barriers *bars,
                                                        const te__sm90_gemm_config k) {
-    /* the shuffle tells the compiler that the number is the same in all lanes */
+    /* The number of this consumer warpgroup, 0 or 1. The shuffle tells the compiler that the number is the same in all
+     * lanes. */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     te__sm90_gemm_consumer g = {(uint32_t)te__wgmma_descriptor(ring + warpgroup * 8192, 0),
                                 (uint32_t)te__wgmma_descriptor(ring + TE_SM90_GEMM_A_BYTES, !k.trans_b),
@@ -237,22 +243,26 @@ TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int s
     te__sm90_pipeline_advance(&g->at);
 }
 
-/* Computes a consumer warpgroup's half of every tile of the block. While a tile is accumulated, the previous tile is
- * staged: one quarter of the previous tile at the beginning of each quarter of the current tile's steps. */
+/* Compute a consumer warpgroup's half of every tile of the block. While a tile is accumulated, the previous tile is
+ * stored to the staging buffers: one quarter of the previous tile at the beginning of each quarter of the current
+ * tile's steps. */
 TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                  const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
     te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
     te__sm90_gemm_work w;
-    uint32_t packed[4][16]; /* the previous tile, rounded to 16 bits, if there is one */
+    uint32_t packed[4][16]; /* the elements of the previous tile, if there is one, rounded to 16 bits, two in each
+                             * word */
     float d[128];
     int has_packed = 0;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); j++) {
         const int steps = w.end_step - w.first_step;
-        int next = has_packed ? 0 : 4; /* the quarter of the previous tile that is staged next */
+        int next = has_packed ? 0 : 4; /* the quarter of the previous tile that is stored to a staging buffer next; 4:
+                                        * none */
 #pragma unroll 1
-        for (int s = 0; s < steps; s++) { /* not unrolled: eight copies of the step took half of the compile time */
+        for (int s = 0; s < steps; s++) { /* this loop is not unrolled: eight copies of the step took half of the
+                                           * compile time */
             te__sm90_gemm_mma_step(d, &g, s, k);
             if (s < steps * next / 4) continue;
             TE_UNROLL for (int quarter = 0; quarter < 4; quarter++)
@@ -261,13 +271,15 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         }
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
-        asm volatile("" : "+r"(j)); /* this makes the compiler recompute w here, because there are no registers in which
-                                       w could be held during the steps */
+        /* this makes the compiler recompute w here, because there are no registers in which w could be held during the
+         * steps */
+        asm volatile("" : "+r"(j));
         (void)te__sm90_gemm_get_work(&w, p, j);
         has_packed = w.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &w);
-            /* this tells the compiler that the old values of `packed` are not needed, so that it frees the registers */
+            /* These stores tell the compiler that the old values of `packed` are not needed, so that it frees the
+             * registers. */
             TE_UNROLL for (int i = 0; i < 64; i++) packed[i / 16][i % 16] = 0;
             continue;
         }
@@ -278,36 +290,40 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_gemm_sync_consumers();
     TE_UNROLL for (int i = 0; has_packed && i < 4; i++) te__sm90_gemm_stage_last_quarter(packed[i], i, ring);
 }
-/* As te__sm90_gemm_consume, but for config.holds_half, where only half of the previous tile is held in registers. The
- * first half of a tile is staged as soon as the tile is finished. The third quarter is staged after 3/8 of the next
- * tile's steps, when the epilogue should have processed the first quarter; the fourth quarter after 5/8, when the
- * epilogue should have processed the second. */
+/* Do what te__sm90_gemm_consume does, but for config.holds_half, where only half of the previous tile is held in
+ * registers. The first half of a tile is staged as soon as the tile is finished. The third quarter is staged after 3/8
+ * of the next tile's steps, when the epilogue should have processed the first quarter; the fourth quarter after 5/8,
+ * when the epilogue should have processed the second. */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
     te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
     te__sm90_gemm_work w;
-    uint32_t packed[2][16]; /* the third and fourth quarter of the previous tile, in 16 bits, if there is one */
+    uint32_t packed[2][16]; /* the third and fourth quarter of the previous tile, if there is one, rounded to 16 bits,
+                             * two elements in each word */
     float d[128];
     int has_packed = 0, more = te__sm90_gemm_get_work(&w, p, 0);
     for (int j = 1; more; j++) {
         const int steps = w.end_step - w.first_step;
         const te__sm90_gemm_work now = w;
 #pragma unroll 1
-        for (int s = 0; s < steps; s++) { /* not unrolled: six copies of the step took a third of the compile time */
+        for (int s = 0; s < steps; s++) { /* this loop is not unrolled: six copies of the step took a third of the
+                                           * compile time */
             te__sm90_gemm_mma_step(d, &g, s, k);
             if (has_packed && s == steps * 3 / 8) te__sm90_gemm_stage_quarter(packed[0], 2, staging, bars);
             if (has_packed && s == steps * 5 / 8) te__sm90_gemm_stage_quarter(packed[1], 3, staging, bars);
         }
-        more = te__sm90_gemm_get_work(&w, p, j); /* the next tile is located here, while the tensor cores are busy */
+        more = te__sm90_gemm_get_work(&w, p, j); /* the scheduler computes the next tile here, while the tensor cores
+                                                  * are busy */
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
         has_packed = now.split <= 0;
         if (!has_packed) {
             te__sm90_gemm_store_partials(p, d, &now);
-            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0; /* frees the registers of `packed`, as
-                                                                                  above */
+            /* these stores tell the compiler that the old values of `packed` are not needed, so that it frees the
+             * registers */
+            TE_UNROLL for (int i = 0; i < 32; i++) packed[i / 16][i % 16] = 0;
             continue;
         }
         if (now.split == 0) te__sm90_gemm_add_partials(p, d, &now);

@@ -16,65 +16,80 @@
 #include "gemm_comm_overlap.h"      /* te__peer_timeout, TE_HAS_COMM_OVERLAP */
 
 enum {
-    TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64, /* a block's tile of D, and the 16-bit units of k in a step (64
-                                                         units are 128 FP8 elements) */
-    TE_STAGES = 4,                                    /* stages of the pipeline between producer and consumers */
-    TE_CLUSTER = 2,              /* number of blocks in a cluster; their tiles lie one below the other, and need the
-                                    same part of B */
-    TE_SM90_GEMM_GROUP_M = 8,    /* rows of cluster tiles in a group: the group's tiles in one column are computed
-                                    before those in the next column */
+    /* rows and columns of the tile of D that a block computes, and the number of 16-bit units of k in a step (64 units
+     * are 128 FP8 elements) */
+    TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64,
+    TE_STAGES = 4,                                    /* number of stages of the pipeline between producer and
+                                                       * consumers */
+    /* number of blocks in a cluster; the tiles of its two blocks lie one below the other, and need the same part of
+     * B */
+    TE_CLUSTER = 2,
+    /* number of rows of cluster tiles in a group; the group's tiles in one column are computed before those in the next
+     * column */
+    TE_SM90_GEMM_GROUP_M = 8,
     TE_SM90_GEMM_A_BYTES = TE_TILE_M * TE_TILE_K * 2,
     TE_SM90_GEMM_STAGE_BYTES = (TE_TILE_M + TE_TILE_N) * TE_TILE_K * 2,
-    TE_SM90_GEMM_SUBTILE_BYTES = 2048, /* bytes of a subtile: 16 rows, those of one consumer warp, of 64 columns of D,
-                                          in 16 bits */
-    TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, /* bytes of the two staging buffers; each holds a
-                                                                        quarter of a tile, 128 x 64 elements of D */
+    /* bytes of a subtile, which holds 64 columns of D in 16 bits, for the 16 rows of one consumer warp */
+    TE_SM90_GEMM_SUBTILE_BYTES = 2048,
+    /* bytes of the two staging buffers together; each buffer holds a quarter of a tile, 128 x 64 elements of D */
+    TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES,
     TE_SM90_GEMM_SMEM_BYTES = TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + TE_SM90_GEMM_STAGING_BYTES + 1024,
     TE_SM90_GEMM_THREADS = 384,
-    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile */
-    TE_SM90_GEMM_LAST_TILE_WARPS = 11  /* number of warps that run the epilogue of a block's last tile: these three and
-                                          the eight consumer warps */
+    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile, unless it is the block's last
+                                        * one */
+    /* number of warps that run the epilogue of a block's last tile: the three epilogue warps and the eight consumer
+     * warps */
+    TE_SM90_GEMM_LAST_TILE_WARPS = 11
 };
 
 /* ---- kernel parameters ------------------------------------------------------------------------------------------- */
 
-/* Parameters of a product that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is none. */
+/* Parameters of a product that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is no overlap. */
 typedef struct te__sm90_gemm_overlap {
-    int rank, rank_rows;         /* rank_rows: number of rows of A and D that each rank owns, a multiple of a cluster
-                                    tile's rows */
-    int first_tile_row, group_m; /* first_tile_row: the row of cluster tiles that is computed first; group_m: rows of
-                                    cluster tiles in a group (0: TE_SM90_GEMM_GROUP_M) */
-    int interleave;              /* the order of the tiles alternates between the rows of this many ranks; 0: all rows
-                                    of one rank are computed before those of the next rank */
-    int own_is_separate;         /* 1: this rank's rows of A lie in separate memory, and are loaded through the params'
-                                    own_map */
-    int chunk_rows;              /* number of gathered rows of A that arrive together and have one flag */
-    const uint32_t *chunk_flags; /* [ranks, TE_GATHER_MAX_CHUNKS]: a flag is 1 once its chunk of rows has arrived; null:
-                                    the kernel need not wait */
+    /* rank: the index of this rank; rank_rows: number of rows of A and D that each rank owns, a multiple of a cluster
+     * tile's rows */
+    int rank, rank_rows;
+    /* first_tile_row: the row of cluster tiles that is computed first; group_m: number of rows of cluster tiles in a
+     * group (0: TE_SM90_GEMM_GROUP_M) */
+    int first_tile_row, group_m;
+    /* the order of the tiles alternates between the rows of this many ranks; 0: all rows of one rank are computed
+     * before those of the next rank */
+    int interleave;
+    /* 1: this rank's rows of A lie in separate memory, and are loaded through te__sm90_gemm_params.own_map */
+    int own_is_separate;
+    int chunk_rows;              /* number of rows of A that arrive together from another rank, and share one flag */
+    /* [ranks, TE_GATHER_MAX_CHUNKS]: a flag is 1 once its chunk of rows has arrived; null: the kernel need not wait */
+    const uint32_t *chunk_flags;
     te__peer_timeout timeout;
 } te__sm90_gemm_overlap;
 
-/* Parameters of D = alpha A op(B). The struct that is the argument of a kernel begins with this one. */
+/* Parameters of a kernel that computes D = alpha A op(B). The struct that is the kernel's argument begins with this
+ * one. */
 typedef struct te__sm90_gemm_params {
-    CUtensorMap a_map, b_map, source_map, own_map; /* the tensor maps of A, of B, of `source`, and (own_map) of this
-                                                      rank's rows of A */
+    /* tensor maps of A, of B, of `source`, and (own_map) of this rank's rows of A */
+    CUtensorMap a_map, b_map, source_map, own_map;
     te__sm90_gemm_overlap overlap;
-    float *column_sums; /* [3 * rows of tiles, n]: partial column sums (te_epilogue_state.sum), which a later kernel
-                           adds up: one row for each of a tile's three epilogue warps; null: not wanted */
-    float *amax;        /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
-    float *inverse;     /* [2]: 1 / scale and the scale of the FP8 output (te_scale_save); null: not wanted */
+    /* [3 * rows of tiles, n]: partial column sums (te_epilogue_state.sum), which a later kernel adds up: one row for
+     * each of a tile's three epilogue warps; null: no column sums are wanted */
+    float *column_sums;
+    float *amax;        /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no
+                         * amax is wanted */
+    float *inverse;     /* [2]: receives 1 / scale and the scale of the FP8 output (te_scale_save); null: they are not
+                         * wanted */
     const float *scale;
-    uint8_t *transposed; /* [n, transposed_rows]: transpose of the epilogue's FP8 output; null: not wanted */
-    int transposed_rows; /* length of a row of `transposed`: m rounded up to a multiple of 16; the elements from index m
-                            on are 0 */
-    const void *source;  /* [m, n], 16 bits: a tensor that the epilogue reads, and that is prefetched; null: there is
-                            none */
-    int source_has_halves;              /* 1: `source` is [m, 2 n]; for column i of D the epilogue reads column i of
-                                           each half */
-    const float *inverse_a, *inverse_b; /* FP8: the inverse scales of A and B, by which alpha is multiplied; null: the
-                                           scale is 1 */
+    uint8_t *transposed; /* [n, transposed_rows]: receives the transpose of the epilogue's FP8 output; null: it is not
+                          * wanted */
+    /* length of a row of `transposed`: m rounded up to a multiple of 16; the elements from index m on are 0 */
+    int transposed_rows;
+    /* [m, n], 16 bits: a tensor that the epilogue reads, and that is prefetched; null: there is none */
+    const void *source;
+    /* 1: `source` is [m, 2 n]; for column i of D the epilogue reads column i of each half */
+    int source_has_halves;
+    /* for FP8: the inverse scales of A and B, by which alpha is multiplied; null: the scale is 1 */
+    const float *inverse_a, *inverse_b;
     float alpha;
-    int m, n, k, tiles; /* k: in 16-bit units (two elements of FP8); tiles: number of cluster tiles, each 256 x 256 */
+    int m, n, k, tiles; /* k: counted in 16-bit units (two elements of FP8 are one unit); tiles: number of cluster
+                         * tiles, each 256 x 256 */
     /* Stream-K. After `full_waves` waves, in each of which every cluster computes one tile, `tail_tiles` tiles remain.
      * The k of each of these tiles is cut into `splits` splits. The first `helpers` clusters compute `helper_splits`
      * splits of each of these tiles. The cluster that owns the tile, which is not a helper, computes the tile's other
@@ -82,9 +97,11 @@ typedef struct te__sm90_gemm_params {
      * unlimited.
      */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
-    float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the helpers' sums */
-    uint32_t *partials_ready; /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their sums for that
-                                 consumer warp's elements of the tile; 0 before and after the kernel */
+    float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the partial sums that helpers
+                      * store */
+    /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their sums for that consumer warp's elements of
+     * the tile; 0 before and after the kernel */
+    uint32_t *partials_ready;
 } te__sm90_gemm_params;
 
 /* Which vectors of eight columns are paired for an epilogue that needs two of them at once (te_epilogue_pair_fn).
@@ -102,27 +119,30 @@ typedef struct te__sm90_gemm_pairing { int group, distance, swap_middle, halves;
 
 /* The compile-time constants of a kernel. */
 typedef struct te__sm90_gemm_config {
-    te_dtype dtype, dtype_a, dtype_b; /* dtype: the dtype of D, which has 16 bits; dtype_a, dtype_b: those of A and B:
-                                         both are `dtype`, or both are FP8 */
+    /* number formats. dtype: of D, 16 bits; dtype_a, dtype_b: of A and B: both are `dtype`, or both are FP8 */
+    te_dtype dtype, dtype_a, dtype_b;
     int trans_b;           /* 1: B is stored [n, k]; 0: [k, n] */
-    int transposes;        /* 1: the kernel can store params.transposed */
-    int holds_half;        /* 1: the consumers hold only half of a finished tile in registers, which leaves more
-                              registers to the epilogue */
-    int reads_source;      /* 1: the branch-free epilogue (te_epilogue_outputs) reads params.source */
-    int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves */
+    int transposes;        /* 1: the kernel can store the transpose of its FP8 output in params.transposed */
+    /* 1: the consumers hold only half of a finished tile in registers, which leaves more registers to the epilogue */
+    int holds_half;
+    int reads_source;      /* 1: the epilogue of tiles whose outputs are known at compile time (te_epilogue_outputs)
+                            * reads params.source */
+    int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
+                            * its rows */
     te__sm90_gemm_pairing pairing; /* if pairing.group is not 0, B must be stored [n, k] */
-    int reduce_scatter;    /* 1: rows of D are sent to the ranks that own them (gemm_sm90_epilogue_scatter.h) */
-    int column_sums;       /* 1: the kernel can store params.column_sums */
+    int reduce_scatter;    /* 1: each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
+    int column_sums;       /* 1: the kernel can store column sums in params.column_sums */
 } te__sm90_gemm_config;
 
 typedef struct te__sm90_gemm_barriers {
-    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* full: the producer has filled the stage with A and B; empty: the
-                                                   consumers have read the stage */
-    uint64_t staged_full[2], staged_empty[2];   /* staged_full: the consumers have stored a quarter of a finished tile
-                                                   in the staging buffer; staged_empty: the epilogue has read that
-                                                   quarter */
-    float alpha; /* FP8: alpha times both inverse scales; the producer stores this product here before the third stage
-                    is full */
+    /* barriers of each stage. full: the producer has filled the stage with A and B; empty: the consumers have read the
+     * stage */
+    uint64_t full[TE_STAGES], empty[TE_STAGES];
+    /* barriers of each staging buffer. staged_full: the consumers have stored a quarter of a finished tile in the
+     * buffer; staged_empty: the epilogue has read that quarter */
+    uint64_t staged_full[2], staged_empty[2];
+    /* for FP8: alpha times both inverse scales; the producer stores this product here before the third stage is full */
+    float alpha;
 } te__sm90_gemm_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -135,9 +155,9 @@ typedef struct te__sm90_gemm_barriers {
  * tile, and this one computes split number `split` as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* The row of cluster tiles that is computed i-th in a product that overlaps with a collective. Without `interleave` the
- * rows are taken in order from first_tile_row on, and after the last row from row 0 on. With `interleave` one row of
- * each rank is taken in turn, beginning with the rank after this one. */
+/* Return the row of cluster tiles that is computed i-th in a product that overlaps with a collective. Without
+ * `interleave` the rows are taken in order from first_tile_row on, and after the last row from row 0 on. With
+ * `interleave` one row of each rank is taken in turn, beginning with the rank after this one. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (o->interleave) return (i + o->rank + 1) % o->interleave * (rows / o->interleave) + i / o->interleave;
@@ -192,8 +212,8 @@ TE_FN int te__sm90_gemm_last_tile(const te__sm90_gemm_params *p) {
 TE_FN uint32_t te__sm90_gemm_staging(uint32_t ring, int subtile) {
     return ring + (uint32_t)(TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + subtile * TE_SM90_GEMM_SUBTILE_BYTES);
 }
-/* The address at which a quarter of a block's last tile is staged. This tile is staged as a whole, in the memory of the
- * stages of A and B. */
+/* Return the shared memory address at which a quarter of a block's last tile is passed to the epilogue. The whole last
+ * tile fits in the memory of the stages of A and B, which is free by then. */
 TE_FN uint32_t te__sm90_gemm_last_staging(uint32_t ring, int quarter) {
     return ring + (uint32_t)(quarter / 2 * TE_SM90_GEMM_STAGING_BYTES + quarter % 2 * TE_SM90_GEMM_SUBTILE_BYTES);
 }
@@ -204,18 +224,20 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* Returns which 64 columns of a tile (0: the first 64, .., 3: the last 64) are staged as quarter `i`. */
+/* Returns which 64 columns of a tile (0: the first 64, .., 3: the last 64) are passed to the epilogue as quarter number
+ * `i`. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }
-/* The column of D at which quarter `i` of a tile begins; x: the tile's first column. If B is stored [n, k], the result
- * is also the first row of B that this quarter needs. */
+/* Return the column of D at which quarter number `i` of a tile begins; x: the tile's first column. If B is stored [n,
+ * k], the result is also the first row of B that this quarter needs. */
 TE_FN int te__sm90_gemm_quarter_column(const te__sm90_gemm_params *p, int x, int i, const te__sm90_gemm_config k) {
     if (k.pairing.halves) return x / 2 + 64 * (i / 2) + i % 2 * (p->n / 2);
     return x + 64 * te__sm90_gemm_swap_quarter(i, k);
 }
 
-/* A position in the pipeline: the next stage, and the parity of its barriers' current phase. */
+/* A position in the pipeline of stages: the next stage, and the parity of the current phase of that stage's
+ * barriers. */
 typedef struct te__sm90_pipeline_state { int stage, phase; } te__sm90_pipeline_state;
 TE_FN void te__sm90_pipeline_advance(te__sm90_pipeline_state *s) {
     if (++s->stage == TE_STAGES) s->stage = 0, s->phase ^= 1;

@@ -36,36 +36,42 @@ enum {
     TE_SMALL_M_ROWS = 128,    /* the largest number of rows of x */
     TE_SMALL_M_COLUMNS = 128, /* number of columns of y in a block's tile */
     TE_SMALL_M_CLUSTER = 2,
-    TE_SMALL_M_K = 64, /* 16-bit elements of k in a stage: 128 bytes of each row */
+    TE_SMALL_M_K = 64, /* number of 16-bit elements of k in a stage: 128 bytes of each row of W and x */
     TE_SMALL_M_W_BYTES = TE_SMALL_M_COLUMNS * TE_SMALL_M_K * 2, /* bytes of W in a stage; x lies behind W */
-    TE_SMALL_M_WARPS = 8,                                       /* consumer warps; one more warp is the producer */
+    TE_SMALL_M_WARPS = 8,                                       /* number of consumer warps of a block; one more warp is
+                                                                 * the producer */
     TE_SMALL_M_THREADS = 32 * (TE_SMALL_M_WARPS + 1),
     TE_SMALL_M_RING = 192 << 10,
     TE_SMALL_M_STAGES = 10, /* the largest number of stages of the ring */
     TE_SMALL_M_SHARED = TE_SMALL_M_RING + TE_SMALL_M_ROWS * TE_SMALL_M_COLUMNS * 2 + 1024,
     TE_SMALL_M_MAX_SPLITS = 8,     /* the largest number of parts into which a tile's k is split */
-    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps of k in such a part; a step fills one stage */
+    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps in a part of a split k; a step fills one stage */
 };
 
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_small_m {
     CUtensorMap w, x;
     const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: all scales are 1 */
-    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8; null: not wanted */
+    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no amax is
+                  * wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
-    int padded_m;      /* 16, 32, 64 or 128; the rows beyond m are zeros */
-    int stages;        /* number of stages of the ring that are used */
-    int rowwise;       /* FP8: 1: the scales of x and W are rowwise; 0: tensorwise */
-    int early_weights; /* 1: the previous kernel does not write W, so W is loaded before waiting for that kernel to
-                          end */
+    int padded_m;      /* number of rows of x in shared memory: m rounded up to 16, 32, 64 or 128; the rows beyond m are
+                        * zeros */
+    int stages;        /* how many stages of the ring this launch uses */
+    int rowwise;       /* for FP8: 1: the scales of x and W are rowwise; 0: they are tensorwise */
+    /* 1: the previous kernel does not write W, so the kernel loads W before it waits for the previous kernel to end */
+    int early_weights;
     int full_waves;    /* the number of tiles that each cluster computes over all of k, before those of the last wave */
-    int split_tiles, splits; /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the
-                                k of each of these tiles is split */
-    float *partial_sums; /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the sums
-                            over each part of k */
-    uint32_t *arrived; /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: how many parts of k have their sums
-                          stored by the warp with this number; 0 before and after the kernel */
+    /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the k of each of these tiles
+     * is split */
+    int split_tiles, splits;
+    /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the sums over each part of
+     * k */
+    float *partial_sums;
+    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: for how many parts of k the warp with this number has stored
+     * its sums; 0 before and after the kernel */
+    uint32_t *arrived;
 } te_small_m;
 
 typedef struct te_small_m_barriers { uint64_t full[TE_SMALL_M_STAGES], empty[TE_SMALL_M_STAGES]; } te_small_m_barriers;
@@ -74,7 +80,8 @@ TE_BOTH int te__small_m_stage_bytes(int padded_m) { return TE_SMALL_M_W_BYTES + 
 TE_BOTH int te__small_m_stages(int padded_m) {
     return (int)te_min(TE_SMALL_M_RING / te__small_m_stage_bytes(padded_m), TE_SMALL_M_STAGES);
 }
-/* Bytes of a warp's box, the shared memory that holds the warp's 16 columns of y between mainloop and epilogue. */
+/* Return the bytes of a warp's box, the shared memory that holds the warp's 16 columns of y between mainloop and
+ * epilogue. */
 TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -176,7 +183,7 @@ typedef struct te_small_m_smem {
  * phase: the position in the ring, which continues from tile to tile. */
 TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_small_m_tile *t, int stages, int *stage,
                                 int *phase, const te_dtype format, const int padded_m) {
-    /* the shuffle tells the compiler that the number is the same in all lanes */
+    /* The number of this warpgroup. The shuffle tells the compiler that the number is the same in all lanes. */
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
     int before = 0;
 #pragma unroll 1
@@ -220,12 +227,13 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
         p->arrived + (t->split_tile * TE_SMALL_M_CLUSTER + rank) * TE_SMALL_M_WARPS + thread / 32, before = 0;
     TE_UNROLL for (int j = 0; j < padded_m / 8; j++)
         __stcg(all + t->part * part + j * THREADS, make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
-    __syncwarp(); /* so that the release by one lane, below, covers the stores of all lanes, and the acquire by that
-                     lane the loads of all lanes */
+    /* this makes the release by one lane, below, cover the stores of all lanes, and the acquire by that lane the loads
+     * of all lanes */
+    __syncwarp();
     if (thread % 32 == 0)
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
     if (__shfl_sync(~0u, before, 0) != (uint32_t)t->parts - 1) return 0;
-    if (thread % 32 == 0) *arrived = 0; /* the counter must be 0 for the next kernel */
+    if (thread % 32 == 0) *arrived = 0; /* reset the counter, which must be 0 for the next kernel */
     __syncwarp();
     te__small_m_add_parts(d, all, t->parts, part, padded_m == 128 ? 8 : padded_m / 8);
     if (padded_m == 128) te__small_m_add_parts(d + 32, all + 8 * THREADS, t->parts, part, 8);
@@ -258,8 +266,9 @@ TE_FN void te__small_m_scale(const te_small_m *p, float *d, te_small_m_scales s,
         }
     }
 }
-/* The address of vector `vector` (eight columns) of row `row` in a warp's box, whose rows have 16 columns. The address
- * is swizzled, so that the vectors with the same number in eight successive rows lie in different banks. */
+/* Return the address of a vector of eight columns, number `vector` in row `row` of a warp's box, whose rows have 16
+ * columns. The address is swizzled, so that the vectors with the same number in eight successive rows lie in different
+ * banks. */
 TE_FN uint32_t te__small_m_address(uint32_t box, int row, int vector) {
     return box + (uint32_t)(row * 32 + ((vector ^ (row / 4 & 1)) << 4));
 }
@@ -338,7 +347,8 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
     te_kernel_begin();
     if (threadIdx.x < 32 * TE_SMALL_M_WARPS) te__small_m_consume(p, ring, bars, epilogue, arg, operands, dtype);
     __syncwarp();
-    te__cluster_sync(); /* a block may not exit while the cluster's other block can still write to its shared memory */
+    te__cluster_sync(); /* a block may not exit while the other block of its cluster can still write to its shared
+                         * memory */
 }
 #else
 TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_epilogue_fn epilogue, const void *arg,
@@ -358,7 +368,7 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Whether this kernel supports the GEMM: 16 bits, or e4m3 with tensorwise or rowwise scales. */
+/* Returns whether this kernel supports the GEMM: 16 bits, or e4m3 with tensorwise or rowwise scales. */
 TE_API int te__small_m_can(const te_gemm *g) {
     const int64_t limit = 1 << 30;
     const int aligned = te__gemm_is_fp8(g) ? te__gemm_a_dtype(g) == TE_e4m3 && te__gemm_b_dtype(g) == TE_e4m3 &&

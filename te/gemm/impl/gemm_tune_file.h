@@ -37,8 +37,8 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     return n;
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strategy] > 0; }
-/* Does the same as te_gemm_report, for the steps whose strategies were timed and for FP8 GEMMs that are not part of a
- * pattern. */
+/* Copy the timing results of steps whose strategies were timed, and of FP8 GEMMs that are not part of a pattern. The
+ * arguments and the returned number are as in te_gemm_report. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;
     if (!ctx || te__check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;
@@ -78,13 +78,13 @@ TE_API void te_gemm_print(FILE *f, te_context *ctx) {
 
 enum {
     TE__TUNE_FORMAT = 2,
-    TE__TUNE_LINE = 640,     /* the largest number of characters in a line; lines that are written have at most some
-                                350 */
+    /* the largest number of characters in a line that is read; lines that are written have at most some 350 */
+    TE__TUNE_LINE = 640,
     TE__TUNE_FILE = 1 << 20, /* the largest number of bytes in a file */
-    TE__TUNE_WORDS = 24      /* the number of words in the line with the most words */
+    TE__TUNE_WORDS = 24      /* the largest number of words in a line */
 };
-static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40; /* 2^40 ns are some 18 minutes; no candidate takes
-                                                                      longer */
+/* the largest time that a file may state: 2^40 ns are some 18 minutes, and no candidate takes longer */
+static const int64_t te__tune_max_ns TE_UNUSED = (int64_t)1 << 40;
 
 /* Returns the checksum `sum`, extended by n more bytes (FNV-1a, by Fowler, Noll and Vo). The checksum detects
  * accidental changes of a file, but not deliberate ones. */
@@ -159,8 +159,8 @@ TE_API te_status te_gemm_save(const char *path, te_context *ctx) {
 
 /* ---- reading: words of a line ------------------------------------------------------------------------------------ */
 
-/* The state while a file is read. The file's results are collected in `product` and `choice`, and are stored in the
- * context only after the last line was checked. */
+/* The state while a tuning file is read. The file's results are collected in `product` and `choice`, and are stored in
+ * the context only after the last line was checked. */
 typedef struct te__tune_reader {
     const char *path;
     te_context *ctx;
@@ -171,7 +171,7 @@ typedef struct te__tune_reader {
     char *word[TE__TUNE_WORDS];
     int words;
     int products, choices;
-    int added; /* how many products of the file the context does not have yet */
+    int added; /* how many products are in the file but not yet in the context */
     te_gemm_tuned product[TE_GEMM_MAX_PLANS];
     te_gemm_choice choice[TE_GEMM_MAX_CHOICES];
 } te__tune_reader;
@@ -249,8 +249,8 @@ TE_API te_status te__tune_operands(te_gemm_tuned *t, te__tune_reader *r, int i) 
                                              {TE_SCALING_ROWWISE, TE_SCALING_ROWWISE},
                                              {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_2D},
                                              {TE_SCALING_BLOCKWISE_1D, TE_SCALING_BLOCKWISE_1D}};
-    for (int k = 0; k < 3 * 3 * 2 * 4; k++) { /* k encodes the bias dtype, the pair of FP8 dtypes, fast and the
-                                                 scalings */
+    /* k enumerates the combinations of bias dtype, pair of FP8 dtypes, fast accumulation and scalings */
+    for (int k = 0; k < 3 * 3 * 2 * 4; k++) {
         t->dtype = dtypes[k % 3], t->a = pairs[k / 3 % 3][0], t->b = pairs[k / 3 % 3][1], t->fast = k / 9 % 2;
         t->a_scaling = scalings[k / 18][0], t->b_scaling = scalings[k / 18][1];
         if (!strcmp(r->word[i], te__operands_text_of(t).text)) return TE_OK;
@@ -301,8 +301,8 @@ TE_API te_status te__tune_parse_product(te__tune_reader *r) {
     for (int i = 0; i < 8; i++) TE_TRY(te__tune_hex(&t->algo[i], r, 16 + i, "a word of the algorithm"));
     return TE_OK;
 }
-/* Read a `gemm` line. It is an error if an earlier line of the file has the same product, if cuBLASLt does not propose
- * the line's algorithm for this product, or if the context has no space for so many products. */
+/* Read a `gemm` line. The function returns an error if an earlier line of the file has the same product, if cuBLASLt
+ * does not propose the line's algorithm for this product, or if the context has no space for so many products. */
 TE_API te_status te__tune_read_product(te__tune_reader *r) {
     TE_TRY(te__tune_parse_product(r));
     const te_gemm_tuned *t = &r->product[r->products];
@@ -347,7 +347,7 @@ TE_API te_status te__tune_read_choice(te__tune_reader *r) {
     return TE_OK;
 }
 
-/* Read the first three lines, and check that the format, the device and the version of cuBLASLt match. */
+/* Read the first three lines of the file, and check that the format, the device and the version of cuBLASLt match. */
 TE_API te_status te__tune_read_header(te__tune_reader *r) {
     char here[512];
     TE_TRY(te__tune_next(r));
@@ -375,7 +375,7 @@ TE_API te_status te__tune_read_header(te__tune_reader *r) {
                      version + strlen("cublaslt "));
     return TE_OK;
 }
-/* Check the last line, `end`, and that the file ends after it. */
+/* Check the line `end`, which must be the last line of the file. */
 TE_API te_status te__tune_read_end(te__tune_reader *r) {
     int64_t lines;
     uint64_t checksum;

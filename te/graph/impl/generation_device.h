@@ -23,25 +23,26 @@
 enum {
     TE_GENERATION_MAX_STOPS = 8,
     TE__GENERATION_THREADS = TE_CUDA ? 256 : 1,
-    TE__GENERATION_FORK = TE_CUDA ? 1 << 14 : 1 << 20 /* the number of bytes that a block of te__generation_fork
-                                                         copies */
+    /* the number of bytes of the history that one block of the kernel te__generation_fork copies */
+    TE__GENERATION_FORK = TE_CUDA ? 1 << 14 : 1 << 20
 };
-/* The bits of te__generation_input.flags, for each sequence. */
+/* The bits of te__generation_input.flags, which say for each sequence what the step does with it. */
 enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
-    TE__GENERATION_DECODES = 2, /* the sequence has one row in the batch, whose token the device has chosen in an
-                                   earlier step */
-    TE__GENERATION_EMITS = 4,   /* the token that this step chooses is the sequence's next token; not set while a part
-                                   of the prompt is still to come */
+    /* the sequence has one row in the batch, whose token the device has chosen in an earlier step */
+    TE__GENERATION_DECODES = 2,
+    /* the token that this step chooses is the sequence's next token; not set while a part of the prompt is still to
+     * come */
+    TE__GENERATION_EMITS = 4,
     TE__GENERATION_NEW = 8      /* this is the first step of the sequence */
 };
-/* The values of te__generation_result.code, for each sequence. */
+/* The values of te__generation_result.code, which say for each sequence whether it goes on or why it has ended. */
 enum {
     TE__GENERATION_NOTHING,
     TE__GENERATION_TOKEN,
     TE__GENERATION_STOPPED,  /* the chosen token is a stop token */
     TE__GENERATION_NO_TOKEN, /* there is no token that can be drawn */
-    TE__GENERATION_REFUSED,  /* the cache has refused the sequence's rows */
+    TE__GENERATION_REFUSED,  /* the cache has refused the sequence's rows, because they did not fit */
     TE__GENERATION_ENDED     /* the sequence had ended before this step */
 };
 
@@ -54,15 +55,16 @@ typedef struct te__generation_input {
     uint64_t *seed;
     float *temperature, *top_p, *min_p, *repetition, *frequency, *presence;
     int32_t *top_k, *flags;
-    int32_t *past;       /* the number of tokens of the sequence that the cache should have before the step */
-    int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]: stop tokens; -1: none */
+    int32_t *past;       /* the number of tokens that the sequence should have in the cache before the step */
+    int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]: the tokens behind which the sequence ends; -1 in
+                          * unused entries */
     int32_t *cu_seqlens; /* [sequences + 1] */
     int32_t *tokens;     /* [rows] */
     char *memory;
     size_t decode_bytes, bytes;
 } te__generation_input;
-/* The results of a step, in one block of memory that is copied to the host. Each array is [sequences], or [sequences,
- * top]. */
+/* The results of a step, in one block of memory that is copied to the host. Each array is [sequences] or, for the most
+ * likely tokens, [sequences, top]. */
 typedef struct te__generation_result {
     int32_t *token, *code;
     float *log_prob;
@@ -71,18 +73,21 @@ typedef struct te__generation_result {
     char *memory;
     size_t bytes;
 } te__generation_result;
-/* The arrays that stay on the device. Each is [sequences], unless its comment says otherwise. */
+/* The arrays of a generation that stay on the device. Each array is [sequences], unless its comment says otherwise. */
 typedef struct te__generation_state {
     uint64_t *counter;
     int32_t *last_token, *ended;
-    int32_t *slot, *sampled; /* of the current step; slot: the batch's slots; sampled: the tokens that sample has
-                                chosen */
-    int32_t *tokens;         /* of the current step: the batch's tokens, [rows] */
-    uint16_t *history;       /* [sequences, vocabulary], how often each token was generated; null: no penalties */
-    uint32_t *prompt;        /* [sequences, words], a bit for each token of the vocabulary: 1 if the prompt has this
-                                token */
-    void *x[2];              /* two buffers, used by turns, for the tensors that a list passes to the next list; each
-                                has space for `rows` rows of the widest such tensor */
+    /* slot: the entries of te_batch.slots in the current step; sampled: the tokens that the op sample has chosen in
+     * this step */
+    int32_t *slot, *sampled;
+    int32_t *tokens;         /* [rows]: the tokens of the current step's batch */
+    uint16_t *history;       /* [sequences, vocabulary]: how often each token was generated; null: there are no
+                              * penalties */
+    /* [sequences, words]: a bit for each token of the vocabulary: 1 if the prompt has this token */
+    uint32_t *prompt;
+    /* two buffers, used by turns, for the tensors that a list passes to the next list; each has space for `rows` rows
+     * of the widest such tensor */
+    void *x[2];
 } te__generation_state;
 
 /* Append an array of `count` elements to a block of memory, and return its address. *at: the block's size so far, which
@@ -117,7 +122,7 @@ TE_API void te__generation_place_result(te__generation_result *r, char *memory, 
     r->bytes = at;
 }
 
-/* The part of a generation that concerns the device. */
+/* The part of a generation that concerns the device: sizes, memory and arguments of the kernels. */
 typedef struct te__generation_device {
     te_model *const *models;
     int count;
@@ -129,7 +134,7 @@ typedef struct te__generation_device {
     te_sampling sampling;
 } te__generation_device;
 
-/* The size in bytes of a row of the widest tensor that is passed from one list to the next. */
+/* Return the size in bytes of a row of the widest tensor that one list passes to the next. */
 TE_API size_t te__generation_row_bytes(te_model *const *models, int count) {
     int64_t widest = 0;
     for (int i = 0; i + 1 < count; i++) {
@@ -162,7 +167,7 @@ TE_API size_t te__generation_place_device(te__generation_device *d, char *memory
     s->prompt = (uint32_t *)te__generation_place(memory, &at, (int64_t)n * d->words, sizeof *s->prompt);
     return at;
 }
-/* Set the arguments of the op sample, d->sampling, to arrays in the device's memory. */
+/* Set d->sampling, the arguments of the op sample, to arrays in the device's memory. */
 TE_API void te__generation_set_sampling(te__generation_device *d) {
     te_sampling *s = &d->sampling;
     memset(s, 0, sizeof *s);
@@ -184,13 +189,14 @@ typedef struct te__generation_args {
     te__generation_state state;
     te_sequences of;     /* the sequences of the batch */
     const int32_t *past; /* te_cache_tables.past */
-    int decodes;         /* 1: the batch has exactly one row of each sequence */
+    int decodes;         /* 1: the batch has exactly one row for each sequence */
     int vocabulary, words;
-    int to, from;        /* te__generation_fork: the sequence `from` is copied to the sequence `to` */
+    int to, from;        /* for te__generation_fork: the sequence with index `from` is copied to the sequence with index
+                          * `to` */
 } te__generation_args;
 
-/* Sets the batch's tokens and slots before the models run. Grid: a block processes TE__GENERATION_THREADS rows, and as
- * many sequences. */
+/* The kernel that runs before the models: it sets the batch's tokens and slots. Grid: a block processes
+ * TE__GENERATION_THREADS rows, and as many sequences. */
 TE_FN void te__generation_begin_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;
@@ -213,7 +219,8 @@ TE_FN int te__generation_is_stop(const te__generation_args *a, int i, int token)
     for (int k = 0; k < TE_GENERATION_MAX_STOPS; k++) is |= a->in.stop[i * TE_GENERATION_MAX_STOPS + k] == token;
     return is;
 }
-/* Sets the results of the step after the models have run. Grid: a block processes TE__GENERATION_THREADS sequences. */
+/* The kernel that runs after the models: it sets the results of the step. Grid: a block processes
+ * TE__GENERATION_THREADS sequences. */
 TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;
@@ -223,7 +230,8 @@ TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const int flags = a->in.flags[i], token = s->sampled[i], runs = s->slot[i] != TE_CACHE_PADDING;
     const int accepted = runs && a->past[i] == a->in.past[i], emits = accepted && flags & TE__GENERATION_EMITS;
     int code = TE__GENERATION_NOTHING;
-    if (!emits) { /* undo the changes of sample, which has drawn a random number and has counted the token */
+    if (!emits) { /* undo the changes that the op sample has made: it has drawn a random number and has counted the
+                   * token */
         s->counter[i]--;
         if (s->history && token >= 0) s->history[(int64_t)i * a->vocabulary + token]--;
     }
@@ -240,8 +248,8 @@ TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
 TE_KERNEL_IF_USED(te__generation_end, TE__GENERATION_THREADS, 1, te__generation_args,
                   te__generation_end_body(te_args, te_at))
 
-/* Copies the state of sequence a->from to sequence a->to. Grid: a block copies TE__GENERATION_FORK bytes of the
- * history. */
+/* The kernel that copies the state of sequence a->from to sequence a->to. Grid: a block copies TE__GENERATION_FORK
+ * bytes of the history. */
 TE_FN void te__generation_fork_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
     int group;
@@ -265,7 +273,7 @@ TE_KERNEL_IF_USED(te__generation_fork, TE__GENERATION_THREADS, 1, te__generation
 /* The sizes of a step's batch. */
 typedef struct te__generation_batch {
     int sequences, rows, max_seqlen;
-    int decodes; /* 1: the batch has exactly one row of each sequence, and needs no cu_seqlens */
+    int decodes; /* 1: the batch has exactly one row for each sequence, and needs no cu_seqlens */
 } te__generation_batch;
 
 TE_API te__generation_args te__generation_args_of(const te__generation_device *d) {
@@ -276,7 +284,8 @@ TE_API te__generation_args te__generation_args_of(const te__generation_device *d
     return a;
 }
 TE_API te_grid te__generation_grid(int64_t count, int each) { return te__grid_of(te_ceil_div(count, each), 1); }
-/* Enqueue everything that a step runs between its two copies, without waiting for it. */
+/* Enqueue everything that a step runs between its two copies (of its inputs and of its results), without waiting for
+ * it. */
 TE_IF_USED TE_API te_status te__generation_run(const te__generation_device *d, te__generation_batch of,
                                                te_context *ctx) {
     te__generation_args a = te__generation_args_of(d);

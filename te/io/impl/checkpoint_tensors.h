@@ -3,8 +3,8 @@
  *
  * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
  * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for a range of its
- * parameter's elements, and for a second range in the replicated remainder (zero1.h). Moments in 8 bits are bf16 in the
- * file.
+ * parameter's elements, and for a second range in the replicated remainder (zero1.h). An optimizer's moments in 8 bits
+ * are stored as bf16 in the file.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
  * a time. Each rank fills a buffer with -0.0, because x + -0.0 is x for every x, and copies its shards into the buffer.
@@ -25,25 +25,28 @@
 
 typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shard_format;
 
-/* A shard of a tensor: a range of the tensor's elements that this rank has. */
+/* A shard of a tensor, i.e. a range of the tensor's elements that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
-    int64_t from, elements;  /* the range; `from` is an index among this rank's elements of the parameter */
-    int saves;               /* 1: this rank saves the shard; exactly one of the ranks that hold it does so */
-    te__shard_format format; /* how the shard is stored; moments in 8 bits are converted to and from bf16 */
+    int64_t from, elements;  /* the range of elements in the shard; `from` is an index among this rank's elements of the
+                              * parameter */
+    int saves;               /* 1: this rank saves the shard; exactly one of the ranks that hold the shard does so */
+    te__shard_format format; /* how the shard is stored in memory; moments in 8 bits are converted to bf16 for the file,
+                              * and from bf16 when loaded */
 } te__tensor_shard;
 
 typedef struct te__sharded_tensor {
     int64_t rows, cols;        /* the shape of the whole tensor */
-    te_shard_layout runs;              /* the contiguous runs of elements that this rank of the tensor group has of the
-                                          whole tensor */
-    te__tensor_shard shard[2]; /* [shards]; with ZeRO-1 the second shard is in the replicated remainder */
+    /* the contiguous runs of elements of the whole tensor that this rank of the tensor group has */
+    te_shard_layout runs;
+    te__tensor_shard shard[2]; /* [shards]: this rank's shards of the tensor; with ZeRO-1 the second shard is in the
+                                * replicated remainder */
     int shards;
 } te__sharded_tensor;
 
 TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_group *g) {
-    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* also true if this rank has only one
-                                                                                   row of the matrix */
+    /* 1: the parameter is a matrix, even if this rank has only one row of it */
+    const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied;
     te__sharded_tensor w;
     memset(&w, 0, sizeof w);
     w.rows = p->rows, w.cols = p->cols, w.runs = te_shard_layout_of(p, g);
@@ -51,8 +54,8 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
     else w.cols *= w.runs.ranks;
     return w;
 }
-/* Whether this rank of the tensor group g saves its part of parameter p. A replicated parameter is saved by rank 0
- * only. */
+/* Return whether this rank of the tensor group g saves its part of parameter p. A replicated parameter is saved by rank
+ * 0 only. */
 TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
 
 /* A part of a whole tensor: its elements [at, at + count), in target memory. */
@@ -70,7 +73,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     const int64_t first = te_shard_run_with(&w->runs, te_max(s->from, part->at / w->runs.ranks));
     for (int64_t i = first; i < w->runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&w->runs, i);
-        const int64_t shift = r.whole - r.at; /* an element's index in the whole tensor minus its index on this rank */
+        const int64_t shift = r.whole - r.at; /* the index of an element of this run in the whole tensor, minus the
+                                               * index of the same element on this rank */
         const int64_t from = te_max(te_max(s->from, r.at), part->at - shift);
         const int64_t to = te_min(te_min(shard_end, r.at + r.elements), part_end - shift);
         if (r.at >= shard_end || r.whole >= part_end) break;
@@ -84,8 +88,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     }
     return TE_OK;
 }
-/* Call te__tensor_shard_copy for all shards of the tensor that this rank saves or, if `loads`, for all shards that it
- * has. */
+/* Copy the shards of a tensor between memory and a part of the tensor in the file. If `loads` is set, copy to all
+ * shards that this rank has; else copy from those shards that this rank saves. */
 TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w, const te__tensor_part *part, int loads,
                                                     te_context *ctx) {
     for (int i = 0; i < w->shards; i++)
@@ -105,9 +109,10 @@ typedef struct te__checkpoint_tensors {
     const te_group *ranks;       /* the tensor group, over whose ranks parameters are sharded */
     int replica;                 /* this rank's index in the data group */
     int is_sharded;              /* 1: several ranks save or load one file */
-    int has_8bit;                /* 1: the optimizer has moments in 8 bits, which are bf16 in the file */
+    int has_8bit;                /* 1: the optimizer has moments in 8 bits, which the file stores as bf16 */
     int count;
-    size_t used, name_bytes;     /* bytes of `names`: used so far, and in total */
+    size_t used, name_bytes;     /* bytes of the memory `names`: those used so far (used), and all of them
+                                  * (name_bytes) */
     te_adamw_state state;
     te_rng rng;
     int64_t step[2], recipes[3]; /* the values of the numbers */
@@ -115,8 +120,8 @@ typedef struct te__checkpoint_tensors {
 } te__checkpoint_tensors;
 
 TE_API void te__checkpoint_free(te__checkpoint_tensors *l) { free(l->tensor), free(l->sharded), free(l->names); }
-/* Add a tensor "<prefix><model>.<op>.<field>", which has no shards yet. If the memory of the list is not allocated yet,
- * only count the tensor. */
+/* Add a tensor named "<prefix><model>.<op>.<field>" to the list; it has no shards yet. If the memory of the list is not
+ * allocated yet, only count the tensor. */
 TE_API void te__checkpoint_add(te__checkpoint_tensors *l, const char *prefix, const te_named_model *model,
                                const te_param *p, te_dtype dtype) {
     const size_t left = l->names ? l->name_bytes - l->used : 0;
@@ -142,10 +147,10 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
     if (l->sharded) memset(&l->sharded[l->count], 0, sizeof *l->sharded);
     l->count++;
 }
-/* Whether several ranks save or load one file. */
+/* Return whether several ranks save or load one checkpoint together. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
-/* The prefix of the names of an optimizer's tensors. rule: the rule that updates the parameter; state: one of the
- * constants TE__CHECKPOINT_... */
+/* Kinds of an optimizer's tensors, from which the prefix of a tensor's name is made. rule: the rule that updates the
+ * parameter; state: one of these constants. */
 enum { TE__CHECKPOINT_step, TE__CHECKPOINT_master, TE__CHECKPOINT_m, TE__CHECKPOINT_v };
 TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #define TE__CHECKPOINT_PREFIXES(rule) {#rule ".step", #rule ".master.", #rule ".m.", #rule ".v."},
@@ -190,7 +195,7 @@ TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_
 
 typedef struct te__moments_8bit_reader {
     const te__checkpoint_tensors *l;
-    void *part; /* target memory: a part of a tensor in bf16 */
+    void *part; /* memory on the target for a part of a tensor that is converted to bf16 */
 } te__moments_8bit_reader;
 
 /* A callback for te__safetensors_extra.source: converts moments in 8 bits to bf16, and copies all other tensors
@@ -206,7 +211,7 @@ TE_IF_USED TE_API te_status te__moments_8bit_source(void *from, void *to, const 
     TE_TRY(te__sharded_tensor_copy(w, &part, 0, ctx));
     return te_copy(ctx, to, f->part, n);
 }
-/* Allocates f->part, which te__moments_8bit_close releases. */
+/* Allocate f->part, the memory for converting moments in 8 bits, which te__moments_8bit_close releases. */
 TE_API te_status te__moments_8bit_open(te__moments_8bit_reader *f, const te__checkpoint_tensors *l, te_context *ctx) {
     f->l = l, f->part = 0;
     return te_allocate(ctx, &f->part, TE_SAFETENSORS_STAGING);
@@ -237,7 +242,7 @@ TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
 /* Wait for all ranks, and return an error on all of them if any rank has failed or if their tensors differ. status: the
  * status of this rank so far; l: null if this rank has no list. */
 TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_tensors *l, te_context *ctx) {
-    /* an all-gather copies bits unchanged, so a vote can be sent as floats */
+    /* A vote is sent as floats, because an all-gather copies bits unchanged. */
     enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) };
     const te_group *g = &ctx->comm->world;
     const size_t bytes = (size_t)g->size * sizeof(te__rank_vote);
@@ -269,13 +274,14 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
  * of a tensor. */
 typedef struct te__gather {
     const te__checkpoint_tensors *l;
-    char *part, *zeros[2]; /* in target memory; part: the current part of a tensor; zeros: buffers of -0.0 in f32, and
-                              in 16-bit formats */
-    size_t size;           /* bytes of an element of the current tensor; in the file all tensors with 4-byte elements
-                              come before those with 2-byte elements */
-    int i;                 /* the index of the current tensor; l->count when all tensors of this element size are
-                              done */
-    uint64_t at;           /* the offset of the next byte in the current tensor */
+    /* in target memory. part: the current part of a tensor; zeros: buffers of -0.0 in f32, and in 16-bit formats */
+    char *part, *zeros[2];
+    /* bytes of an element of the current tensor; in the file all tensors with 4-byte elements come before those with
+     * 2-byte elements */
+    size_t size;
+    /* the index of the current tensor; l->count when all tensors of this element size are done */
+    int i;
+    uint64_t at;           /* the offset of the next byte in the data of the current tensor */
 } te__gather;
 
 TE_API void te__gather_close(te__gather *g, te_context *ctx) { te_release(ctx, g->part); }
@@ -308,7 +314,7 @@ TE_API int te__gather_next(te__gather *g) {
                 return 1;
         }
 }
-/* Gather the current part, n bytes, into g->part on rank 0. */
+/* Gather the current part of a tensor, n bytes, from all ranks into g->part on rank 0. */
 TE_IF_USED TE_API te_status te__gather_part(te__gather *g, size_t n, te_context *ctx) {
     const te_safetensor *t = &g->l->tensor[g->i];
     const te_dtype dtype = g->size == 4 ? TE_f32 : t->dtype == TE_SAFETENSORS_BF16 ? TE_bf16 : TE_f16;
@@ -337,8 +343,8 @@ TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_saf
     TE_TRY(te__gather_part(g, n, ctx));
     return te_copy(ctx, to, g->part, n);
 }
-/* Gather all remaining parts. For a rank that does not write, these are all parts. For rank 0 parts remain only if its
- * write has failed; it gathers them so that the other ranks do not wait for it. */
+/* Gather all remaining parts of the tensors. For a rank that does not write, these are all parts. For rank 0 parts
+ * remain only if its write has failed; it gathers them so that the other ranks do not wait for it. */
 TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;

@@ -43,8 +43,8 @@ TE_API te_status te__safetensors_parse_offsets(int64_t *begin, int64_t *end, te_
     TE_TRY(te__json_number(end, j));
     return te__json_expect(j, ']');
 }
-/* Parse the object that describes a tensor. It must have each of the fields dtype, shape and data_offsets once, and no
- * others. */
+/* Parse the JSON object that describes a tensor. The object must have each of the fields dtype, shape and data_offsets
+ * once, and no others. */
 TE_API te_status te__safetensors_parse_tensor(te_safetensor *t, te__json *j, uint64_t data_bytes) {
     enum { DTYPE, SHAPE, OFFSETS, FIELDS };
     static const char *const fields[FIELDS] = {"dtype", "shape", "data_offsets"};

@@ -15,7 +15,7 @@
 /* Options of te__safetensors_write. */
 typedef struct te__safetensors_extra {
     int sealed; /* 1: put a checksum into the metadata */
-    int finite; /* 1: refuse tensors in F32, BF16 or F16 that have an infinity or a NaN */
+    int finite; /* 1: an infinity or a NaN in a tensor in F32, BF16 or F16 is an error */
     /* A callback that copies bytes [at, at + n) of a tensor to `to`, in host memory; if null, the bytes are copied from
      * t->data. */
     te_status (*source)(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n, te_context *ctx);
@@ -29,7 +29,8 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
     return e;
 }
 
-/* The beginning of a sealed file's header. The digits of the checksum follow directly after this text. */
+/* The text with which the header of a sealed file begins (a sealed file has a checksum). The digits of the checksum
+ * follow directly after this text. */
 #define TE__SAFETENSORS_SEAL "{\"__metadata__\":{\"" TE_SAFETENSORS_SUM "\":\""
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
@@ -102,8 +103,8 @@ TE_API te_status te__safetensors_check(const te_safetensor *tensor, int n, const
     }
     return TE_OK;
 }
-/* Keys that begin with "te." are reserved for the library: te_safetensors_verify treats a file with such a key as
- * sealed. */
+/* Check the keys of the metadata. Keys that begin with "te." are reserved for the library: te_safetensors_verify treats
+ * a file with such a key as sealed. */
 TE_API te_status te__safetensors_keys(const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     for (int i = 0; metadata && i < pairs; i++)
         TE_REQUIRE(!metadata[i].key || strncmp(metadata[i].key, "te.", 3), ctx, TE_ERROR_VALUE,
@@ -122,8 +123,8 @@ TE_API te_status te__safetensors_unique(const char **name, int n, const char *ki
 }
 /* ---- numbers that are not finite --------------------------------------------------------------------------------- */
 
-/* Whether any element among n bytes is an infinity or a NaN, i.e. has all bits of its exponent set. The loops have no
- * early exit, so that the compiler can vectorise them. */
+/* Return whether any element among n bytes is an infinity or a NaN, i.e. has all bits of its exponent set. The loops
+ * have no early exit, so that the compiler can vectorise them. */
 TE_API int te__safetensors_any_nonfinite32(const char *bytes, size_t n) {
     uint32_t any = 0, bits;
     for (size_t i = 0; i < n; i += sizeof bits) {
@@ -140,14 +141,14 @@ TE_API int te__safetensors_any_nonfinite16(const char *bytes, size_t n, uint16_t
     }
     return any;
 }
-/* Whether any element among n bytes is an infinity or a NaN. size: bytes of an element: 4 for f32, or 2 for a 16-bit
- * format, whose exponent mask is `exponent`. */
+/* Return whether any element among n bytes is an infinity or a NaN. size: bytes of an element: 4 for f32, or 2 for a
+ * 16-bit format, whose exponent mask is `exponent`. */
 TE_API int te__safetensors_any_nonfinite(const char *bytes, size_t n, size_t size, uint16_t exponent) {
     return size == 4 ? te__safetensors_any_nonfinite32(bytes, n)
                      : te__safetensors_any_nonfinite16(bytes, n, exponent);
 }
-/* The index of the first element that is an infinity or a NaN; -1 if there is none, or if the dtype is not F32, BF16 or
- * F16. */
+/* Return the index of the first element that is an infinity or a NaN; -1 if there is none, or if the dtype is not F32,
+ * BF16 or F16. */
 TE_API int64_t te__safetensors_nonfinite(const char *bytes, size_t n, te_safetensors_dtype dtype) {
     const size_t size = te_safetensors_dtype_bytes(dtype);
     if (dtype != TE_SAFETENSORS_F32 && dtype != TE_SAFETENSORS_BF16 && dtype != TE_SAFETENSORS_F16) return -1;
@@ -186,8 +187,8 @@ TE_API te_status te__safetensors_put_bytes(te__safetensors_writer *w, const te_s
     }
     return TE_OK;
 }
-/* Write a tensor. If the file should have the transpose of t->data, the data is first transposed in host memory, which
- * takes twice the tensor's bytes. */
+/* Write the data of one tensor. If the file should have the transpose of t->data, the data is first transposed in host
+ * memory, which takes twice the tensor's bytes. */
 TE_API te_status te__safetensors_put_tensor(te__safetensors_writer *w, const te_safetensor *t, te_context *ctx) {
     if (!t->transposed) return te__safetensors_put_bytes(w, t, ctx);
     te_safetensor host = *t;
@@ -247,8 +248,8 @@ TE_API te_status te__safetensors_write(const char *path, const te_safetensor *te
     TE_REQUIRE(text.n <= TE_SAFETENSORS_MAX_HEADER, ctx, TE_ERROR_OVERFLOW,
                "safetensors: the header would have %zu bytes, at most %d are allowed", text.n,
                (int)TE_SAFETENSORS_MAX_HEADER);
-    const size_t capacity = text.n + TE_SAFETENSORS_STAGING; /* the size in bytes of the staging buffer and of the
-                                                                header, which lies behind it */
+    /* the size in bytes of the staging buffer and of the header, which lies behind this buffer */
+    const size_t capacity = text.n + TE_SAFETENSORS_STAGING;
     char *memory = (char *)malloc(capacity);
     TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %zu bytes", capacity);
     te__safetensors_writer w;

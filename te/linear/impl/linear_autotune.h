@@ -9,8 +9,8 @@
 #include "linear_fp8.h" /* te__fp8_transpose */
 #include "linear_strategy.h" /* te__linear_set_epilogue, te__linear_run_strategy */
 
-/* A step that is timed under each strategy. `run` executes the step on scratch memory only, never on the caller's
- * tensors. */
+/* A copy of a forward step that is timed under each strategy (te_gemm_strategy). `run` executes the step on scratch
+ * memory only, never on the caller's tensors. */
 typedef struct te__linear_trial {
     te_run run;
     const te_step *step;
@@ -19,7 +19,7 @@ typedef struct te__linear_trial {
     int count;
     te_gemm_strategy strategy[TE_STRATEGY_COUNT];
     te_param param[TE_MAX_PATTERN][TE_MAX_PARAMS];
-    te_param next; /* stands in for the parameter of the next GEMM, if that GEMM reads FP8 */
+    te_param next; /* stands in for the weight parameter of the next GEMM, if that GEMM reads FP8 */
     te_scales scales;
 } te__linear_trial;
 
@@ -55,7 +55,7 @@ TE_API te_status te__linear_trial_run(void *arg, int candidate, int repetition, 
     const int next = te__linear_next_in_fp8(&r, t->step);
     return next < 0 ? TE_OK : te__linear_trial_rest(&r, next);
 }
-/* Returns an upper bound, in bytes, on the size of each value that op i reads or writes. */
+/* Return an upper bound, in bytes, on the size of any value that op i reads or writes. */
 TE_API size_t te__linear_widest(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return (size_t)te__padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
@@ -89,15 +89,17 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    r->x.data = base + at, at += widest; /* r->x and r->y stand for the list's input and output */
+    r->x.data = base + at, at += widest; /* r->x and r->y, the list's input and output, get scratch memory, too */
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
     r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
-    const int next = te__linear_next_in_fp8(of, s); /* below: memory for the operand that is saved for the next GEMM,
-                                                       and for that operand's inverse scale */
+    /* the next part of the memory holds the operand that is saved for the next GEMM, and that operand's inverse
+     * scale */
+    const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
-    r->pool.base = base + at; /* memory of the pool, for blocks of `widest` bytes: up to four for a strategy, two for
-                                 te__linear_trial_rest, and at most one for each op (a fork) */
+    /* memory of the pool, for blocks of `widest` bytes: up to four for a strategy, two for te__linear_trial_rest, and
+     * at most one for each op (a fork) */
+    r->pool.base = base + at;
     return at + (size_t)(s->count + 6) * widest;
 }
 /* Sets up FP8 as in the timed step: the trial's GEMM reads FP8 operands if the step's GEMM does, and the trial's last
@@ -113,13 +115,13 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
     return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
 }
-/* The fastest strategy is chosen, with one exception: with TE__MANY_ROWS rows or more, one kernel for the whole step is
- * chosen even if it took up to TE__ONE_KERNEL_MARGIN percent longer. The reason: autotuning times each strategy alone,
- * on a cool GPU. In training the GPU runs at its power limit and lowers its clock. A separate pass over memory then
- * takes its full time, whereas the epilogue of the one kernel hides this memory traffic. Example: linear_bias_gelu in
- * FP8, 8192 x 16384 with k = 4096, on H200s. Timed alone, one kernel takes 859 to 876 us, and a GEMM and a pointwise
- * kernel together take 854 to 875 us. In a training step the one kernel takes 873 us, and the two kernels together 986
- * us. */
+/* Which strategy is chosen for a step: the fastest, with one exception: with TE__MANY_ROWS rows or more, one kernel for
+ * the whole step is chosen even if it took up to TE__ONE_KERNEL_MARGIN percent longer. The reason: autotuning times
+ * each strategy alone, on a cool GPU. In training the GPU runs at its power limit and lowers its clock. A separate pass
+ * over memory then takes its full time, whereas the epilogue of the one kernel hides this memory traffic. Example:
+ * linear_bias_gelu in FP8, 8192 x 16384 with k = 4096, on H200s. Timed alone, one kernel takes 859 to 876 us, and a
+ * GEMM and a pointwise kernel together take 854 to 875 us. In a training step the one kernel takes 873 us, and the two
+ * kernels together 986 us. */
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
@@ -141,8 +143,9 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
     t->run.memory = r->memory;
     t->run.dry = 0;
-    te__linear_trial_fp8(t, r); /* the trial has only the step's own parameters, so the FP8 state of the GEMMs cannot be
-                                   read from the model */
+    /* the trial has only the step's own parameters, so the FP8 state of the GEMMs cannot be read from the model and is
+     * set up here */
+    te__linear_trial_fp8(t, r);
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
     /* Fill the operands with normally distributed random numbers that are as small as weights are, so that sums over k
@@ -179,7 +182,8 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
     for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te__policy(r, s->op[j])->output_saved != 0) << j;
     c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* Bit 0 says that the step stores its result in FP8. No op
-                                                             * uses bit 0, because ops are counted from 1 here. */
+                                                             * of the step uses bit 0, because the ops are counted from
+                                                             * 1 here. */
     return 1;
 }
 /* Times all strategies that can run this step. otherwise: the default strategy, which is the first candidate; can_fuse:
@@ -213,16 +217,18 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     te_gemm_choice c;
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
-    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* with scale arrays there is no strategy with an epilogue
-                                                            * that could be compared with the default */
+    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* an FP8 GEMM with arrays of scales has no strategy with an
+                                                            * epilogue that could be compared with the default */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        return TE_OK; /* the default is kept (one kernel, if a rule expects that to be faster), because the kernel
-                         computes only the amax and so stores less */
+        /* keep the default strategy (one kernel for the whole step, if a rule expects that to be faster): here the
+         * kernel computes only the amax, and so stores less than otherwise */
+        return TE_OK;
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE
-    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* the strategies are timed during the dry run, so that the dry
-                                                            run and the run that follows it use the same strategy */
+    /* the strategies are timed during the dry run, so that the dry run and the run that follows it use the same
+     * strategy */
+    if (!found && r->dry && te__gemm_may_time(r->ctx)) {
         TE_TRY(te__linear_autotune(&c, *strategy, can_fuse, &unfused, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }

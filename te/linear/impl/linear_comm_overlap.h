@@ -18,8 +18,9 @@
  * preceding pointwise kernel (te__gathered_consumer), or a cast, stores a rank's rows in FP8 before the gather.
  * Otherwise rows are gathered in the list's format, and the GEMM starts after the gather.
  *
- * Nothing overlaps in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are not a multiple of
- * 256, or if the gathered tensor must be in memory that other ranks have not mapped (te_comm_allocate).
+ * A GEMM and a collective do not overlap in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are
+ * not a multiple of 256, or if the gathered tensor must be in memory that other ranks have not mapped
+ * (te_comm_allocate).
  */
 #ifndef TE_LINEAR_COMM_OVERLAP_H
 #define TE_LINEAR_COMM_OVERLAP_H
@@ -29,8 +30,8 @@
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Whether the linear that begins step s can overlap communication. fp8: 1 if a linear whose recipe has one scale per
- * tensor is accepted, too, else 0. */
+/* Returns whether the linear that begins step s can overlap communication. fp8: 1 if a linear whose recipe has one
+ * scale per tensor is accepted, too, else 0. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -56,8 +57,8 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
-/* Whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next step.
- * Overlap is not possible if the next step has a custom op, unless it is a step of linear_rope.h. */
+/* Returns whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next
+ * step. Overlap is not possible if the next step has a custom op, unless it is a step of linear_rope.h. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -66,10 +67,10 @@ TE_API int te__defers_gather(const te_run *r, const te_step *s) {
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_custom) return 0;
     return 1;
 }
-/* Whether step s, which must consist of a linear only, defers its GEMM to the next step, which sums the GEMM's result
- * over the ranks. The next step is either a reduce_scatter (in backward an all_gather), which runs at the same time as
- * the GEMM, or a pattern with an all_reduce. In the second case the GEMM's kernel sends its result to the ranks of the
- * all_reduce (te/comm/impl/collective_step.h). */
+/* Returns whether step s, which must consist of a linear only, defers its GEMM to the next step, which sums the GEMM's
+ * result over the ranks. The next step is either a reduce_scatter (in backward an all_gather), which runs at the same
+ * time as the GEMM, or a pattern with an all_reduce. In the second case the GEMM's kernel sends its result to the ranks
+ * of the all_reduce (te/comm/impl/collective_step.h). */
 TE_API int te__defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
@@ -129,7 +130,8 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
     memset(ranks, 0, sizeof *ranks);
     ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->deferred.from.data, ranks->keep = keep;
     const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->current.data % TE_ACCESS == 0;
-    te_gemm of = *g; /* a copy of g, to test whether g can overlap the gather; the operands of g are not set yet */
+    te_gemm of = *g; /* a copy of g, for the test whether g can overlap the gather; its operands are placeholders,
+                      * because those of g are not set yet */
     if (te_is_fp8(r->current.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSORWISE, of.trans_b = 1, of.fast = 1;
     if (!aligned || !r->current.data || !ranks->own || !te__gemm_persistent_overlaps(unfused, &of, r->tensor, r->ctx) ||
@@ -165,8 +167,8 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_deferred_wgrad *wgrad = &r->deferred_wgrad;
     te_value a = te__no_value(), b = te__no_value();
     const int dry = r->dry;
-    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* a linear that the list freezes has no weight gradient, and
-                                                              forward has saved no x for it */
+    /* a linear that the list declares as frozen has no weight gradient, and forward has saved no x for it */
+    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
     wgrad->runs = te_is_trained(r->param[i]);
     r->dry |= !wgrad->runs;
     const te_status status = te__policy(r, i)->fp8 ? TE_OK : te__wgrad_operands(w, r, i, dy);
@@ -190,15 +192,15 @@ TE_API te_status te__wgrad_now(void *run) {
     r->dry = dry;
     return status;
 }
-/* Runs w, the GEMM of linear i's weight gradient, now. */
+/* Run w, the GEMM for the weight gradient of linear i, at once instead of deferring it. */
 TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     TE_TRY(te__defer_wgrad(w, r, i, dy));
     return te__wgrad_now(r);
 }
 
-/* Whether the weight gradient of step s is deferred. It is deferred if the next step sums the dx of step s over the
- * ranks, and if a step between s and the next linear gathers rows for that linear. It is not deferred if gradients are
- * watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
+/* Returns whether the weight gradient of step s is deferred. The gradient is deferred if the next step sums the dx of
+ * step s over the ranks, and if a step between s and the next linear gathers rows for that linear. The gradient is not
+ * deferred if gradients are watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
@@ -214,8 +216,8 @@ TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
 }
 /* Called before the GEMM for dx of the next linear runs. ranks: the gather that this GEMM overlaps; the deferred weight
  * gradient, if there is one, is attached to the gather and runs after the gather has started. If ranks is null, because
- * the GEMM overlaps no gather, the deferred weight gradient is computed now. It is also computed now under autotuning,
- * so that nothing runs at the same time as a GEMM that is being timed. */
+ * the GEMM overlaps no gather, the deferred weight gradient is computed now. The gradient is also computed now under
+ * autotuning, so that nothing runs at the same time as a GEMM that is being timed. */
 TE_API te_status te__wgrad_flush(te_run *r, te__gemm_overlap *ranks) {
     if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);
     if (r->deferred_wgrad.is_there) ranks->overlapped = te__wgrad_now, ranks->overlapped_arg = r;

@@ -1,6 +1,6 @@
 /* linear_cross_entropy.h -- a linear and the cross_entropy after it as one step, which computes the logits in pieces:
- * only one piece at a time is in memory, with 1 / TE_LOSS_FRACTION (1/16) of all logits. This saves memory but takes
- * more time, so the pattern is not in fusions.h. To use it, write before TE_SEQUENTIAL:
+ * only one piece at a time is in memory, with 1 / TE_LOSS_FRACTION (1/16) of all logits. Computing in pieces saves
+ * memory but takes more time, so the pattern is not in fusions.h. To use it, write before TE_SEQUENTIAL:
  *
  *   #define TE_FORWARD_linear_cross_entropy TE_FUSED
  *   #define TE_BACKWARD_cross_entropy_linear TE_FUSED
@@ -28,7 +28,8 @@
 #include "../../ops/cross_entropy.h" /* te_cross_entropy_args */
 #include "linear_step.h" /* te__linear_step_forward, _backward */
 
-/* cross_entropy may end a step that begins with a linear; in backward it begins the step that ends with the linear. */
+/* Marks cross_entropy as an op that may end a step which begins with a linear; in backward it then begins the step, and
+ * the linear ends it. */
 #define TE_TAKES_LINEAR_cross_entropy ,
 #define TE_CUSTOM_PATTERN_cross_entropy_forward(name, model, dtype, op) \
     TE__IF_RANKS(op, TE__LOSS_PATTERN_OF_RANKS_FORWARD, TE__LOSS_PATTERN_FORWARD)(name, model, dtype, op)
@@ -51,9 +52,9 @@
         return te__linear_loss_backward(r, s, &kernels);                                                         \
     }
 
-/* The kernels of backward. slice: computes the gradient of a piece from the saved statistics of its rows; at_once:
- * computes loss and gradient of a piece that has the whole vocabulary; logits, dx: the library's kernels for the GEMMs
- * that compute the logits and dx. */
+/* The kernels of backward. A piece is the part of the logits that is in memory at a time. slice: computes the gradient
+ * of a piece from the saved statistics of its rows; at_once: computes loss and gradient of a piece that has the whole
+ * vocabulary; logits, dx: the library's kernels for the GEMMs that compute the logits and dx. */
 typedef struct te__loss_kernels {
     te_cross_entropy_launch_fn slice, at_once;
     te_product_kernels *logits, *dx;
@@ -62,12 +63,14 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-#define TE_LOSS_FRACTION 16 /* the part of all logits that is in memory at a time is 1 / TE_LOSS_FRACTION. With 4, the
-                               step takes hardly longer than with all logits in memory */
+#define TE_LOSS_FRACTION 16 /* 1 / TE_LOSS_FRACTION of all logits is in memory at a time. With 4 instead of 16, the step
+                             * takes hardly longer than with all logits in memory */
 #endif
 enum {
-    TE_LOSS_ROWS = 128,             /* a piece has a multiple of this number of rows, the height of a GEMM tile */
-    TE_LOSS_COLUMNS = 256,          /* a piece has a multiple of this number of columns, the width of a GEMM tile */
+    TE_LOSS_ROWS = 128,             /* the number of rows of a piece of the logits is a multiple of this, the height of
+                                     * a GEMM tile */
+    TE_LOSS_COLUMNS = 256,          /* the number of columns of a piece of the logits is a multiple of this, the width
+                                     * of a GEMM tile */
     /* loss_in_backward is used if a piece has at least this many rows: reading and writing dweight for each piece then
      * takes less time than computing the logits a second time. */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
@@ -77,7 +80,8 @@ enum {
 /* The shape of a piece of the logits. columns: how many columns of the vocabulary the piece has, all or a part. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 
-/* The shape of forward's pieces. capacity: the number of rows that the call's workspace is sized for. */
+/* Return the shape of the pieces in which forward computes the logits. capacity: the number of rows for which the
+ * call's workspace is sized. */
 TE_API te__logits_piece te__logits_of_forward(int64_t capacity, int64_t vocabulary) {
     te__logits_piece p;
     p.rows = te_min(capacity, te_max(TE_LOSS_ROWS, capacity / TE_LOSS_FRACTION / TE_LOSS_ROWS * TE_LOSS_ROWS));
@@ -89,9 +93,10 @@ TE_API double te__logits_traffic(te__logits_piece p, int64_t capacity, int64_t v
     const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * capacity : 0;
     return (double)hidden * ((double)te_ceil_div(capacity, p.rows) * (double)vocabulary + (double)of_dx);
 }
-/* The shape of backward's pieces: of all shapes that fit into the memory for logits, the one that moves the fewest
- * elements. size: bytes of a logit. dx_bytes: if dx is summed in an f32 buffer, which takes a part of that memory, the
- * bytes of one element of the buffer; 0: dx is summed in place, without a buffer. */
+/* Return the shape of the pieces in which backward recomputes the logits: of all shapes that fit into the memory for
+ * logits, the one with which the fewest elements are read and written. size: bytes of a logit. dx_bytes: if dx is
+ * summed in an f32 buffer, which takes a part of that memory, the bytes of one element of the buffer; 0: dx is summed
+ * in place, without a buffer. */
 TE_API te__logits_piece te__logits_of_backward(int64_t capacity, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
     te__logits_piece best = te__logits_of_forward(capacity, vocabulary), p;
@@ -122,8 +127,9 @@ typedef struct te__linear_loss {
     float *scratch; /* scratch memory for GEMMs on the host */
 } te__linear_loss;
 
-/* Acquire the memory of a pass: as much as 1 / TE_LOSS_FRACTION of all logits take, whatever the shape of the pieces
- * is. This memory holds a piece of the logits and, if dx needs one, the f32 buffer in which dx is summed. */
+/* Acquire the memory that forward or backward needs for logits: as much as 1 / TE_LOSS_FRACTION of all logits take,
+ * whatever the shape of the pieces is. This memory holds a piece of the logits and, if dx needs one, the f32 buffer in
+ * which dx is summed. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
     const int64_t capacity = te__capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
@@ -134,7 +140,8 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te__convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te__scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    if (te__gemm_scratch(&any)) /* enough for any GEMM of the pass, because its operands are x, the weight or logits */
+    if (te__gemm_scratch(&any)) /* scratch memory on the host; it is enough for any GEMM of the pass, because the
+                                 * operands are x, the weight or logits */
         TE_TRY(te__scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te__gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
@@ -173,8 +180,8 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Runs linear and cross_entropy as separate steps, with all logits in memory. Called under a recipe, or if backward
- * runs the two ops as separate steps. */
+/* Run linear and cross_entropy as separate steps, with all logits in memory. The steps are separate under a recipe, and
+ * if backward runs the two ops as separate steps. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *unfused) {
     te_step first = *s;
@@ -233,8 +240,8 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
-/* Processes all pieces that have the rows [row, row + p.rows). sums: the f32 buffer in which dx of these rows is
- * summed; null: dx is summed in place. */
+/* Compute the gradients of all pieces of the logits that have the rows [row, row + p.rows). sums: the f32 buffer in
+ * which dx of these rows is summed; null: dx is summed in place. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {
@@ -300,8 +307,8 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
  * even if te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every
  * piece. */
 
-/* Runs linear and cross_entropy as separate steps, with all logits in memory. Called under a recipe, or if backward
- * runs the two ops as separate steps. */
+/* Run linear and a vocabulary-parallel cross_entropy as separate steps, with all logits in memory. The steps are
+ * separate under a recipe, and if backward runs the two ops as separate steps. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *unfused) {
     te_step first = *s;

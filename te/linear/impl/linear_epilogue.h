@@ -1,7 +1,8 @@
 /* linear_epilogue.h -- runs a step that begins with a GEMM as one kernel: the ops after the GEMM run in the GEMM's
- * epilogue. Such kernels exist for elementwise and gated ops with constant widths, in 16 bits and, under a recipe, with
- * operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps that begin with
- * a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues (linear_strategy.h).
+ * epilogue. Kernels for whole steps exist for elementwise and gated ops with constant widths, in 16 bits and, under a
+ * recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps
+ * that begin with a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues
+ * (linear_strategy.h).
  *
  * Under a recipe the epilogue stores what the pointwise kernel would store: y, in 16 bits or in FP8 for the next GEMM,
  * and y's amax. The epilogue also stores the transpose of y in FP8, which the GEMM for a weight gradient reads and
@@ -9,7 +10,7 @@
  *
  * The input of a gated op has rows of two halves. In backward the epilogue reads the saved halves and writes the
  * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored
- * (te__sm90_gemm_config.source_has_halves). In forward a tile contains the same columns of both halves
+ * (te__sm90_gemm_config.source_has_halves). In forward each tile of the GEMM contains the same columns of both halves
  * (te__sm90_gemm_pairing.halves), so inference need not store the input of the gated op. Under a recipe this forward
  * kernel is for inference only, because training would have to store both halves as well. With up to eight rows a gated
  * step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM and a pointwise kernel under a recipe.
@@ -17,7 +18,7 @@
  * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
  * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
  * which backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the floor is 0.81 ms.
- * Three separate kernels take 0.21 ms more. Measurements: docs/notes/linear.md.
+ * Three separate kernels (GEMM, pointwise kernel, transpose) take 0.21 ms more. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_EPILOGUE_H
 #define TE_LINEAR_EPILOGUE_H
@@ -36,7 +37,7 @@
 typedef struct te_unfused_gemm {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
-    const void *c; /* matrix that is added to the GEMM's result; null: nothing is added */
+    const void *c; /* [m, n], a matrix that is added to the GEMM's result; null: nothing is added */
     int n;
 } te_unfused_gemm;
 
@@ -96,15 +97,14 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
 }
 #define TE_UNFUSED_GEMM(dtype, pass) \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
-/* The kernels for the GEMM of step `name` without the step's other ops: 16-bit kernels or, if the linear has a recipe,
- * FP8 kernels. */
+/* Returns the kernels for the GEMM of step `name` without the step's other ops: 16-bit kernels or, if the linear has a
+ * recipe, FP8 kernels. */
 #define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                              \
     te__unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8,          \
                              (te_gemm_operands)name##_skinny_form,                         \
                              name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
-/* Computes D = alpha A op(B), rounded to D's format. If beta is 1, C is then added to D and the sum is rounded
- * again. */
+/* Compute D = alpha A op(B), rounded to D's format. If beta is 1, add C to D and round the sum. */
 TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     te_unfused_gemm p;
     memset(&p, 0, sizeof p);
@@ -135,7 +135,8 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 
 typedef struct te_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
-    te_pointwise pointwise; /* pointwise.x: memory for the GEMM's result; null: that result is not stored */
+    te_pointwise pointwise; /* arguments of the ops in the epilogue; pointwise.x is memory for the GEMM's result; null:
+                             * that result is not stored */
 } te_product;
 
 /* Compile-time facts of a step in FP8. result: the form in which the step stores its result. saved, params: bit masks
@@ -143,8 +144,8 @@ typedef struct te_product {
  * is the GEMM's result), `params` marks the ops with a parameter. */
 typedef struct te_product_facts { te_pointwise_result result; int saved, params; } te_product_facts;
 
-/* Returns which variant of the epilogue fits the arguments: ALL if all outputs of training are to be stored, RESULT if
- * only the result is to be stored, ANY for all other arguments. */
+/* Returns which variant of the epilogue fits the arguments: TE_OUTPUTS_ALL if all outputs of training are to be stored,
+ * _RESULT if only the result is, _ANY for all other arguments. */
 TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k,
                                            const te_product_facts facts) {
     const te_pointwise_fp8 *fp8 = &p->pointwise.fp8;
@@ -167,7 +168,8 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     if (facts.saved & 1) __builtin_assume(c->x != 0);
     c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
     if (facts.result == TE_RESULT_y)
-        __builtin_assume(c->y != 0); /* under TE_RESULT_amax y may be null (te__pointwise_amax_only) */
+        __builtin_assume(c->y != 0); /* tells the compiler that y is not null; under TE_RESULT_amax this would be wrong
+                                      * (te__pointwise_amax_only) */
     if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;
     TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
@@ -189,18 +191,18 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
-/* Stores the result in each form that the arguments ask for. fp8: 1 if one of these forms is FP8, else 0. */
+/* Store the result of the step in each form that the arguments ask for. fp8: 1 if one of these forms is FP8, else 0. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
-    if (k.fp8 && !fp8 && c->fp8.amax) { /* the amax of the result is computed even if the result is not stored
-                                           (te__pointwise_amax_only) */
+    /* the amax of the result is computed even if the result is not stored (te__pointwise_amax_only) */
+    if (k.fp8 && !fp8 && c->fp8.amax) {
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
         state->amax_bits = te_amax_bits8(state->amax_bits, l->v);
     } else if (c->y) te_store_lane(l, c->y, k);
     if (fp8) te__product_store_fp8(p, l, scale, k, state);
 }
-/* Compile-time constants of a step's kernel. */
+/* The compile-time constants of the kernel of a step with a GEMM. */
 typedef struct te_product_constants {
     te_pointwise_shape shape;
     te_product_facts facts;
@@ -217,8 +219,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     const int fp8 = k.fp8 && (usual ? facts.result == TE_RESULT_fp8 : p->pointwise.fp8.y != 0);
     if (state->outputs == TE_OUTPUTS_RESULT) facts.saved = 0;
     if (usual) te__product_specialise(&known, p, facts);
-    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f; /* loaded early, so that the scale has arrived when
-                                                                 * the result is stored */
+    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f; /* the FP8 scale is loaded at the beginning, so that
+                                                                     * it has arrived when the result is stored */
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_place_of(k, row, col / 8, 1);
     if (ahead && k.reads >= 0) {
@@ -347,9 +349,9 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return &kernels;                                                                                               \
     }
 
-/* Whether the kernel must store the value whose memory is at `p`: because an op of the step or another use of a fork
- * reads this value, or because the value is the result of the step. Call this function after the kernel's arguments
- * have been set up. */
+/* Returns whether the kernel must store the value whose memory is at `p`: because an op of the step or another use of a
+ * fork reads this value, or because the value is the result of the step. Call this function after the kernel's
+ * arguments have been set up. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
@@ -410,8 +412,8 @@ TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
 }
-/* Runs the step as one kernel. Forward and backward are separate functions, so that an inference-only program compiles
- * no backward code. */
+/* Runs the forward of a step as one kernel. Forward and backward are separate functions, so that an inference-only
+ * program compiles no backward code. */
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     te_product p;
@@ -434,7 +436,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }
 
-#else /* no fused kernels: each step is a GEMM, followed by a pointwise kernel or, on the host, by a loop */
+#else /* Without the library's GEMM kernels there are no fused kernels: each step is a GEMM, followed by a pointwise
+       * kernel or, on the host, by a loop. */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
 TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
@@ -446,8 +449,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* Constants that follow from the recipe of the step's linear and from the pass. These constants determine which kernels
- * the step has. */
+/* Constants that follow from the recipe of the step's linear and from the pass. They determine which kernels exist for
+ * the step. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)), \
     name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \

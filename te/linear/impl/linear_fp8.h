@@ -13,10 +13,10 @@
  *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
  *   fp8_row      one for each row of x and of the weight    the kernel that produces x, else a cast; no FP8 in backward
  *
- * te_operand_policy.input says in which of three ways backward obtains x_t. Forward has saved x in FP8, and backward
- * transposes it, unless a cast or a GEMM has already stored the transpose. Or backward casts x again. Or backward runs
- * the kernel that produces x again, and this time the kernel stores only x_t. Under fp8_block each transpose is rounded
- * from the original values, not from the FP8 values of the other layout.
+ * te_operand_policy.input says in which of three ways backward obtains x_t. First: forward has saved x in FP8, and
+ * backward transposes it, unless a cast or a GEMM has already stored the transpose. Second: backward casts x again.
+ * Third: backward runs the kernel that produces x again, and this time the kernel stores only x_t. Under fp8_block each
+ * transpose is rounded from the original values, not from the FP8 values of the other layout.
  */
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H
@@ -28,11 +28,11 @@
 #include "../../gemm/gemm_blockwise.h" /* TE_GEMM_BLOCKWISE */
 #include "../../plan/impl/storage.h" /* te_run, te__policy */
 
-/* The number of columns of a transpose: the number of rows of the original, rounded up to a multiple of 16, because FP8
- * GEMMs need a k that is a multiple of 16. */
+/* Return the number of columns of a transpose: the number of rows of the original, rounded up to a multiple of 16,
+ * because FP8 GEMMs need a k that is a multiple of 16. */
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
-/* Checks that the device of the run's context supports GEMMs with a scale for each row or each tile. */
+/* Check that the context's device supports FP8 GEMMs with a scale for each row or for each 1 x 128 tile. */
 TE_API te_status te__check_local_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
@@ -76,7 +76,7 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
 
 /* ---- fp8_block --------------------------------------------------------------------------------------------------- */
 
-/* A matrix in e4m3 with a scale for each 1 x 128. */
+/* A matrix in e4m3, `data`, with one inverse scale for each 1 x 128 elements, `inverse`. */
 typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_matrix;
 
 /* Acquire scratch memory for a value of `cols` columns in FP8, stored row by row or transposed. */
@@ -116,7 +116,7 @@ TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x)
     g->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_2D, TE_e4m3, f->inverse);
     return TE_OK;
 }
-/* Computes the transpose of linear i's input in FP8, which forward did not save. */
+/* Compute the transpose, in FP8, of the input of linear i. The function is for an input that forward did not save. */
 TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix transposed) {
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
@@ -155,7 +155,7 @@ TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i
 
 /* ---- fp8_delayed and fp8_current --------------------------------------------------------------------------------- */
 
-/* The number of the first Philox stream for the stochastic rounding of gradients; each scale has its own stream. The
+/* The number of the first Philox stream for the stochastic rounding of gradients; each scale has a separate stream. The
  * number is far above the numbers of the ops' streams, which count from 0. */
 enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 
@@ -173,7 +173,8 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
         if (!has_amax) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &f->own, r->ctx));
     }
-    if (f->current || r->pass == TE_INFER) q.amax = 0; /* fp8_delayed: inference must not change the amax history */
+    if (f->current || r->pass == TE_INFER) q.amax = 0; /* under fp8_delayed, inference must not change the history of
+                                                        * amaxes */
     q.rng = r->rng, q.stream = TE__FP8_ROUNDING_STREAMS + (uint32_t)index;
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
     return index == f->dy ? r->plan->fp8->quantize_dy(&q, r->ctx) : r->plan->fp8->quantize(&q, r->ctx);
@@ -184,13 +185,13 @@ TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed)
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
-/* Transposes v, which is in FP8, to scratch memory. wanted 0: only acquires the memory. */
+/* Transpose v, which is in FP8, to scratch memory. wanted: 1; with 0 the function only acquires the memory. */
 TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
     TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
-/* Computes the transpose of linear i's input in FP8, which forward did not save, with the scale that forward used.
- * wanted 0: only acquires the memory. */
+/* Compute the transpose, in FP8, of the input of linear i, which forward did not save, with the scale that forward
+ * used. wanted: 1; with 0 the function only acquires the memory. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te__input_of(r, i);
@@ -234,8 +235,8 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
-    /* acquire memory for the transpose of x even if forward has saved the transpose: when the workspace is sized, it is
-     * not yet known in which layout forward will save x */
+    /* Memory for the transpose of x is acquired even if forward has saved the transpose: when the workspace is sized,
+     * it is not yet known in which layout forward will save x. */
     const int transposed = te__saved_is_transposed(r->saved_transposed, i);
     const te_value x = te__value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
@@ -281,9 +282,10 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
                                                   : te__tensorwise_backward(w, x, r, i, dy);
 }
 
-/* The FP8 kernels of a list that names `recipe`: the table `name`##_fp8. An op may have another recipe than its list,
- * but fp8_block and fp8_row are allowed only where the list names the same recipe (te/ops/linear.h). weights, rounding:
- * the list's options (declare.h). backward: te__fp8_backward, or 0 if the list is for inference only. */
+/* Defines the FP8 kernels of a list that names `recipe`, and the table of them, `name`##_fp8. An op may have another
+ * recipe than its list, but fp8_block and fp8_row are allowed only where the list names the same recipe
+ * (te/ops/linear.h). weights, rounding: the list's options (declare.h). backward: te__fp8_backward, or 0 if the list is
+ * for inference only. */
 #define TE_FP8_OPS(name, dtype, weights, rounding, recipe, backward)       \
     TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, rounding, backward)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current

@@ -4,8 +4,8 @@
  * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, two kernels run. The first, a small one,
  * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. If the GEMM's epilogue computed the
  * cosines and sines itself, it would need double precision and would repeat the work for each head. With 8192 rows and
- * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. Its epilogue receives two
- * vectors of eight elements at once, which together contain both elements of each pair to be rotated
+ * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. The epilogue of the GEMM
+ * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated
  * (te__sm90_gemm_pairing).
  *
  * With up to eight rows the skinny kernel runs alone, unless pairs are interleaved: each of its blocks computes the
@@ -20,8 +20,9 @@
  * docs/notes/linear.md.
  *
  * The GEMM sums in f32 and rounds to 16 bits, as in a separate step. The epilogue then adds the bias and rotates in
- * f32, and rounds once more. So the result of linear_rope is bitwise identical to that of the two steps. The result of
- * linear_bias_rope is not identical, because the two steps round after the bias as well.
+ * f32, and rounds once more. So the result of linear_rope is bitwise identical to that of two separate steps, linear
+ * and then rope. The result of linear_bias_rope differs, because separate steps also round after they have added the
+ * bias.
  */
 #ifndef TE_LINEAR_ROPE_H
 #define TE_LINEAR_ROPE_H
@@ -34,7 +35,7 @@
 
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
-enum { TE_ROPE_TABLE_ROWS = 4 /* number of rows of the table that a block computes */ };
+enum { TE_ROPE_TABLE_ROWS = 4 /* number of rows of the table of cosines and sines that a block computes */ };
 
 /* Write TE_ROPE_TABLE_ROWS rows of the table y, [rows, rotary] in f32: a row holds the cosines of all pairs, then their
  * sines. */
@@ -45,14 +46,17 @@ TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int
                   te_lanes_here(TE_ROPE_THREADS, &group), te_rope_table_of(rotary / 2, rotary, scaled, 1));
 }
 
-/* The kernels of a step. rope: the separate rope kernel; table: the kernel that writes the table of cosines and sines;
- * fused: the GEMM with rope in its epilogue. A null member means that there is no such kernel. */
+/* The kernels of a step that consists of linear and rope. rope: the separate rope kernel; table: the kernel that writes
+ * the table of cosines and sines; fused: the GEMM with rope in its epilogue. A null member means that there is no such
+ * kernel. */
 typedef struct te__rope_kernels {
-    te__linear_kernels linear; /* the kernels of the linear and its bias, without rope */
+    te__linear_kernels linear; /* the kernels of the linear and its bias, for running the step without rope in the
+                                * epilogue */
     te_rope_launch_fn rope, table;
     te_product_kernels *fused;
-    int rotated_columns; /* number of columns of q and k together; columns below this number are rotated, the columns of
-                            v, which follow, are not */
+    /* number of columns of q and k together; columns below this number are rotated, the columns of v, which follow, are
+     * not */
+    int rotated_columns;
 } te__rope_kernels;
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
@@ -67,10 +71,12 @@ typedef struct te_rope_product {
     int rotated_columns;         /* number of columns of q and k together, which are rotated */
 } te_rope_product;
 
-/* Compile-time constants of the heads. dtype: a 16-bit format; TE_f32 means that the kernel does not exist. */
+/* The compile-time constants of the heads that are rotated. dtype: a 16-bit format; TE_f32 means that the kernel does
+ * not exist. */
 typedef struct te_rope_heads {
     te_dtype dtype;
     int head_dim, rotary, interleaved;
+    int table_is_shared; /* 1: the table of cosines and sines lies in shared memory; 0: in global memory */
 } te_rope_heads;
 
 TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product *p, int col, const te_dtype dtype) {
@@ -99,7 +105,9 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const
     const int dim = col % h.head_dim, pairs = h.rotary / 2,
               far = !h.interleaved && col < p->rotated_columns && dim < pairs;
     float v[8], mate[8], cosine[8], sine[8];
-    if (far) { /* cosines and sines are loaded early, so that they have arrived when te_rotate8 needs them */
+    if (far && h.table_is_shared) {
+        TE_UNROLL for (int i = 0; i < 8; i++) cosine[i] = table[dim + i], sine[i] = table[pairs + dim + i];
+    } else if (far) { /* cosines and sines are loaded early, so that they have arrived when te_rotate8 needs them */
         te_load8(cosine, table, dim, 8, 1, TE_f32);
         te_load8(sine, table, pairs + dim, 8, 1, TE_f32);
     }
@@ -114,12 +122,12 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const
     te_store8(p->y, (int64_t)row * p->n + other, mate, 8, 1, h.dtype);
 }
 
-/* The epilogue as a template. The only template arguments are the constants of the heads, so all lists and passes with
+/* The epilogue as a template. Its only template arguments are the constants of the heads, so all lists and passes with
  * the same heads share one kernel. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
                           te_epilogue_state *) {
-    const te_rope_heads h = {T, DIM, ROTARY, NEAR};
+    const te_rope_heads h = {T, DIM, ROTARY, NEAR, 0};
     const te_rope_product *product = (const te_rope_product *)p;
     te__rope_epilogue(product, product->table + (int64_t)row * ROTARY, w, u, row, col, other, h);
 }
@@ -138,7 +146,7 @@ template <int ROTARY, int SCALED> TE_FN void te_rope_skinny_prepare(const void *
 template <te_dtype T, int DIM, int ROTARY>
 TE_FN void te_rope_skinny_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
                                    te_epilogue_state *) {
-    const te_rope_heads h = {T, DIM, ROTARY, 0};
+    const te_rope_heads h = {T, DIM, ROTARY, 0, 1};
     te__rope_epilogue((const te_rope_product *)p, te__rope_skinny_table<ROTARY>() + row * ROTARY, w, u, row, col, other,
                       h);
 }
@@ -151,8 +159,8 @@ static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int SCALED), te_rope_skinny, (T, DIM, ROTARY, SCALED),
              te_rope_product)
-/* Whether the two columns of a pair lie 128 apart, in different halves of a tile. If so, the kernel swaps the second
- * and the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
+/* Says whether the two columns of a pair lie 128 apart, in different halves of a tile. If so, the kernel swaps the
+ * second and the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
  * te__sm90_gemm_pairing). */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
@@ -171,7 +179,7 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_produ
     return &kernels;
 }
 
-/* Whether the epilogue can rotate heads with these constants within a tile: the head size divides the tile's 256
+/* Says whether the epilogue can rotate heads with these constants within a tile: the head size divides the tile's 256
  * columns, and both columns of each pair lie in the same 128 columns, or are brought there by the swap
  * (TE__ROPE_CROSSED). */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
@@ -211,9 +219,9 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     te_value memory, table;
     memset(&p, 0, sizeof p);
     TE_TRY(te__linear_operands(g, r, first->op[0]));
-    for (int j = 0; j < first->count; j++) /* Acquire as much memory as the two steps do, because the number of rows
-                                              decides whether the fused kernel or the two steps run, and the size of the
-                                              workspace must not depend on this choice. */
+    /* Acquire as much memory as the two separate steps do. The number of rows decides whether the fused kernel or the
+     * two steps run, and the size of the workspace must not depend on this choice. */
+    for (int j = 0; j < first->count; j++)
         TE_TRY(te__acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
     table = y, table.data = memory.data;
     te__rope_args(&a, r, rope, table);
@@ -290,8 +298,8 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE__ROPE_BIAS_##widths(name, dtype)                                                                      \
     TE__ROPE_ROW(name, widths, model, dtype, rope, name##_launch, name##_shape(te__pointwise_half(r, s, 1)), \
                  name##_kernels())
-/* Defines the kernels of rope, and name##_run(), which runs the step. launch, shape, product: the values of the members
- * launch, shape and fused of te__linear_kernels. */
+/* Defines the kernels of a step that ends in rope, and name##_run(), which runs the step. launch, shape, product: the
+ * values of the members launch, shape and fused of te__linear_kernels. */
 #define TE__ROPE_ROW(name, widths, model, dtype, rope, launch, shape, product)                                     \
     TE_CUSTOM_rope_forward(name##_rope, model, dtype, rope)                                                        \
     TE__ROPE_PRODUCT_##widths(name, dtype, rope)                                                                   \

@@ -55,7 +55,7 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     const te_op *op = &r->plan->op[s->op[0]];
     te_gemm fused = *x;
     te_value dx, converted;
-    fused.fast = 1; /* in FP8 the library's GEMM always accumulates in the tensor cores */
+    fused.fast = 1; /* fast accumulation, because in FP8 the library's GEMM always accumulates in the tensor cores */
     const int is_fused = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->fused, &fused, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te__acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
@@ -114,13 +114,15 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     if (!te__needs_input_grad(r, i)) return te__set_current(r, te__no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    TE_TRY(te__wgrad_now(r)); /* runs the deferred GEMM of a weight gradient, unless that GEMM has run during the gather
-                                 (it has not with te__overlap_memory.serial) */
+    /* run the deferred GEMM of a weight gradient, unless that GEMM has run during the gather (it has not with
+     * te__overlap_memory.serial) */
+    TE_TRY(te__wgrad_now(r));
     if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }
 
-/* Forward and backward have separate entry points, so that an inference-only program compiles no backward code. */
+/* Separate functions run the step in forward and in backward, so that an inference-only program compiles no backward
+ * code. */
 TE_IF_USED TE_API te_status te__linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                    te_pointwise_shape k, te_product_kernels *fused,
                                                    te_product_kernels *unfused) {

@@ -9,31 +9,31 @@
 #include "../../ops/elementwise.h" /* te_scale_options */
 #include "linear_epilogue.h" /* te__product_step_forward, te__unfused_gemm_run */
 
-/* The kernels of a step. launch, shape: the pointwise kernel that runs after the GEMM; fused: the GEMM with the ops in
- * its epilogue; unfused: the GEMM alone. A member is null if the step has no such kernel. */
+/* The kernels of a step that begins with a linear. launch, shape: the pointwise kernel that runs after the GEMM; fused:
+ * the GEMM with the ops in its epilogue; unfused: the GEMM alone. A member is null if the step has no such kernel. */
 typedef struct te__linear_kernels {
     te_pointwise_launch_fn launch;
     te_pointwise_shape shape;
     te_product_kernels *fused, *unfused;
 } te__linear_kernels;
 
-/* Whether one kernel for the whole step can store the step's result in the format that the consumer reads. Such a
- * kernel can store FP8 only if the list names a recipe. Under a recipe, a step with a gated op runs as one kernel only
- * in inference (linear_epilogue.h). */
+/* Returns whether one kernel for the whole step can store the step's result in the format that the consumer reads. Such
+ * a kernel can store FP8 only if the list names a recipe. Under a recipe, a step with a gated op runs as one kernel
+ * only in inference (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
     if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te__policy(r, s->op[0])->fp8) return 0;
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
-/* Which size of a GEMM, m or k, is the call's number of rows. */
+/* Which of a GEMM's sizes, m or k, is the number of rows of the call. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
 /* Runs the GEMM g: by one of the library's kernels `unfused` (may be null), if one of these is chosen for g, else by
  * the back end. On the host the GEMM gets scratch memory from the workspace. rows: the size of the GEMM that is the
  * call's number of rows. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
-    te_gemm capacity = *g; /* the GEMM with the number of rows that the workspace is sized for */
+    te_gemm capacity = *g; /* a copy of the GEMM that has as many rows as the workspace is sized for */
     *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
     const size_t bytes = te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
@@ -52,7 +52,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Whether the outputs of all ops of the step, and the residuals that the ops add, are in the list's format. */
+/* Returns whether all values that the step's ops write, and all fork values that they add, are in the list's format. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
@@ -63,7 +63,7 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     return same;
 }
 
-/* Whether a back end can run the GEMM g with the epilogue that g names. */
+/* Returns whether a back end (such as cuBLASLt) can run the GEMM g with the epilogue that g names. */
 TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
     if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D)
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
@@ -78,8 +78,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (strategy == TE_STRATEGY_BARE || strategy == TE_STRATEGY_CUSTOM) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (strategy == TE_STRATEGY_BIAS) {
-        /* a bias alone in the epilogue pays only if backward needs the output of the bias: the GEMM then stores that
-         * output, and the pointwise kernel reads it and does the other ops */
+        /* Adding only the bias in the epilogue is worthwhile only if backward needs the output of the bias: the GEMM
+         * then stores that output, and the pointwise kernel reads it and computes the other ops. */
         const int saved = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!saved || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
@@ -129,7 +129,7 @@ TE_API te_status te__linear_then_pointwise(te_run *r, const te_step *s, const te
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
     return te__pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
-/* Runs the forward step by the chosen strategy. taken: how many ops the GEMM's epilogue does. */
+/* Run the forward step by the chosen strategy. taken: how many of the step's ops the GEMM's epilogue computes. */
 TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                   te_gemm_strategy strategy, int taken) {
     const te_op *linear = &r->plan->op[s->op[0]];

@@ -1,6 +1,6 @@
-/* call_checks.h -- the checks that a call makes before it enqueues any work: of the batch, of the caller's tensors, and
- * that no memory which the call writes overlaps other memory. The header also has the functions that return the values
- * of forks and of extra inputs.
+/* call_checks.h -- the checks that a call makes before it enqueues any work: checks of the batch, checks of the
+ * caller's tensors, and a check that no memory which the call writes overlaps other memory of the call. The header also
+ * has the functions that return the values of forks and of extra inputs.
  */
 #ifndef TE_CALL_CHECKS_H
 #define TE_CALL_CHECKS_H
@@ -37,8 +37,8 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     return TE_OK;
 }
 
-/* Check batch.memory_seq. Called for lists with an extra input whose rows a decoder attends to, declared as (input, ..,
- * (rows, memory)). */
+/* Check te_batch.memory_seq, the number of rows per sequence that a decoder attends to. The function is called for
+ * lists with an extra input that has such rows, declared as (input, .., (rows, memory)). */
 TE_API te_status te__check_memory(const te_batch *b, const char *name, te_context *ctx) {
     TE_REQUIRE(b->memory_seq > 0, ctx, TE_ERROR_SHAPE,
                "%s: batch.memory_seq is %d; a list with an input of (rows, memory) needs a positive one", name,
@@ -83,7 +83,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
 
 /* ---- the caller's tensors ---------------------------------------------------------------------------------------- */
 
-/* Check that tensor t has the shape and format of `want`, which the list and the batch determine. */
+/* Check that the caller's tensor t has the shape and format of `want`, which follow from the list and the batch. */
 TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_value want, te_context *ctx) {
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
     TE_REQUIRE(t.dtype == want.dtype, ctx, TE_ERROR_DTYPE, "%s: %s is %s, the list was declared with %s", model, name,
@@ -98,17 +98,17 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
 }
 
 /* Set *found to the entry of te_batch.edges that belongs to the op (input, name) or (output, name). Returns an error if
- * there is no such entry. While only sizes are measured, *found becomes null. */
+ * there is no such entry. While only sizes are measured, there is no batch, and *found becomes null. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
-    if (!r->batch) return TE_OK; /* there is no batch while only sizes are measured */
+    if (!r->batch) return TE_OK; /* while only sizes are measured, there is no batch, so *found stays null */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* Set *v to the caller's tensor for `op`, an extra input or output of the list: to the tensor that has the value of
- * this input or output (grad 0), or to the one that has its gradient (grad 1). The tensor must have the shape and
- * format of `like`. If the caller has passed no tensor for the gradient, v->data becomes null. While only sizes are
- * measured, v->data is the address of x, as a placeholder. */
+/* Set *v to the caller's tensor for `op`, an extra input or output of the list: with grad 0 to the tensor that has the
+ * value of this input or output, with grad 1 to the tensor that has the gradient of this value. The tensor must have
+ * the shape and format of `like`. If the caller has passed no tensor for the gradient, v->data becomes null. While only
+ * sizes are measured, v->data is the address of x, as a placeholder. */
 TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
@@ -119,17 +119,17 @@ TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, 
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* Returns the description of a value that has no data yet: it has `cols` columns, and the rows and the format of the
- * value that `op` takes besides its own input (the value of an earlier (fork, ..), or of an extra (input, ..) of the
- * list). */
+/* Describe, without any data, a value with `cols` columns for `op`, an op with a second operand besides its own input.
+ * The rows and the format are those of the second operand, which is the value of an earlier (fork, ..) or of an extra
+ * (input, ..) of the list. */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
     return te__value_of(0, op->edge_dtype, te__rows_in(r, rows), cols);
 }
-/* Set *v to the value that `op` takes besides its own input: that of an earlier (fork, ..), or of an extra (input, ..).
- * Works in forward, inference and backward. */
+/* Set *v to the second operand of `op`, besides its own input: the value of an earlier (fork, ..), or of an extra
+ * (input, ..) of the list. This works in forward, inference and backward. */
 TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     if (fork->flags & TE_IS_INPUT) return te__edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
@@ -160,8 +160,8 @@ typedef struct te__region {
     const char *begin;
     size_t bytes;
     int written;
-    int end; /* 1: the region is x or dy; 2: it is y or dx; 0: it is another tensor. If the call runs in place, a region
-              * with `end` 1 and a region with `end` 2 may be the same memory */
+    int end; /* which end of the pass the tensor is: 1: its input, x or dy; 2: its result, y or dx; 0: neither. If the
+              * call runs in place, a region with `end` 1 and a region with `end` 2 may be the same memory */
 } te__region;
 enum { TE__MAX_REGIONS = 16 };
 typedef struct te__regions {
@@ -172,22 +172,23 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of `from`,
- * the value that the first step reads. The pass may run in place if its last step works element by element or row by
- * row, or does not read `from`. */
+/* Return whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of
+ * `from`, the value that the first step reads. The pass may run in place if its last step works element by element or
+ * row by row, or does not read `from`. */
 TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
     const te_op *op = &p->op[s[count - 1].op[0]];
     const te_class last = op->op_class;
-    if (op->flags & TE_IS_CROSS) return 0; /* the keys and values that this op reads may lie in `from` */
+    if (op->flags & TE_IS_CROSS) return 0; /* cross_attention also reads keys and values, and these may lie in the
+                                            * memory of `from` */
     if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
-/* Whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks) saves its
- * input or is recomputed, or if an op later in the list uses a fork of x. */
+/* Return whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks)
+ * saves its input or is recomputed, or if an op later in the list uses a fork of x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
@@ -200,8 +201,8 @@ TE_API int te__reads_x(const te_plan *p) {
 }
 /* Whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
-/* Add a region of memory to the table. Returns an error if the new region overlaps one that is already in the table and
- * this overlap is not permitted. */
+/* Add a region of memory to the table of regions that a call accesses. Returns an error if the new region overlaps one
+ * that is already in the table and this overlap is not permitted. */
 TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
                                 int end) {
     te__region to;
@@ -229,18 +230,20 @@ TE_API int te__edge_kind(const te_plan *p, const char *name) {
             return p->op[k].flags & TE_OUTPUTS_MAX_LOGIT ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
     return 0;
 }
-/* Add the memory that the caller passes for (input, ..), (output, ..) and the attention option (max_logit, 1). */
+/* Add to the table the memory that the caller passes for the ops (input, ..) and (output, ..), and for attention with
+ * the option (max_logit, 1). */
 TE_API te_status te__regions_edges(te__regions *all) {
     const te_run *r = all->run;
     const int before = all->count;
     for (int i = 0; i < r->batch->edge_count; i++) {
         const te_edge *e = &r->batch->edges[i];
         const int kind = te__edge_kind(r->plan, e->name);
-        if (!kind) continue; /* the edge is for another list that uses the same batch */
+        if (!kind) continue; /* the edge belongs to another list that uses the same batch */
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
-        int is_read = 0; /* 1: backward also reads the value of this input */
+        int is_read = 0; /* 1: an op of the list reads the value of this extra input, so that backward reads the value,
+                          * too */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
             is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) &&
@@ -249,8 +252,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
-        /* the table is full: remove the edges that are in it; later edges are then not compared with the removed
-         * ones */
+        /* The table is full. Remove this list's edges from it; later edges are then not compared with the removed
+         * ones. */
         if (all->count == TE__MAX_REGIONS) all->count = before;
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));
@@ -261,8 +264,9 @@ TE_API te_status te__regions_edges(te__regions *all) {
     }
     return TE_OK;
 }
-/* Check that no memory that this call writes overlaps other memory of the call. used: the bytes of workspace that the
- * call needs. Call this after the dry run, which has checked the shapes and formats of the tensors. */
+/* Check that no memory which this call writes overlaps other memory that the call reads or writes. used: the bytes of
+ * workspace that the call needs. Call this after the dry run, which has checked the shapes and formats of the
+ * tensors. */
 TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_saved *saved, size_t used) {
     const int back = r->pass == TE_BACKWARD;
     const te_value from = back ? r->dy : r->x, to = back ? r->dx : r->y;

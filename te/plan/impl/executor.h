@@ -1,9 +1,9 @@
 /* executor.h -- runs a call of a model (forward, inference or backward): checks the arguments, then runs the steps of
  * the plan twice.
  *
- * The first run is a dry run. It launches nothing, but makes all checks and measures the workspace that the second run
- * needs. Therefore a call that returns an error has changed nothing. <model>_workspace_bytes() also makes a dry run, so
- * the size that it returns is always the size that a call needs.
+ * The first run is a dry run. The dry run launches nothing, but makes all checks and measures the workspace that the
+ * second run needs. Therefore a call that returns an error has changed nothing. <model>_workspace_bytes() also makes a
+ * dry run, so the size that it returns is always the size that a call needs.
  */
 #ifndef TE_EXECUTOR_H
 #define TE_EXECUTOR_H
@@ -14,20 +14,21 @@
 
 /* ---- where backward stops ---------------------------------------------------------------------------------------- */
 
-/* Backward runs from the last op of the list towards the first, and ends at the "backward stop". This is the first op,
- * in list order, that computes a gradient that is needed: the gradient of a parameter that trains, of x, or of an extra
- * input. */
+/* Backward runs from the last op of the list towards the first, and ends at the "backward stop". The backward stop is
+ * the first op, in list order, that computes a gradient which is needed: the gradient of a trained parameter, of x, or
+ * of an extra input. */
 
-/* Whether op i computes the gradient of an extra input that the caller wants. */
+/* Return whether op i is an extra input of the list whose gradient the caller wants, so that backward must compute this
+ * gradient. */
 TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     if (op->edge < 0 || !(r->plan->op[op->edge].flags & TE_IS_INPUT)) return 0;
     const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
     return e && e->grad.data;
 }
-/* The value of te_run.backward_stop. If no gradient is needed, the value is the number of ops, because backward has
- * nothing to compute. But if forward has left the computation of the loss to backward, the value is then the index of
- * the last op, which computes the loss. */
+/* Compute te_run.backward_stop, the index of the op at which backward ends. If no gradient is needed, the result is the
+ * number of ops, because backward has nothing to compute. There is one exception: if forward has left the computation
+ * of the loss to backward, the result is then the index of the last op, which computes the loss. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
     if (r->dx.data) return TE_BACKWARD_STOP_dx;
@@ -38,7 +39,7 @@ TE_API int te__backward_stop_of(const te_run *r) {
     }
     return r->loss_in_backward ? count - 1 : count;
 }
-/* The number of backward steps that run: up to and including the step with the backward stop. */
+/* The number of steps that backward runs: all steps up to and including the one that contains the backward stop. */
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
@@ -66,8 +67,8 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
  * while it runs the region's steps. Backward opens it, too, and fills its memory by running the region's forward steps
  * again. */
 
-/* Acquire the memory in which region k saves values. Forward needs it, too, because a forward step stores the values
- * that are to be saved without knowing whether anything will read them. */
+/* Acquire the memory in which recompute region k saves values. Forward needs this memory, too, because a forward step
+ * stores the values that are to be saved without knowing whether anything will read them. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);
@@ -77,19 +78,20 @@ TE_API te_status te__recompute_open(te_run *r, int k) {
     (void)te__place(r, (char *)v.data, 0, s->first, s->last, k);
     return TE_OK;
 }
-/* Release the memory of region k. The values saved in it then have no address any more. Only forks at the beginning of
- * the region keep the address of their value, because this value is the region's input. */
+/* Release the memory of region k. The values saved in this memory then have no address any more. Only forks at the
+ * beginning of the region keep the address of their value, because this value is the region's input. */
 TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
 }
-/* Close all open regions. At the end of backward a region is still open if the backward stop lies inside it. */
+/* Close all open recompute regions. At the end of backward a region is still open if the backward stop lies inside
+ * it. */
 TE_API void te__recompute_close_all(te_run *r) {
     for (int k = 0; k < r->plan->region_count; k++)
         if (r->region[k].data) te__recompute_close(r, k);
 }
-/* The forward steps [*from, *to) that backward runs again for region k: from the region's first step up to the last one
- * whose ops save something in the memory of the region. */
+/* Set [*from, *to) to the forward steps that backward runs again for recompute region k: from the region's first step
+ * up to the last step whose ops save a value in the region's memory. */
 TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
     const te_plan *plan = r->plan;
     int i = 0;
@@ -119,8 +121,8 @@ TE_API te_status te__recompute_run(te_run *r, int k) {
     memcpy(r->saved_transposed, forward.saved_transposed, sizeof r->saved_transposed);
     return TE_OK;
 }
-/* Before a step: open all regions that contain an op of the step. A forward step lies either entirely in one region or
- * outside of all regions; a backward step may have ops of several regions. */
+/* Called before each step: open all recompute regions that contain an op of the step. A forward step lies either
+ * entirely in one region or outside of all regions; a backward step may have ops of several regions. */
 TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && !r->region[k].data; j++)
@@ -128,8 +130,8 @@ TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
                 TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
     return TE_OK;
 }
-/* After a step: close the regions that the step has completed. In forward, these are the regions whose last op is in
- * the step; in backward, those whose first op is in the step. */
+/* Called after each step: close the recompute regions that the step has completed. In forward, these are the regions
+ * whose last op is in the step; in backward, those whose first op is in the step. */
 TE_API void te__recompute_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && r->region[k].data; j++)
@@ -139,9 +141,9 @@ TE_API void te__recompute_leave(te_run *r, const te_step *step) {
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. This is
- * done before step `next` if that step has an op that draws random numbers; if `next` is null, at the end of the
- * pass. */
+/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. Called
+ * before each step `next`; it advances the state if step `next` has an op that draws random numbers. Called with a null
+ * `next` at the end of the pass. */
 TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
@@ -154,8 +156,8 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te__reduce_columns_now(r)); /* makes space, because the list of deferred sums may be too full for the
-                                            * sums of this step */
+        TE_TRY(te__reduce_columns_now(r)); /* add up the sums deferred so far, because the list of deferred sums may
+                                            * have no space left for those of this step */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -207,7 +209,8 @@ TE_API te_status te__deliver(te_run *r) {
     return r->plan->convert(to.data, to.dtype, r->current.data, r->current.dtype, to.rows * to.cols, r->ctx);
 }
 
-/* Run the whole pass. now: the value that the first step reads. */
+/* Run the whole pass. now: the value that the first step of the pass reads, which is x in forward and dy in
+ * backward. */
 TE_API te_status te__run_from(te_run *r, te_value now) {
     r->current = now;
     r->pool.count = 0, r->pool.high = 0;
@@ -219,7 +222,7 @@ TE_API te_status te__run_from(te_run *r, te_value now) {
  * workspace does not suffice, the dry run is repeated with blocks that are sized for more and more rows. Once they are
  * sized for as many rows as the measurement had, if not earlier, all blocks have the same offsets as in the
  * measurement, and so the workspace suffices. */
-enum { TE__MAX_CAPACITY = 8 }; /* blocks are sized for at most this many times the rows of the call */
+enum { TE__MAX_CAPACITY = 8 }; /* the dry run is repeated for at most this many times the rows of the call */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
     TE_TRY(te__run_from(r, now));
@@ -245,7 +248,8 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
     TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
-    if (r->saved) r->saved->plan = 0; /* *saved is not valid until the pass has run */
+    if (r->saved) r->saved->plan = 0; /* until the pass has run, mark *saved as not filled, so that no backward accepts
+                                       * it */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->pool.base = (char *)ctx->workspace;
     te__launch_record_begin(ctx);
@@ -265,7 +269,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     te__set_recipe_use(r, TE_USE_as_bound);
 }
 
-/* Check the arguments of a forward or of an inference, and initialise *r for its run. */
+/* Check the arguments of a forward or an inference call, and initialise *r for it. */
 TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te_plan *plan, te_pass pass,
                                    const te_model *m, const te_batch *b, te_context *ctx) {
     TE_TRY(te__check_batch(plan, m, b, ctx));
@@ -366,7 +370,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Whether a call can have this many rows (batch times seq). */
+/* Return whether a call can have this many rows (te_batch.batch times te_batch.seq). */
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
 TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
     if (!plan || plan->takes_dims || !plan->training || !te__can_rows(rows)) return 0;
@@ -380,17 +384,17 @@ TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use u
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
-/* Like te_plan_saved_bytes, but for one rank of the context's tensor group: a rank saves only its own shard of those
- * values that are sharded by rows. */
+/* Return the bytes that te_plan_saved_bytes returns, but for one rank of the context's tensor group: a rank saves only
+ * its own shard of those values that are sharded by rows. */
 TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
-/* Like te_plan_saved_bytes, but for calls in which no GEMM runs under the recipe; forward then saves all values in the
- * list's format. */
+/* Return the bytes that te_plan_saved_bytes returns, but for calls in which no GEMM runs under the recipe; forward then
+ * saves all values in the list's format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
-/* The same as te_plan_saved_bytes_without_recipe, for a rank of the context's tensor group. */
+/* Return the bytes that te_plan_saved_bytes_without_recipe returns, but for one rank of the context's tensor group. */
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }

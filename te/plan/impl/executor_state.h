@@ -13,46 +13,48 @@
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
-enum { TE_BACKWARD_STOP_dx = -1 }; /* the value of te_run.backward_stop if dx is wanted: backward then runs the whole
-                                    * list */
+enum { TE_BACKWARD_STOP_dx = -1 }; /* the value of te_run.backward_stop if the caller wants dx: backward then runs the
+                                    * whole list */
 
-/* te__recompute_input runs a forward step a second time, to recompute the FP8 operand that the step produces. This
- * struct says where the step then stores the operand. Either `data` or `transposed` is null; the step stores only to
- * the one that is not null. */
+/* Where a forward step that te__recompute_input runs a second time must store its result. The result is an FP8 operand
+ * of a GEMM, either as it is (`data`) or transposed (`transposed`); the other one of the two pointers is null. */
 typedef struct te_recompute_target {
     void *data;           /* the operand in FP8, [rows, cols] */
-    void *transposed;     /* the operand's transpose in FP8, [cols, rows rounded up to a multiple of 16] */
-    float *inverse_scale; /* output. If `data` is not null: two numbers, 1 / scale and the scale. If `transposed` is not
-                           * null, under fp8_block: 1 / scale of each tile of the transpose */
-    const float *scale;   /* the one scale of the tensor; null (fp8_block): the step computes a scale for each tile */
-    int rounds_first;     /* 1: round to the list's format first and then to FP8, because the original operand was
-                           * rounded in these two steps */
+    void *transposed;     /* memory for the operand's transpose in FP8, [cols, rows rounded up to a multiple of 16] */
+    float *inverse_scale; /* written by the step. If `data` is not null: two numbers, 1 / scale and the scale. If
+                           * `transposed` is not null, under fp8_block: 1 / scale of each tile of the transpose */
+    const float *scale;   /* read by the step: the one scale of the tensor; null (fp8_block): the step computes a scale
+                           * for each tile */
+    int rounds_first;     /* 1: round to the list's format first and then to FP8, because forward rounded the operand in
+                           * these two steps, too */
 } te_recompute_target;
 
 /* The deferred work that will complete the current value. te_value.state says which work that is (value.h). */
 typedef struct te_deferred_work {
-    te_value from;   /* the input of the work, whose memory is held until the work is done. It is, for deferred_gather,
-                      * this rank's rows of the current value; for deferred_product, operand A of the GEMM */
-    te_gemm product; /* deferred_product: the GEMM whose output, its matrix D, is the current value */
-    struct te_product_kernels *kernels; /* deferred_product: the kernels that run the GEMM if it is not overlapped */
+    te_value from;   /* the input of the deferred work, whose memory is held until the work is done. For deferred_gather
+                      * it is this rank's rows of the current value; for deferred_product it is operand A of the GEMM */
+    te_gemm product; /* for deferred_product: the GEMM whose output, its matrix D, is the current value */
+    struct te_product_kernels *kernels; /* deferred_product: the kernels that run the GEMM if it does not overlap with a
+                                         * collective */
 } te_deferred_work;
 
-/* A GEMM that computes a weight gradient, deferred until a later step gathers rows over the ranks: then the GEMM runs
- * while the rows are copied (te/linear/impl/linear_comm_overlap.h). */
+/* A GEMM that computes a weight gradient, and that is deferred until a later step gathers rows over the ranks: the GEMM
+ * then runs while the rows are being copied (te/linear/impl/linear_comm_overlap.h). */
 typedef struct te_deferred_wgrad {
-    int is_there, runs; /* is_there 1: there is a deferred GEMM. runs 0: the GEMM's weight is frozen for now, so its
-                         * memory is acquired, but the GEMM is not launched */
+    int is_there, runs; /* is_there: 1: a GEMM is deferred. runs: 0: the GEMM is not launched because its weight is
+                         * frozen for now; its memory is acquired nevertheless */
     te_gemm product;
     te_value a, b;      /* the GEMM's operands, whose workspace blocks are held until the GEMM has run */
 } te_deferred_wgrad;
 
 /* A column sum: total[c] (+)= the sum of partial[i, c] over all i < count, for each column c. A kernel has stored
  * partial[count, width], one row of partial sums for each of its blocks (gradients.h). */
-enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* the most sums that one step has: dgamma, dbeta, dbias */ };
+enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* TE_SUMS_A_STEP: the largest number of column sums that one step has:
+                                             * dgamma, dbeta, dbias */ };
 typedef struct te_sum_job {
     const float *partial; /* [count, width] */
     float *total;         /* [width] */
-    int width, count, accumulate; /* accumulate 1: add to `total`; 0: overwrite it */
+    int width, count, accumulate; /* accumulate: 1: add the sums to the values in `total`; 0: overwrite these values */
 } te_sum_job;
 typedef struct te_sum_args { te_sum_job job[TE_SUM_JOBS]; } te_sum_args;
 
@@ -63,7 +65,8 @@ typedef struct te_run {
     const te_model *model;         /* null where only sizes are measured */
     te_context *ctx;
     te_pass pass;
-    int dry;                       /* 1: a dry run, which makes checks, measures the workspace and launches nothing */
+    int dry;                       /* 1: this is a dry run, which makes checks, measures the workspace and launches
+                                    * nothing */
     const te_group *tensor, *data; /* the tensor group and the data group of this rank */
     int64_t tokens, sequences, memory; /* the numbers of rows of the kinds TE_ROWS_tokens, TE_ROWS_sequences and
                                         * TE_ROWS_memory. If only sizes are measured, `sequences` equals `tokens`; so
@@ -71,14 +74,15 @@ typedef struct te_run {
     int64_t capacity;              /* workspace blocks are sized for at least this many rows, even if the call has
                                     * fewer */
     te_value x, y, dx, dy;         /* the caller's tensors */
-    int loss_in_backward;          /* 1: forward does not write y; backward computes the loss and writes y */
+    int loss_in_backward;          /* 1: forward does not compute the loss; backward computes the loss and writes it to
+                                    * y */
     int backward_stop;             /* where backward ends: the index of the first op of the list that computes a
                                     * gradient that is needed (executor.h) */
 
     /* the list under this call's recipe */
     te_recipe_use use;
-    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* [0]: for forward and inference; [1]: for backward; see
-                                                  * te__policy() */
+    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* the operand policies of all ops: [0] for forward and inference, [1]
+                                                  * for backward; read by te__policy() */
     te_param *param[TE_MAX_OPS];   /* for each op: the op's first parameter */
 
     /* values */
@@ -86,45 +90,50 @@ typedef struct te_run {
                                     * gradient (its data is null if this gradient is not needed) */
     te_value edge[TE_MAX_OPS];     /* for each fork: in inference the fork's value; in backward the gradient of this
                                     * value, summed over those uses of the fork that backward has passed */
-    te_deferred_work deferred;     /* the work that is left to do on `current`, unless `current` is TE_VALUE_ready */
+    te_deferred_work deferred;     /* the work that remains to be done on `current`; meaningful unless the state of
+                                    * `current` is TE_VALUE_ready */
     const te_recompute_target *recompute; /* not null: backward runs the current forward step again, to recompute the
                                            * output of the step's last op and store it to this target */
-    struct te_kernel_shape *describe; /* not null: the step runs nothing, but stores the shape of its pointwise kernel
-                                       * here */
-    const void *pass_input, *last_step_input; /* the addresses of the inputs of the first and of the last step of the
-                                               * pass (for te__in_place) */
+    struct te_kernel_shape *describe; /* not null: the step launches nothing, but stores here the shape of its pointwise
+                                       * kernel */
+    const void *pass_input, *last_step_input; /* addresses of the inputs of the pass's first step (pass_input) and of
+                                               * its last step (last_step_input), which te__in_place compares */
     te_pool pool;                  /* the workspace */
 
     /* the values that forward saves: their addresses in te_saved or, while a recompute region is open, in the
      * workspace */
     te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps again
                                     * for a recompute region */
-    size_t saved_bytes;            /* bytes of te_saved.memory that this call uses */
+    size_t saved_bytes;            /* how many bytes of te_saved.memory this call uses */
     void *act[TE_MAX_OPS];         /* for each op: the address of its output; null: the output is not saved */
-    float *stats[TE_MAX_OPS];      /* for each op: its row statistics, [rows, stats] */
-    char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: its saved input and scales; see te__saved_input_of() */
-    uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each FP8 GEMM; it is 1 if the GEMM's input is saved
+    float *stats[TE_MAX_OPS];      /* for each op: its statistics of each row, such as mean and rstd, [rows, stats] in
+                                    * f32 */
+    char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: the memory that holds its saved input and the input's scales,
+                                    * which te__saved_input_of() locates */
+    uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM it is 1 if the GEMM's input is saved
                                             * transposed */
-    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its block of the workspace; data null: the
-                                                * region is closed */
+    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its block of the workspace; null `data`:
+                                                * the region is closed */
 
     /* random numbers */
-    te_rng *rng;                   /* this forward's copy of the random state, in te_saved */
-    te_rng_args take;              /* `taken` not null: the context's random state must still be copied to `rng` and
-                                    * advanced. The first pointwise kernel of the pass does this, or a kernel that does
-                                    * nothing else */
+    te_rng *rng;                   /* the copy of the random state that belongs to this forward; it lies in te_saved, so
+                                    * that backward draws the same numbers */
+    te_rng_args take;              /* if `taken` is not null, the context's random state must still be copied to `rng`
+                                    * and advanced. The first pointwise kernel of the pass does this, or else a separate
+                                    * kernel */
 
     /* gradients */
     te_sum_args sums;              /* deferred column sums: kernels have stored the partial sums, which must still be
                                     * added up */
-    int partial[TE_SUM_JOBS];      /* for each of these sums: the block of the workspace that holds its partial sums */
-    const te_param *sum_of[TE_SUM_JOBS]; /* for each of these sums: the parameter whose gradient it is */
+    int partial[TE_SUM_JOBS];      /* for each deferred column sum: the id of the workspace block that holds its partial
+                                    * sums */
+    const te_param *sum_of[TE_SUM_JOBS]; /* for each deferred column sum: the parameter whose gradient it is */
     int sum_count;
-    te_sum_args columns;           /* a second stage, for gradients that are a single number: `sums` produces one sum
-                                    * for each column, and then this stage adds up the columns */
+    te_sum_args columns;           /* a second stage of sums, for gradients that are a single number: after `sums` has
+                                    * computed one sum for each column, this stage adds up the columns */
     int column_count;
     te_deferred_wgrad deferred_wgrad;
-    te_watch *watch;               /* the listener that is told which gradients are final; null: none */
+    te_watch *watch;               /* the listener that backward tells which gradients are final; null: there is none */
 } te_run;
 
 /* The policy of op i in the current pass: in which format the op's operand is stored, and whether it is saved for
@@ -141,15 +150,15 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens;
     }
 }
-/* The index of this rank's first row of kind `rows`: te__first_row returns its index among the rows of the batch,
- * te__first_row_of_all its index among the rows of all ranks of the data group. */
+/* The index of this rank's first row of kind `rows`. te__first_row: its index among the rows of the batch;
+ * te__first_row_of_all: its index among the rows of all ranks of the data group. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
-/* The rows at which the sequences of the batch begin and end. */
+/* Return, as a te_sequences, the rows at which the sequences of the batch begin and end. */
 TE_API te_sequences te__sequences_of(const te_run *r) {
     const te_batch *b = r->batch;
     te_sequences s;
@@ -157,7 +166,7 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
     s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, r->tokens) : b->seq;
     return s;
 }
-/* The number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
+/* Return the number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
 /* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has.
  * Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that run
@@ -168,7 +177,7 @@ TE_API int64_t te__capacity_rows(const te_run *r) {
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-/* Take scratch memory from the workspace. It is freed at the end of the step. */
+/* Set *p to `bytes` bytes of scratch memory from the workspace, which is freed at the end of the step. */
 TE_API te_status te__scratch(te_run *r, void **p, size_t bytes) {
     TE_REQUIRE(te__pool_take(&r->pool, p, bytes) >= 0, r->ctx, TE_ERROR_MEMORY,
                "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
@@ -206,15 +215,16 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
     te__pool_root(&r->pool, root->transposed_block, -1);
     *root = v;
 }
-/* Make v the value that the next step reads. */
+/* Make v the current value, the one that the next step reads. */
 TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
-/* Returns v without its transpose. If only this value is held, the block of the transpose is not held. */
+/* Returns v without its transpose. If the run holds only the returned value, the workspace block of the transpose may
+ * be freed. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;
 }
-/* Mark v, the result of this step, as incomplete: the next step does the work that `state` names. `from` is the input
- * of that work; the memory of `from` is held until the work is done. */
+/* Mark v, the result of this step, as incomplete: the next step must still do the work that `state` names. `from` is
+ * the input of that work; the memory of `from` is held until the work is done. */
 TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value from) {
     v->state = state;
     te__set_root(r, &r->deferred.from, te__without_transposed(from));
@@ -230,12 +240,12 @@ TE_API void te__finish_deferred(te_run *r) {
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
-/* Call this in forward when op i has read the value of its fork. Releases that value if op i is the last op that uses
+/* Called in forward when op i has read the value of its fork: releases that value if op i is the last op that uses
  * it. */
 TE_API void te__release_fork(te_run *r, int i) {
     if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());
 }
-/* The entry of te_batch.edges that has the caller's tensors for (input, name) or (output, name); null: there is
+/* Return the entry of te_batch.edges that has the caller's tensors for (input, name) or (output, name); null: there is
  * none. */
 TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
     for (int i = r->batch ? r->batch->edge_count - 1 : -1; i >= 0; i--)
@@ -270,14 +280,14 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     memset(r->saved_transposed, 0, sizeof r->saved_transposed);
     memset(&r->columns, 0, sizeof r->columns);
-    memset(&r->sums, 0, sizeof r->sums); /* zeros also in the unused jobs, because graph_replay.h compares whole kernel
-                                          * arguments */
+    memset(&r->sums, 0, sizeof r->sums); /* the jobs that are not used must be zero, too, because graph_replay.h
+                                          * compares the arguments of kernels byte by byte */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te__no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te__no_value();
     r->use = TE_USE_off;
     te__init_policies(r->policy, plan, TE_USE_off, r->param);
 }
-/* Set te_run.param to the parameters of this instance. */
+/* Set te_run.param to the parameters of the instance m. */
 TE_API void te__take_params(te_run *r, const te_model *m) {
     r->model = m;
     te_param *p = m->param;

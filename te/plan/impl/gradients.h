@@ -1,10 +1,11 @@
 /* gradients.h -- gradients that are sums over the rows of a batch (dbias, dgamma, dbeta): they are added up in a fixed
- * order, without atomics. The header also calls the listener (te_watch), which learns when a gradient is final.
+ * order, without atomics. The header also tells the listener (te_watch) when a gradient is final, i.e. will not be
+ * written again.
  *
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
  * launch at the end of backward adds up the partial sums of all steps.
  *
- * Floor: each partial sum is read once, which is blocks * width floats for each gradient.
+ * Floor: each partial sum is read once, i.e. blocks * width floats for a gradient with `width` columns.
  */
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
@@ -15,8 +16,8 @@
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
 /* A block adds up TE_SUM_LANES columns, or twice as many if each thread has two columns. Its threads form TE_SUM_GROUPS
- * groups, each of which adds up every TE_SUM_GROUPS-th partial sum. A thread has up to TE_SUM_AHEAD loads in flight.
- * These can be all of its loads: a kernel with two blocks on each of 132 multiprocessors leaves 264 partial sums per
+ * groups, each of which adds up every TE_SUM_GROUPS-th partial sum. A thread has up to TE_SUM_AHEAD loads in flight,
+ * which often are all of its loads: a kernel with two blocks on each of 132 multiprocessors leaves 264 partial sums per
  * column, 17 for each group. If a sum has TE_SUM_WIDE or more columns, each thread has two columns: adding up 12288
  * columns of 132 partial sums each then takes 2.8 us instead of 4.2 us. */
 enum {
@@ -27,8 +28,9 @@ enum {
 };
 typedef struct te_two_floats { float v[2]; } __attribute__((aligned(8))) te_two_floats;
 
-/* total[col] (+)= the sum of partial[i][col] over all i, in an order that depends only on the number of partial sums.
- * columns: how many columns a thread has, a compile-time constant that is 1 or 2; with 2, all widths must be even. */
+/* Compute total[col] = the sum of partial[i][col] over all i, or add it to total[col]. The order of the additions
+ * depends only on the number of partial sums. columns: how many columns a thread adds up, a compile-time constant that
+ * is 1 or 2; with 2, all widths must be even. */
 TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
     int group;
     const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
@@ -57,7 +59,7 @@ TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args
 
 /* ---- final gradients --------------------------------------------------------------------------------------------- */
 
-/* Whether backward adds to the gradient of p instead of overwriting it. */
+/* Return whether backward adds its result to the gradient of p instead of overwriting the gradient. */
 TE_API int te__accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate);
 }
@@ -66,8 +68,8 @@ TE_API int te__accumulates(const te_run *r, const te_param *p) {
 TE_API te_status te__notify_final(te_run *r, const te_param *p) {
     return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
 }
-/* After step s: tell the listener which gradients are final, namely those of the parameters of the step's ops, except
- * gradients that are deferred column sums. */
+/* Called after step s: tell the listener which gradients are final, namely those of the parameters of the step's ops,
+ * except gradients that are deferred column sums. */
 TE_API te_status te__notify_step(te_run *r, const te_step *s) {
     for (int j = 0; r->watch && j < s->count; j++)
         for (int k = 0; k < r->plan->op[s->op[j]].params; k++) {
@@ -102,8 +104,8 @@ TE_IF_USED TE_API te_status te__reduce_columns_now(te_run *r) {
     for (int i = 0; i < count; i++) TE_TRY(te__notify_final(r, r->sum_of[i]));
     return TE_OK;
 }
-/* Change job *j, whose parameter is a single number: the job now stores its sum of each column to `columns`, and a
- * second job, which has a single column, adds these sums up to the gradient. */
+/* Split the column sum of job *j, for a parameter that is a single number, into two stages: job *j now stores the sum
+ * of each column to `columns`, and a second job adds up these sums to get the gradient. */
 TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
     te_sum_job *c = &r->columns.job[r->column_count++];
     *c = *j;

@@ -5,8 +5,8 @@
  * te/linear) can apply them, too.
  *
  * The "operand" of an op is its input x in forward, and the gradient dy of its output in backward. To compute the
- * gradient of the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says from
- * where the GEMM gets this transpose.
+ * gradient of the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says where
+ * this transpose comes from.
  */
 #ifndef TE_OPERAND_POLICY_H
 #define TE_OPERAND_POLICY_H
@@ -14,10 +14,10 @@
 #include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
-/* Which of the GEMMs that have a recipe run in FP8. A call takes this from the FP8 state of each weight (as_bound). The
- * other values are assumptions, for computing sizes. off: no GEMM runs in FP8. on: all do, and their operands are cast
- * to FP8 by separate kernels. stored: all do, and the kernels that produce the operands store them in FP8. common: like
- * stored, and all ranks have the same scales. */
+/* Which GEMMs run in FP8, among those that have a recipe. as_bound: those whose weight is bound in FP8; every call uses
+ * this. The other values are assumptions with which sizes are computed. off: no GEMM runs in FP8. on: all GEMMs do, and
+ * separate kernels cast their operands to FP8. stored: all GEMMs do, and the kernels that produce the operands store
+ * them in FP8. common: like stored, and all ranks have the same scales. */
 typedef enum te_recipe_use {
     TE_USE_as_bound,
     TE_USE_off,
@@ -26,19 +26,21 @@ typedef enum te_recipe_use {
     TE_USE_common
 } te_recipe_use;
 
-/* Where backward gets the input of a GEMM from. Backward needs this input to compute the weight gradient in FP8. */
+/* Where backward gets the input x of an FP8 GEMM from. Backward needs x to compute the weight gradient dy^T x in
+ * FP8. */
 typedef enum te_input_source {
-    TE_INPUT_not_needed,   /* no weight gradient is computed, or it is computed in the list's format */
-    TE_INPUT_saved_fp8,    /* forward saves the input in FP8, as it is or transposed */
-    TE_INPUT_saved_for_others, /* forward saves the input in the list's format anyway, because other ops need it;
-                                * backward casts this value to FP8, with the scale that forward used */
-    TE_INPUT_recomputed    /* backward computes the input once more, by the kernel that produced it, from that kernel's
-                            * own input, which is saved */
+    TE_INPUT_not_needed,   /* backward does not read x in FP8: it computes no weight gradient, or computes it in the
+                            * list's format */
+    TE_INPUT_saved_fp8,    /* forward saves the input x in FP8, as it is or transposed */
+    TE_INPUT_saved_for_others, /* forward saves the input x in the list's format anyway, because another op's backward
+                                * needs it; backward casts x to FP8, with the scale that forward used */
+    TE_INPUT_recomputed    /* backward recomputes the input x: it runs the kernel that produced x once more, from that
+                            * kernel's own input, which is saved */
 } te_input_source;
 
 typedef struct te_operand_policy {
     unsigned char fp8;               /* 1: the op is a GEMM that runs in FP8 in this pass */
-    unsigned char scaling;           /* a te_scaling: how the operand of this GEMM is scaled */
+    unsigned char scaling;           /* a te_scaling, which says how the operand of this GEMM is scaled */
     unsigned char
         stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; this is possible because the
                              * scale is known before the kernel runs */
@@ -46,40 +48,41 @@ typedef struct te_operand_policy {
                                       * determines the scale */
     unsigned char gathered;          /* 1: if the operand is gathered over the ranks, it can be gathered in FP8, because
                                       * all ranks have the same scale */
-    unsigned char input;             /* a te_input_source: where backward gets the input of this GEMM from; the records
-                                      * of both passes have the same value */
-    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves it; the records of both
-                                      * passes have the same value */
+    unsigned char input;             /* a te_input_source, which says where backward gets the input of this GEMM from;
+                                      * the records of both passes have the same value */
+    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves this output; the records of
+                                      * both passes have the same value */
     unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because output_read is 1 or
                                       * because the output is the input of a recompute region */
 } te_operand_policy;
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
 
-/* Whether backward can recompute an op's output, in the list's format, from nothing but the op's saved input and its
- * parameters: the op must be deterministic and must not use a fork's value. */
+/* Return whether backward can recompute an op's output, in the list's format, from the op's saved input and parameters
+ * alone. Recomputation requires that the op is deterministic and does not use a fork's value. */
 TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
     const int reads_fork = TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS;
     return (flags & TE_SAVES_INPUT) && !(flags & (TE_DRAWS | reads_fork)) && out == list;
 }
-/* Whether an op with these flags changes the gradient, so that dx differs from dy. */
+/* Return whether an op with these flags changes the gradient, i.e. whether the gradient of its input differs from that
+ * of its output. */
 TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED); }
-/* The distance from an op to the op that consumes its result: 1 (the next op), or 2 if the next op only passes the
- * value through. next_flags: the flags of the next op. passes_through: the flag of ops that only pass values through:
- * TE_PASSES_VALUE in forward, TE_PASSES_GRAD in backward. No two such ops follow each other. */
+/* The distance, in ops, from an op to the op that consumes its result: 1 (the next op), or 2 if the next op only passes
+ * the value through. next_flags: the flags of the next op. passes_through: the flag of ops that only pass values
+ * through: TE_PASSES_VALUE in forward, TE_PASSES_GRAD in backward. No two such ops follow each other. */
 TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return next_flags & passes_through ? 2 : 1; }
 /* How a recipe scales operands: with one scale per tensor, one per row, or one per 1 x 128 tile. */
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
-/* Whether a kernel that stores an operand in FP8 can compute the scales itself: it can if each scale belongs to one row
- * or to a part of one row. */
+/* Return whether a kernel that stores an operand in FP8 can compute the scales itself: it can if each scale belongs to
+ * one row or to a part of one row. */
 TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
 
-/* The op whose output op i reads in forward, not counting ops that only pass a value through. -1: op i reads the list's
- * x. */
+/* Return the op whose output op i reads in forward, not counting ops that only pass a value through. -1: op i reads the
+ * list's x. */
 TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
@@ -103,16 +106,16 @@ TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
 
 /* ---- the records ------------------------------------------------------------------------------------------------- */
 
-/* Where backward gets the input of GEMM i from, for a GEMM whose weight gradient is computed in FP8. */
+/* For a GEMM i whose weight gradient is computed in FP8: where backward gets the GEMM's input x from. */
 TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const int from = te__producer_of(p, i);
-    /* With recompute regions, the input may be in a region's memory, and backward may need the input when the region is
-     * closed again. Therefore forward saves the input in FP8. */
+    /* If the list has recompute regions, the input may lie in the memory of a region, and this region may be closed
+     * again when backward needs the input. Therefore forward saves the input in FP8. */
     if (p->region_count || !p->fp8 || p->fp8->saves_inputs || from < 0) return TE_INPUT_saved_fp8;
     const te_op *op = &p->op[from];
     if ((op->flags & TE_SAVES_OUTPUT) || ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)))
         return TE_INPUT_saved_for_others;
-    /* 1: there are kernels that can store an operand's transpose and nothing else */
+    /* 1: the list has kernels that can store the transpose of an operand without storing the operand itself */
     const int has_kernels = p->fp8->fixed_widths && !p->fp8->quantize_rowwise;
     const int is_pointwise = op->op_class != TE_CLASS_gemm && op->op_class != TE_CLASS_custom;
     if (has_kernels && is_pointwise && te__is_recomputable(op->flags, op->out_dtype, p->dtype) &&
@@ -120,7 +123,7 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
         return TE_INPUT_recomputed;
     return TE_INPUT_saved_fp8;
 }
-/* Whether GEMM i runs in FP8 in forward or in inference. */
+/* Return whether GEMM i runs in FP8 in forward or in inference, under the assumption or choice `use`. */
 TE_API int te__recipe_is_on(const te_plan *p, int i, te_recipe_use use, te_param *const *param) {
     if (p->op[i].recipe == TE_RECIPE_none) return 0;
     return use == TE_USE_as_bound ? param[i]->fp8.on : use != TE_USE_off;
@@ -131,7 +134,8 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     te_operand_policy o = {0, 0, 0, 0, 0, 0, 0, 0};
     if (!te__recipe_is_on(p, i, use, param)) return o;
     const te_fp8_product *bound = use == TE_USE_as_bound ? &param[i]->fp8 : 0;
-    const int trains = !TE_IS_ROWWISE(op->recipe); /* 0 under fp8_row, where backward runs in the list's format */
+    const int trains = !TE_IS_ROWWISE(op->recipe); /* 0 under fp8_row, which uses FP8 only in forward; backward then
+                                                    * runs in the list's format */
     if (trains && !(op->flags & TE_IS_FROZEN)) o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe(op->recipe);
@@ -144,9 +148,9 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
-/* Whether backward reads the output of op i in the list's format, or a fork saves this output. backward: the policies
- * of backward. If a GEMM consumes the output, and the backward of this GEMM runs in FP8, then backward reads the GEMM's
- * FP8 input instead. */
+/* Return whether backward reads the output of op i in the list's format, or a fork saves this output. backward: the
+ * policies of backward. If a GEMM consumes the output, and the backward of this GEMM runs in FP8, then backward reads
+ * the GEMM's FP8 input instead. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & TE_PASSES_VALUE)) i++;
@@ -154,17 +158,17 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     if (te__recomputes_logits(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
-/* Whether backward has to recompute something of op i in recompute region k: its output, its FP8 input or its row
- * statistics, which forward would have saved without the region. The last op of a region never needs this, because its
- * output is saved for the ops behind the region. */
+/* Return whether backward has to recompute something of op i in recompute region k: its output, its FP8 input or its
+ * row statistics, which forward would have saved without the region. The last op of a region never needs this, because
+ * its output is saved for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;
     return op->stats || forward[i].input == TE_INPUT_saved_fp8 ||
            (forward[i].output_read && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
-/* Compute all records: policy[0] for forward and inference, policy[1] for backward. One more record, behind that of the
- * last op, is all zeros. */
+/* Compute the records of all ops: policy[0] for forward and inference, policy[1] for backward. An additional record
+ * behind that of the last op is all zeros. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
     const int on = p->fp8 && use != TE_USE_off;
@@ -177,7 +181,8 @@ TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const
         for (int pass = 0; pass < 2; pass++)
             policy[pass][i].output_read = policy[pass][i].output_saved = (unsigned char)read;
     }
-    for (int k = 0; k < p->region_count; k++) { /* the input of each recompute region is saved */
+    for (int k = 0; k < p->region_count; k++) { /* forward saves the output of the op before each recompute region,
+                                                 * because it is the region's input */
         const int before = p->region[k].first - 1;
         for (int j = before + 1; before >= 0 && j < p->region[k].last; j++)
             if (te__is_lost(p, policy[0], k, j)) policy[0][before].output_saved = policy[1][before].output_saved = 1;

@@ -1,5 +1,5 @@
 /* storage.h -- decides where each value of a call is stored: in the caller's memory, in te_saved, or in the workspace.
- * It also defines the layout of te_saved, including the FP8 inputs that forward saves for GEMMs.
+ * This header also defines the layout of te_saved, including the FP8 inputs that forward saves for GEMMs.
  */
 #ifndef TE_STORAGE_H
 #define TE_STORAGE_H
@@ -8,11 +8,10 @@
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* Whether backward computes the gradient of op i's input. */
+/* Return whether backward must compute the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* The op that reads the result of op i; this result is in forward the output of op i, in backward the gradient of its
- * input. The reader is the next op in the order of the pass or, if the next op only passes the value through, the op
- * after that. */
+/* The op that reads the result of op i, i.e. its output in forward or the gradient of its input in backward. This op is
+ * the next one in the order of the pass or, if the next op only passes the value through, the op after that. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
@@ -21,8 +20,9 @@ TE_API int te__consumer_of(const te_run *r, int i) {
     }
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
 }
-/* The GEMM that reads, in FP8, the rows that op i gathers from all ranks. (Rows are gathered by an all_gather in
- * forward, and by a reduce_scatter in backward.) -1: op i gathers no rows, or gathers them in the list's format. */
+/* The index of the GEMM that reads, in FP8, the rows that op i gathers from all ranks. (Rows are gathered by an
+ * all_gather in forward, and by a reduce_scatter in backward.) -1: op i gathers no rows, or gathers them in the list's
+ * format. */
 TE_API int te__gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
@@ -31,9 +31,9 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     if (back && !te__needs_input_grad(r, i)) return -1;
     return te__policy(r, next)->gathered ? next : -1;
 }
-/* Whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's amax.
- * The kernel does not do so while backward runs the forward steps of a recompute region again, because these steps may
- * end before the GEMM that would read the amax. */
+/* Return whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's
+ * amax. The kernel does not do so while backward runs the forward steps of a recompute region again, because these
+ * steps may end before the GEMM that would read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
@@ -41,16 +41,17 @@ TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
 
 /* ---- the saved FP8 input of a GEMM ------------------------------------------------------------------------------- */
 
-/* The input of an FP8 GEMM, as forward saves it for backward. In inference and for a frozen_linear nothing is saved:
- * both pointers are null. */
+/* The input x of an FP8 GEMM, in the form in which forward saves it for backward. In inference and for a frozen_linear
+ * nothing is saved: both pointers are null. */
 typedef struct te_saved_input {
-    float *inverse; /* tensorwise: two numbers, 1 / scale and the scale of the input; fp8_block: 1 / scale of each tile
-                     * of the transpose */
-    void *x;        /* the input in e4m3: [rows, in] or, if te_run.saved_transposed says so, the transpose [in, rows
-                     * rounded up to a multiple of 16]; null: not saved (te_operand_policy.input) */
+    float *inverse; /* the scales of the saved input. Tensorwise recipes: two numbers, 1 / scale and the scale;
+                     * fp8_block: 1 / scale of each tile of the transpose */
+    void *x;        /* the saved input in e4m3: [rows, in] or, if te_run.saved_transposed says so, the transpose [in,
+                     * rows rounded up to a multiple of 16]; null: forward does not save the input
+                     * (te_operand_policy.input) */
 } te_saved_input;
-/* te__saved_scale_bytes: the bytes of `inverse` for GEMM i. te__saved_input_bytes: the bytes of `inverse` and x
- * together. */
+/* te__saved_scale_bytes: the bytes of te_saved_input.inverse for GEMM i. te__saved_input_bytes: the bytes of
+ * te_saved_input.inverse and x together. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const te_input_source input = (te_input_source)r->policy[0][i].input;
@@ -73,14 +74,15 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     k.x = r->saved_input[i] && saved ? r->saved_input[i] + te__saved_scale_bytes(r, i) : 0;
     return k;
 }
-/* Whether the input of GEMM i is saved transposed. There is one bit for each GEMM, which the GEMM's forward sets. */
+/* Return whether the input of GEMM i is saved transposed. There is one bit for each GEMM, which the GEMM's forward
+ * sets. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
-/* Run once more the forward step that produced the input of GEMM i. This time the step stores only that input, to
- * `to`. */
+/* Run once more the forward step that produced the input of GEMM i. This time the step stores only that input, to the
+ * memory that `to` describes. */
 TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target *to) {
     const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
     const te_pass pass = r->pass;
@@ -92,7 +94,7 @@ TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target
 
 /* ---- outputs and inputs of ops, and conversions of values -------------------------------------------------------- */
 
-/* te__output_of: the output of op i in forward. te__input_of: the input of op i in forward. */
+/* te__output_of: the value that op i outputs in forward. te__input_of: the value that op i reads in forward. */
 TE_API te_value te__output_of(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return te__value_of(r->act[i], op->out_dtype, te__rows_in(r, op->out_rows), op->out);
@@ -125,25 +127,25 @@ TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_r
 
 /* ---- the layout of te_saved -------------------------------------------------------------------------------------- */
 
-/* The recompute region whose memory holds what op i saves; -1: te_saved holds it. The result is -1 also for the last op
- * of a region, because the ops behind the region read that op's output. */
+/* The index of the recompute region in whose memory the saved values of op i lie; -1: they lie in te_saved. The result
+ * is also -1 for the last op of a region, because the ops behind the region read the output of this op. */
 TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->region_count; k++)
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;
     return -1;
 }
-/* The address of the output of `load`, which is the value of a fork or of an extra input. A fork's value lies where
- * forward saves it; an input's value lies in the caller's memory. If only sizes are computed, there is no batch, and
- * the function returns the address of x as a placeholder. */
+/* The address of the value that the op `load` outputs: the value of a fork or of an extra input. A fork's value lies
+ * where forward saves it; an input's value lies in the caller's memory. If only sizes are computed, there is no batch,
+ * and the function returns the address of x as a placeholder. */
 TE_API void *te__loaded(const te_run *r, const te_op *load) {
     const te_op *fork = &r->plan->op[load->edge];
     const te_edge *e = te__edge_named(r, fork->name);
     if (!(fork->flags & TE_IS_INPUT)) return r->act[load->edge];
     return e ? e->value.data : r->batch ? 0 : r->x.data;
 }
-/* Assign addresses to everything that the ops [from, to) save, beginning at base + at. region: a recompute region, or
- * -1 for te_saved; only the ops whose saved values belong there get memory. Returns the offset from base at which the
- * last value ends. */
+/* Assign addresses to all values that the ops [from, to) save, beginning at base + at. region: a recompute region, or
+ * -1 for te_saved; only ops whose saved values belong there get memory. Returns the offset from base at which the last
+ * value ends. */
 TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int region) {
     const te_plan *plan = r->plan;
     for (int i = from; i < to; i++) {
@@ -169,7 +171,7 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
     return at;
 }
 /* Assign addresses to all of te_saved: to the random state first, then to the output, the FP8 input and the row
- * statistics of each op. Returns the number of bytes that all of it takes. */
+ * statistics of each op. Returns the number of bytes that te_saved takes. */
 TE_API size_t te__lay_out(te_run *r, char *base) {
     if (r->pass != TE_INFER) r->rng = (te_rng *)(void *)base;
     return te__place(r, base, TE_ALIGN, 0, r->plan->op_count, -1);
@@ -183,10 +185,10 @@ TE_API int te__last_step(const te_run *r, const te_step *s) {
         return s == &p->backward[p->backward_count - 1] || s->op[s->count - 1] <= r->backward_stop;
     return r->pass == TE_INFER ? s == &p->infer[p->infer_count - 1] : s == &p->forward[p->forward_count - 1];
 }
-/* Whether forward saves the output of op i. If so, the output has memory in te_saved or in a recompute region, and the
- * step does not acquire memory for the output. */
+/* Return whether forward saves the output of op i. If so, the output has memory in te_saved or in a recompute region,
+ * and the step does not acquire memory for the output. */
 TE_API int te__saves_output(const te_run *r, int i) { return r->pass == TE_FORWARD && te__policy(r, i)->output_saved; }
-/* Forward: set *v to the output of op i, the last op of step s, and provide its memory. */
+/* In forward: set *v to the output of op i, the last op of step s, and provide the memory for this output. */
 TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = te__output_of(r, i);
@@ -194,8 +196,8 @@ TE_API te_status te__output(te_value *v, te_run *r, const te_step *s, int i) {
     else if (!te__saves_output(r, i)) v->data = 0;
     return v->data ? TE_OK : te__acquire(r, v, op->out_rows, op->out, op->out_dtype);
 }
-/* Backward: set *v to the gradient of the input of op i, the last op of step s, and provide its memory. v->data is null
- * if this gradient is dx and the caller does not want it. */
+/* In backward: set *v to the gradient of the input of op i, the last op of step s, and provide the memory for this
+ * gradient. v->data is null if the gradient is dx and the caller does not want dx. */
 TE_API te_status te__gradient(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = r->dx;

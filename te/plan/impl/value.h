@@ -12,11 +12,11 @@
 #include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h"              /* te_dtype, te_rows */
 
-/* What is left to do before a value can be read. */
+/* Which work remains to be done before a value can be read. */
 typedef enum te_value_state {
     TE_VALUE_ready,
-    TE_VALUE_amax_only,       /* fp8_current: the producer has computed only the amax of the value. Once the scale is
-                               * known, the producer runs again and stores the value in FP8 */
+    TE_VALUE_amax_only,       /* under fp8_current: the producer has computed only the amax of the value. Once the scale
+                               * is known, the producer runs again and stores the value in FP8 */
     TE_VALUE_deferred_gather, /* only this rank's rows are stored; the next step gathers the other ranks' rows while the
                                * GEMM of that step runs */
     TE_VALUE_deferred_product /* the GEMM that computes the value has not run yet; the next step runs it, overlapped
@@ -25,19 +25,20 @@ typedef enum te_value_state {
 
 /* A matrix [rows, cols] of `dtype`. It lies in the caller's memory, in te_saved, or in a block of the workspace. */
 typedef struct te_value {
-    void *data;  /* null: there is no value, or no later step needs it */
+    void *data;  /* address of the matrix; null: there is no value, or no later step needs it */
     int64_t rows;
     int cols;
     te_dtype dtype;
     int block;   /* the id of the workspace block that holds the matrix; -1: the matrix is not in the workspace */
     te_value_state state;
     te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE: the value is in the list's format */
-    float *inverse_scale; /* 1 / scale, for each row or for each 1 x 128 tile; null: there is only one scale, which is
-                           * in the te_scales of the GEMM that reads the value */
-    const float *amax;    /* the amax of the value, computed by its producer; null: it has not been computed */
+    float *inverse_scale; /* 1 / scale of an FP8 value, for each row or for each 1 x 128 tile; null: there is only one
+                           * scale, which is in the te_scales of the GEMM that reads the value */
+    const float *amax;    /* the amax of the value, computed by its producer; null: the amax has not been computed */
     void *transposed;     /* the transpose in FP8, [cols, rows rounded up to a multiple of 16]; null: not stored */
-    float *transposed_inverse_scale; /* fp8_block: 1 / scale for each 1 x 128 tile of `transposed` */
-    int transposed_block; /* the id of the transpose's workspace block; -1: it is not in the workspace */
+    float *transposed_inverse_scale; /* fp8_block: 1 / scale of each 1 x 128 tile of `transposed` */
+    int transposed_block; /* the id of the workspace block that holds the transpose; -1: the transpose is not in the
+                           * workspace */
 } te_value;
 
 TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols) {
@@ -58,22 +59,23 @@ TE_API void te__attach_transposed(te_value *v, te_value transposed) {
 
 /* ---- the workspace ----------------------------------------------------------------------------------------------- */
 
-enum { TE_MAX_LIVE = 48 }; /* the largest number of blocks in use at a time */
+enum { TE_MAX_LIVE = 48 }; /* the largest number of workspace blocks that are in use at a time */
 
 typedef struct te_block_info {
     size_t at, bytes;
     int id;
-    int roots; /* the number of values in this block that outlive the step; 0: scratch memory, freed when the step
-                * ends */
+    int roots; /* the number of values that lie in this block and outlive the step; 0: the block is scratch memory,
+                * freed when the step ends */
 } te_block_info;
 
 /* The workspace, in which blocks are allocated by first fit. The array `block` is sorted by address. A step acquires
  * blocks, but does not release them. When the step ends, all blocks are freed, except those that hold a value which
  * outlives the step (te__set_current, te__set_edge, te_defer_column_sum). */
 typedef struct te_pool {
-    char *base;  /* null in the dry run: addresses are then offsets, to which a constant is added so that none of them
-                  * is 0 */
-    size_t high; /* high-water mark: the number of bytes from the base to the highest end that any block has had */
+    char *base;  /* start of the workspace; null in the dry run, where addresses are offsets plus a constant, so that no
+                  * address is 0 */
+    size_t high; /* high-water mark of the call: offset in bytes, from the base, of the highest end that any block has
+                  * had */
     int count, next_id;
     te_block_info block[TE_MAX_LIVE];
 } te_pool;
@@ -93,14 +95,14 @@ TE_API int te__pool_take(te_pool *p, void **memory, size_t bytes) {
     *memory = p->base ? p->base + at : (char *)(uintptr_t)(at + TE_ALIGN);
     return p->block[i].id;
 }
-/* The id of the block that begins at `memory`; -1: there is none. */
+/* Return the id of the workspace block that begins at the address `memory`; -1: there is none. */
 TE_API int te__pool_block_at(const te_pool *p, const void *memory) {
     const uintptr_t base = p->base ? (uintptr_t)p->base : (uintptr_t)TE_ALIGN;
     for (int i = 0; i < p->count; i++)
         if (base + p->block[i].at == (uintptr_t)memory) return p->block[i].id;
     return -1;
 }
-/* Add `by` to the number of values that hold the block `id`. If id is -1 (no block), do nothing. */
+/* Add `by` to the number of values that hold the block with this id. If id is -1 (no block), do nothing. */
 TE_API void te__pool_root(te_pool *p, int id, int by) {
     for (int i = 0; id >= 0 && i < p->count; i++)
         if (p->block[i].id == id) {
@@ -108,7 +110,7 @@ TE_API void te__pool_root(te_pool *p, int id, int by) {
             return;
         }
 }
-/* Free all blocks that no value holds. This happens at the end of each step. */
+/* Free all blocks that no value holds. The function is called at the end of each step. */
 TE_API void te__pool_sweep(te_pool *p) {
     int live = 0;
     for (int i = 0; i < p->count; i++)

@@ -26,47 +26,52 @@
 
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
-/* The result in FP8, for a consumer that uses one scale per tensor. If y is null, the result is not stored in FP8;
- * `amax` then receives the amax of the result in the list's format, for the cast that follows. All pointers are to
- * target memory. */
+/* Where and how a kernel stores its result in FP8, for a consumer that uses one scale per tensor. If y is null, the
+ * result is not stored in FP8; `amax` then receives the amax of the result in the list's format, for the cast that
+ * follows. All pointers are to target memory. */
 typedef struct te_pointwise_fp8 {
-    void *y;            /* [rows, out], e4m3; in backward the list's format of gradients */
+    void *y;            /* [rows, out], the result: e4m3 in forward, in backward the format that the list chooses for
+                         * gradients */
     const float *scale; /* the scale: y = the result * scale */
-    float *amax;        /* receives the maximum of its old value and all |result|; null: no amax is computed */
+    float *amax;        /* raised to the largest |result|, if that is larger than its old value; null: no amax is
+                         * computed */
     float *inverse;     /* [2]: receives 1 / scale and the scale (te_scale_save); null: they are not stored */
 } te_pointwise_fp8;
 
 /* How a kernel stores its result under a recipe with one scale per tensor: in the list's format; in FP8; or in the
- * list's format together with its amax. The last is for fp8_current, whose scale is computed from the result itself. */
+ * list's format together with its amax. The third form is for fp8_current, whose scale is computed from the result
+ * itself. */
 typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } te_pointwise_result;
 
-/* The result in FP8 with scales that the kernel computes, one for each 1 x 128 or for each row (pointwise_quantize.h),
- * and the transpose of the result (pointwise_quantize_transpose.h). If y is null, the FP8 result is not stored. All
- * pointers are to target memory. */
+/* Where and how a kernel stores its result in FP8 with scales that the kernel computes, one for each 1 x 128 elements
+ * or for each row (pointwise_quantize.h), and the transpose of the result (pointwise_quantize_transpose.h). If y is
+ * null, the FP8 result is not stored. All pointers are to target memory. */
 typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
-    float *inverse; /* the inverses, 1 / scale, of y's scales; te_scaling_count: their number */
+    float *inverse; /* the inverses, 1 / scale, of the scales of y; te_scaling_count returns how many there are */
     te_scale_rule rule;
-    int tiles; /* 1: the tile kernel of pointwise_quantize_transpose.h runs */
-    int64_t yt_cols;    /* columns of the transpose: rows, rounded up to a multiple of 16 */
-    void *yt;           /* the transpose, [out, yt_cols]; null: it is not stored */
-    float *yt_inverse;  /* the inverses, 1 / scale, of the transpose's scales */
+    int tiles; /* 1: the tile kernel of pointwise_quantize_transpose.h runs, which can store a transpose */
+    int64_t yt_cols;    /* number of columns of the transpose: the number of rows of y, rounded up to a multiple of
+                         * 16 */
+    void *yt;           /* the transpose of the result in FP8, [out, yt_cols]; null: it is not stored */
+    float *yt_inverse;  /* the inverses, 1 / scale, of the scales of the transpose */
     const void *norm_x; /* the input of the kernel's norm */
-    int from;           /* the index of the kernel's first op that runs; x is the input of that op */
-    const float *scale; /* the transpose's only scale; null: the transpose has a scale for each 1 x 128 */
-    int rounded;        /* 1: the result is rounded to the list's format before it is multiplied by `scale` above or by
-                           fp8.scale */
+    int from;           /* the index of the first op of the kernel that runs; x is the input of that op */
+    const float *scale; /* the only scale of the transpose; null: the transpose has a scale for each 1 x 128 elements */
+    /* 1: the result is rounded to the list's format before it is multiplied by `scale` above or by fp8.scale */
+    int rounded;
 } te_pointwise_quantize;
 
 /* The arguments of a pointwise kernel. */
 typedef struct te_pointwise {
     const void *x; /* [rows, in] */
-    void *y;       /* [rows, out], in the list's format; null: not stored in this format */
+    void *y;       /* [rows, out], memory for the result in the list's format; null: it is not stored in this format */
     te_pointwise_fp8 fp8;
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
-    int half; /* te_pointwise_shape.half, for kernels whose width is known only at run time */
-    te_rng_args take; /* for advancing the random state in forward; take.taken null: another kernel advances it */
+    int half; /* the value of te_pointwise_shape.half, for kernels whose width is known only at run time */
+    te_rng_args take; /* the arguments with which the kernel advances the random state in forward; take.taken null:
+                       * another kernel advances it */
     te_pointwise_quantize scaled;
 } te_pointwise;
 
@@ -79,33 +84,38 @@ typedef struct te_lane {
     te_place at;
 } te_lane;
 
-/* Runs the ops [from, to) of the kernel on one te_lane. A macro generates the function, with one call for each op. */
+/* The type of a function that runs the ops [from, to) of a kernel on one te_lane. A macro generates the function, with
+ * one call for each op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
-/* The properties that a kernel is compiled for. All members are compile-time constants, with one exception: if the
+/* The properties for which a kernel is compiled. All members are compile-time constants, with one exception: if the
  * list's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
-    int half, in_halves, out_halves; /* a row of x has half * in_halves columns, a row of y half * out_halves */
+    int half, in_halves, out_halves; /* widths: a row of x has half * in_halves columns, a row of y half * out_halves */
     int aligned;               /* whether half is a multiple of eight */
-    int norm;                  /* the index, in the kernel, of the op that is the norm; -1: there is none */
+    int norm;                  /* the position of the norm among the ops of the kernel; -1: there is no norm */
     te_norm_options norm_options;
-    te_dtype norm_in, norm_out; /* formats of the norm's input and output in forward */
-    int sums, sum_halves;      /* the index of the op whose parameter's gradient is a sum over rows (such as bias); -1:
-                                  there is none. The op has half * sum_halves columns */
-    int sums_three;            /* 1: the op that `sums` refers to has three parameters (dyt) */
+    te_dtype norm_in, norm_out; /* number formats of the norm's input and output in forward */
+    /* sums: the index of the op whose parameter's gradient is a sum over rows (such as bias); -1: there is none. The op
+     * has half * sum_halves columns */
+    int sums, sum_halves;
+    int sums_three;            /* 1: the op with index `sums` has three parameters (dyt) */
     int backward, draws;
-    int reads; /* the index of the first op that reads a further tensor of the row's shape (te_read8); -1: none */
-    int lanes, chunks, groups; /* lanes: lanes of a group; chunks: vectors of eight elements of a row that a lane has;
-                                  groups: groups of a block, each of which works on one row at a time */
-    int resident;              /* blocks per multiprocessor that the kernel is compiled for */
-    int smem_gamma;            /* bytes of shared memory that hold gamma; 0: registers hold it */
-    int fp8;                   /* the FP8 format, a te_dtype, in which the result may be stored; 0: never in FP8,
-                                  because the list names no recipe */
-    te_scaling scaled;         /* the kind of scales that the kernel computes for the FP8 result
+    int reads; /* the index of the first op that reads another tensor of the same shape as x (te_read8); -1: none
+                * does */
+    /* lanes: number of lanes in a group; chunks: number of vectors of eight elements of a row that a lane has; groups:
+     * number of groups in a block, each of which works on one row at a time */
+    int lanes, chunks, groups;
+    int resident;              /* the number of blocks per multiprocessor that the kernel is compiled for */
+    int smem_gamma;            /* bytes of shared memory that hold gamma; 0: gamma is held in registers */
+    /* the FP8 format, a te_dtype, in which the result may be stored; 0: the result is never stored in FP8, because the
+     * list names no recipe */
+    int fp8;
+    te_scaling scaled;         /* the kind of scales that the kernel computes itself for its FP8 result
                                 * (pointwise_quantize.h) */
-    int transposes; /* 1: the step also has a tile kernel, which stores the transpose
-                       (pointwise_quantize_transpose.h) */
+    /* 1: the step also has a tile kernel, which stores the transpose of the result (pointwise_quantize_transpose.h) */
+    int transposes;
     int norm_reads_x;          /* 1: the norm reads x itself, because only forks come before it */
 } te_pointwise_shape;
 TE_BOTH te_pointwise_shape te_no_shape(void) {
@@ -122,11 +132,11 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
     (name##_is_backward || TE_IS_TENSORWISE(model##_recipe)                          ? (int)TE_SCALING_NONE       \
      : TE_IS_ROWWISE(model##_recipe) && name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE              \
                                                                                     : TE_SCALING_OF(model##_recipe))
-/* The index of the norm, as the launch macros receive it. A kernel without a norm has the index -1, but 0 if a group of
- * lanes must hold a whole row to compute the row's scale: such a kernel is launched like a norm. */
+/* The index of the norm, in the form in which the launch macros receive it. A kernel without a norm has the index -1,
+ * but 0 if a group of lanes must hold a whole row to compute the row's scale: such a kernel is launched like a norm. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
     ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROWWISE ? 0 : (int)name##_norm)
-/* The number of lanes of a group: `lanes`, but at least a whole warp in a kernel that computes scales, because such a
+/* The number of lanes in a group: `lanes`, but at least a whole warp in a kernel that computes scales, because such a
  * kernel finds the amax by warp shuffles. */
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
@@ -136,11 +146,11 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
 
 /* The maximum number of rows that a lane loads at once in a kernel without a norm (te_map_batch). */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
-/* The number of rows that a lane of kernel k, which has no norm, loads at once. */
+/* Return the number of rows that a lane loads at once in kernel k, which has no norm. */
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
-    /* the scale of each row's tile is computed by a different lane */
+    /* with four rows (gated: two), the scale of each row's tile is computed by a different lane */
     if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
@@ -151,13 +161,14 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-/* Macros that compute constants; pointwise_macros.h defines enumerators with these values. w: columns of a row. norm
- * and sums: te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
+/* Macros that compute a kernel's constants; pointwise_macros.h defines enumerators with these values. w: the number of
+ * columns of a row. norm and sums: te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
-/* Forward: a row of up to 1024 columns is processed by one warp, a longer one by 64 to 1024 threads. Backward: if a row
- * has up to 4096 columns, a lane has one vector of the row, because the sums over rows take most of the registers; but
- * a lane has two vectors of the row if the gradient of a bias is summed as well. */
+/* The number of lanes that share a row in a kernel with a norm. Forward: a row of up to 1024 columns is processed by
+ * one warp, a longer one by 64 to 1024 threads. Backward: if a row has up to 4096 columns, a lane has one vector of the
+ * row, because the sums over rows take most of the registers; but a lane has two vectors of the row if the gradient of
+ * a bias is summed as well. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
@@ -202,9 +213,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_RESIDENT(norm, threads, chunks, sums, gated, pass) 1
 #endif
 
-/* The kernels of a pointwise step whose width is known only at run time: X(.., suffix, columns, aligned). With a norm,
- * `columns` is the maximum width of a row; without a norm any width is allowed. For rows whose length is no multiple of
- * eight, a step with a norm has one kernel for up to 1024 columns and one for longer rows. */
+/* The list of the kernels of a pointwise step whose width is known only at run time, X(.., suffix, columns, aligned)
+ * for each. With a norm, `columns` is the maximum width of a row; without a norm any width is allowed. For rows whose
+ * length is no multiple of eight, a step with a norm has one kernel for up to 1024 columns and one for longer rows. */
 #if TE_CUDA
 #define TE_MAP_KERNELS(X, ...) X(__VA_ARGS__, aligned, 1024, 1) X(__VA_ARGS__, any, 1024, 0)
 #define TE_NORM_KERNELS(X, ...)                                                                                 \
@@ -250,7 +261,8 @@ TE_FN void te__pointwise_round(float v[8], te_dtype to) {
     te_vec8_of_pairs(&e, v, to);
     te_vec8_floats(v, &e, to);
 }
-/* Returns the larger of amax_bits and the bits of the largest |v| among the elements that lie inside the row. */
+/* Return the larger one of amax_bits and the bits of the largest |v| among those of the eight elements that lie inside
+ * the row. */
 TE_FN uint32_t te__pointwise_amax(uint32_t amax_bits, const float v[8], te_place at) {
     if (at.aligned) return te_amax_bits8(amax_bits, v);
     TE_UNROLL
@@ -267,8 +279,8 @@ TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], floa
     TE_UNROLL for (int i = 0; i < 8; i++) w[i] = v[i] * scale;
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
-/* Store a kernel's result: in the list's format or, under a recipe, in the forms that the arguments ask for.
- * *amax_bits: the bits of the largest |y| so far. */
+/* The type of a function that stores a kernel's result: in the list's format or, under a recipe, in the forms that the
+ * arguments ask for. *amax_bits: the bits of the largest |y| so far. */
 typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *amax_bits);
 TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
                                     uint32_t *amax_bits) {
@@ -297,8 +309,9 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
  * [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], which the pointers of te_norm_registers point into; smem_gamma:
  * k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
-    int tile; /* index, within a row, of the first vector of eight elements that the block works on */
-    int64_t first, step; /* first: the group's first row; step: the distance to its next row */
+    int tile; /* index, within a row, of the first vector of eight elements on which the block works */
+    int64_t first, step; /* first: the index of the group's first row; step: the distance, in rows, to the group's next
+                          * row */
     float *sums;
     te_vec8 *rows;
     te_smem16 *smem_gamma;

@@ -11,8 +11,8 @@ typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, 
 typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_place at, const void *options);
 typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_place at, const void *options);
 
-/* If s->out is not null, stores the op's output there and rounds the value in registers to the stored format. So the
- * ops that follow compute from the same numbers that backward reads. */
+/* If s->out is not null, store the op's output there, and round the value in registers to the stored format. Therefore
+ * the ops that follow compute from the same numbers that backward reads. */
 TE_FN void te_store_saved(te_lane *l, const te_stage *s, te_dtype dtype) {
     if (!s->out) return;
     te_store8_rounded(s->out, te_index(l->at), l->v, l->at.n, l->at.aligned, dtype);
@@ -25,9 +25,9 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), options);
     te_store_saved(l, s, formats.out);
 }
-/* In backward, s->out is the memory for the gradient of a fork's value. An op with formats.stores_fork_grad (a mul, or
- * an add whose fork has other uses) has already stored this gradient in its own function f; any other add stores here
- * the gradient that passes through it. */
+/* Run the backward function f of an elementwise op. In backward, s->out is the memory for the gradient of a fork's
+ * value. An op with formats.stores_fork_grad (a mul, or an add whose fork has other uses) has already stored this
+ * gradient in its own function f; for any other add, the gradient that passes through it is stored here. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
@@ -55,19 +55,21 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
  * (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* Eight columns of the rows row, row + step, row + 2 step, and so on. vector: the columns are 8 * vector to 8 * vector
- * + 7; sums: the sums of these columns over the rows; amax_bits: the bits of the largest |y| so far (te_store_fn). */
+/* Eight columns of the rows row, row + step, row + 2 step, and so on, on which a lane works. vector: the columns are 8
+ * * vector to 8 * vector + 7; sums: the sums of these columns over the rows; amax_bits: the bits of the largest |y| so
+ * far (te_store_fn). */
 typedef struct te_map_slice {
     int64_t row, step;
     int vector;
     float *sums;
     uint32_t *amax_bits;
 } te_map_slice;
-/* Runs the kernel's ops on `count` rows of a slice. All these rows are loaded before the first of them is computed, so
- * that the loads overlap. */
+/* Runs the kernel's ops on `count` rows of a slice (eight columns of several rows). All these rows are loaded before
+ * the first of them is computed, so that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
-    const int second = 8 * k.chunks; /* index at which the sums for the second half of the row begin */
+    const int second = 8 * k.chunks; /* index, within the lane's sums, at which those for the second half of the row
+                                      * begin */
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
     TE_UNROLL for (int r = 0; r < count; r++) {
@@ -80,11 +82,11 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
     }
 }
 
-/* Whether each block works on one batch of neighbouring rows only. Otherwise a block loops over the tensor: from one of
- * its rows to the next it skips the rows that the other blocks of the grid work on. */
+/* Return whether each block works on one batch of neighbouring rows only. Otherwise a block loops over the tensor, and
+ * after each of its rows skips the rows that the other blocks of the grid work on. */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
-/* The i-th slice of part p that this lane of the group works on. */
+/* Return the i-th slice (eight columns of several rows) of part p on which this lane of the group works. */
 TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *g, int i) {
     te_map_slice s;
     s.row = p->first, s.step = p->step, s.vector = p->tile + g->id + i * g->count;

@@ -26,7 +26,7 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
     }
 }
 
-/* A function that runs a kernel's ops on the rows of one group of lanes. p: these rows. */
+/* The type of a function that runs a kernel's ops on the rows of one group of lanes. p: says which rows these are. */
 typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p);
 TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -75,7 +75,8 @@ TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn sta
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), adjacent = te_map_is_adjacent(k);
     const int tiles = te_pointwise_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
-              block = b.x / tiles; /* blocks with neighbouring indices work on the same rows */
+              block = b.x / tiles; /* blocks with neighbouring indices work on the same rows, on different ranges of
+                                    * columns */
     const int64_t first = (int64_t)block * k.groups * (adjacent ? te_map_batch(k) : 1) + group;
     const int64_t step = adjacent ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);

@@ -117,7 +117,7 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* Whether a fork and its use are in the same pattern, so that this same kernel has stored the fork's value (in
+/* Says whether a fork and its use are in the same pattern. If so, this same kernel has stored the fork's value (in
  * backward, the gradient from its use). */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
@@ -131,8 +131,8 @@
 #define TE__LOCAL_FORKS3(name, model, op)                                      \
     | (TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL) ? TE__BIT((int)name##_first - (int)TE_EDGE_INDEX(model, op)) : 0)
 #define TE__BIT(at) ((at) >= 0 && (at) < (int)TE_MAX_PATTERN ? 1 << ((at) & (TE_MAX_PATTERN - 1)) : 0)
-/* Whether an op stores the gradient of its fork's value in backward: a mul always does, an add only if the fork has
- * other uses. */
+/* Says whether an op of the kind add or mul stores the gradient of its fork's value in backward: a mul always does, an
+ * add only if the fork has other uses. */
 #define TE__JOINS_forward(model, op) 0
 #define TE__JOINS_backward(model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_USE_MARK_, TE_FAMILY(op)), TE__JOINS_FORK_USE, TE__JOINS_NONE)(model, op)
@@ -142,7 +142,8 @@
 #define TE__JOINS_FORK_USE(model, op) \
     ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_uses((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_LOCAL(name, model, op) 0
-/* The calls that run the pattern's ops, and the constants that hold the ops' options, which are passed to the calls. */
+/* The macros that generate, for the ops of the pattern, the calls that run them, and the constants with their options,
+ * which are passed to the calls. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
@@ -207,8 +208,8 @@
         (void)half;                                                                                                   \
         return finish(k);                                                                                             \
     }
-/* Defines the kernel. kernel##_registers: the sums and the vectors of rows that a thread holds in registers. exists: 0
- * if the kernel is never launched; its body is then empty. */
+/* Defines one pointwise kernel. kernel##_registers: the sums and the vectors of rows that a thread holds in registers.
+ * exists: 0 if the kernel is never launched; its body is then empty. */
 #define TE__POINTWISE_KERNEL(kernel, name, exists)                                                                    \
     typedef struct kernel##_registers {                                                                               \
         float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                                                               \
@@ -237,8 +238,8 @@
     TE__POINTWISE_KERNEL(kernel, name, exists)
 #define TE__POINTWISE_NORM_backward TE__POINTWISE_MAP
 #if TE_CUDA
-/* A forward step with a norm has a second kernel for calls with at most as many rows as multiprocessors, unless both
- * kernels would use the same number of lanes for a row. */
+/* Defines the second kernel of a forward step with a norm, for calls with at most as many rows as multiprocessors. The
+ * step has no second kernel if both kernels would use the same number of lanes for a row. */
 #define TE__POINTWISE_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                     \
     TE__POINTWISE_MAP(kernel##_bulk, name, dtype, pass, eps, lanes, exists)                                           \
     TE__POINTWISE_MAP(kernel##_low_latency, name, dtype, pass, eps, TE_LOW_LATENCY_LANES,                             \
@@ -319,8 +320,8 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
         return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe()));                                      \
     }                                                                                                                  \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
-/* The kernels of lists that have constant widths and train under a recipe: a row kernel and a tile kernel
- * (pointwise_quantize_transpose.h). The launch runs one of them or both. */
+/* Defines the kernels of a step in a list that has constant widths and trains under a recipe: a row kernel and a tile
+ * kernel (pointwise_quantize_transpose.h). The launch runs one of them or both. */
 #define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
     TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \
     TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }              \
@@ -351,20 +352,20 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                             \
         return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);      \
     }
-/* Whether the consumer of the last op's output is a GEMM with one scale per tensor, and backward may recompute this
- * output. */
+/* Says whether the consumer of the last op's output is a GEMM with one scale per tensor, and backward may recompute
+ * this output. */
 #define TE__POINTWISE_RECOMPUTES(name, model, dtype, op)                                                            \
     (!name##_is_backward && !(int)model##_saves_inputs &&                                                            \
      TE_IS_TENSORWISE(TE__CONSUMER_RECIPE(model, (int)TE_ID(model, op), 1, (int)TE_PASSES_VALUE)) &&                 \
      te__is_recomputable(TE_FLAGS(op), (te_dtype)TE_DTYPE_OUT(model, op), TE_##dtype))
-/* Whether an op may change the gradient that passes through it. In backward under a recipe with one scale per tensor, a
- * tile kernel stores the gradient's transpose (name##_transposes) if at least one op changes the gradient and no op
- * reads a saved input (name##_saved_inputs), because in a tile kernel the loads of saved inputs would wait for one
- * another. */
+/* Says whether an op may change the gradient that passes through it. In backward under a recipe with one scale per
+ * tensor, a tile kernel stores the gradient's transpose (name##_transposes) if at least one op changes the gradient and
+ * no op reads a saved input (name##_saved_inputs), because in a tile kernel the loads of saved inputs would wait for
+ * one another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
-/* Whether the pattern and its width allow a tile kernel that runs the whole pattern. Among other conditions, no tile
- * may contain columns of both halves of a result. The step uses such a tile kernel only if, in addition, a GEMM reads
- * the result. */
+/* Says whether the pattern and its width allow a tile kernel that runs the whole pattern. Among other conditions, no
+ * tile may contain columns of both halves of a result. The step uses such a tile kernel only if, in addition, a GEMM
+ * reads the result. */
 #define TE__POINTWISE_HAS_TILES(name)                                                            \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) && \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))

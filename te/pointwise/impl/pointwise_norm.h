@@ -7,8 +7,8 @@
 #include "pointwise_elementwise.h" /* te_store_saved */
 #include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
-/* Whether column `col` lies beyond the end of the row. In kernels that may store FP8, the answer is the constant 0 if
- * the lanes cover the row exactly, so that the compiler removes the branches on it: the time of these kernels is
+/* Return whether column `col` lies beyond the end of the row. In kernels that may store FP8, the answer is the constant
+ * 0 if the lanes cover the row exactly, so that the compiler removes the branches on it: the time of these kernels is
  * limited by the number of their instructions. */
 TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
@@ -20,9 +20,10 @@ TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
-/* row_x receives the input of the norm, rounded to the format in which this input would be stored. With 16 bits per
- * element a row takes half the registers that f32 would take, so the loads of twice as many rows are in flight. The
- * rounding also makes the result independent of whether the norm's input is stored. */
+/* Load a row, run the ops before the norm on it, and set row_x to the input of the norm, rounded to the format in which
+ * this input would be stored. With 16 bits per element a row takes half the registers that f32 would take, so the loads
+ * of twice as many rows are in flight. The rounding also makes the result independent of whether the norm's input is
+ * stored. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;
@@ -39,7 +40,7 @@ TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, co
         }
     }
 }
-/* y = (x - mean) rstd gamma + beta, for eight elements. */
+/* Compute y = (x - mean) rstd gamma + beta for eight elements. */
 TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_vec8 *beta,
                        const te_pointwise_shape k) {
     const int has_beta = (k.norm_options.code & 3) == TE_NORM_layernorm;
@@ -51,9 +52,9 @@ TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, con
 /* A row while it is normalised. */
 typedef struct te_norm_row {
     int64_t row;
-    te_vec8 *x;          /* the norm's input in registers (te_norm_row_load) */
-    uint32_t *amax_bits; /* the bits of the largest |y| so far (te_store_fn) */
-    const void *source;  /* an extra argument of the load function, or null (te_norm_load_fn) */
+    te_vec8 *x;          /* the input of the norm for one row, in registers (te_norm_row_load) */
+    uint32_t *amax_bits; /* the bits of the largest |y| that this lane has stored so far (te_store_fn) */
+    const void *source;  /* an extra argument of the load function, or null (see te_norm_load_fn) */
     float mean, rstd;    /* set by te_norm_forward */
 } te_norm_row;
 TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, const void *source) {
@@ -62,8 +63,8 @@ TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, c
     return n;
 }
 
-/* Normalises the row, runs the ops after the norm and stores the result. scaled, a constant: whether the result is
- * stored in FP8 with scales that this function computes. */
+/* Normalises a row, runs the ops after the norm and stores the result. scaled: a compile-time constant, 1 if the result
+ * is stored in FP8 with scales that this function computes. */
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, const te_norm_row *n, const int scaled) {
     const te_stage *s = &c->op[k.norm];
@@ -90,8 +91,8 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     const te_quantized_rows result = {n->row, 0, 0, n->x, k.chunks};
     if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
-/* A function that stores the result of a kernel. te_norm_store uses `store`; te_norm_store_quantized stores FP8 with
- * computed scales in calls that ask for it, and uses `store` in other calls. */
+/* The type of a function that stores the result of a kernel. te_norm_store uses `store`; te_norm_store_quantized stores
+ * FP8 with computed scales in calls that ask for it, and uses `store` in other calls. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_norm_row *n);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -149,13 +150,13 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
  * the rows that the lane's group works on, in the format of the tensors in memory. A backward kernel begins with its
  * norm; a group of lanes works on one row after another, and each lane sums its columns over these rows. */
 typedef struct te_norm_registers {
-    te_vec8 *dy, *x;           /* dy and x of the current row, [chunks] each */
-    te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded */
-    te_vec8 *gamma;            /* gamma in registers, if it is not in shared memory */
-    uint32_t *amax_bits;            /* the bits of the largest |y| so far (te_store_fn) */
-    float *sums;               /* the lane's sums over rows, in the slots of TE_SUM_SLOTS */
-    te_smem16 *smem_gamma;          /* gamma in shared memory, if k.smem_gamma is not 0, because the registers are
-                                       needed for the sums */
+    te_vec8 *dy, *x;           /* dy and x of the current row, `chunks` vectors of each */
+    te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded while the current row is computed */
+    te_vec8 *gamma;            /* gamma of the lane's columns in registers, if gamma is not in shared memory */
+    uint32_t *amax_bits;            /* the bits of the largest |y| that this lane has stored so far (te_store_fn) */
+    float *sums;               /* the lane's sums of its columns over rows, in the slots of TE_SUM_SLOTS */
+    /* gamma in shared memory, if k.smem_gamma is not 0, because the registers are needed for the sums */
+    te_smem16 *smem_gamma;
 } te_norm_registers;
 
 TE_FN void te_norm_cache_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g,
@@ -197,15 +198,15 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in); /* the op after the norm in backward is
-                                                                                   a fork, which reads this tensor */
+        /* if the edge is not null, the op after the norm in backward is a fork, which reads the tensor of the edge */
+        if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in);
     }
     return n;
 }
 
-/* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
- * l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum over rows of dy. The lane's parts
- * of the sums over rows are in m->sums, in the slots of TE_SUM_SLOTS. */
+/* Compute the backward of a norm. With xhat = (x - mean) rstd and d = dy gamma: dx = rstd (d - mean(d) - xhat mean(d
+ * xhat)); rmsnorm has no mean(d), l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum
+ * over rows of dy. The lane's parts of the sums over rows are in m->sums, in the slots of TE_SUM_SLOTS. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
@@ -240,7 +241,8 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         if (l.at.col >= k.half) continue;
         te_vec8_opaque(&dy[i], k.in), te_vec8_opaque(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
-        te_vec8_floats(xhat, &x[i], k.norm_in); /* here the variable xhat holds x itself, not normalised */
+        te_vec8_floats(xhat, &x[i], k.norm_in); /* at this point the variable xhat holds x itself, which is not yet
+                                                 * normalised */
         te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {
@@ -253,7 +255,8 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
     }
 }
 
-/* Runs backward on the rows from `first` on, `step` apart; each row is loaded while the previous one is computed. */
+/* Run backward on the rows first, first + step, first + 2 step, ..; each row is loaded while the previous one is
+ * computed. */
 TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, int64_t first, int64_t step,
                                  const te_norm_registers *m) {

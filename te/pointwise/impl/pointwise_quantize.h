@@ -14,18 +14,19 @@
 #include "../../fp8/scales.h" /* te_blockwise_1d_scale_at */
 #include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 
-enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* number of lanes that share a tile of 1 x 128; each has eight elements of the
-                                           tile. On a CPU one lane has the whole tile */ };
+enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* number of lanes that share a tile of 1 x 128 elements; each has eight
+                                         * elements of the tile. On a CPU one lane has the whole tile */ };
 
-/* Whether the kernel stores its result in FP8 with computed scales in this call. */
+/* Whether, in this call, the kernel stores its result in FP8 with scales that it computes. */
 TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_shape k) {
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
 
-/* Rows in registers, in the list's format. A lane has k.chunks vectors of eight elements of each row. */
+/* Some rows of a tensor in registers, in the list's format. A lane has k.chunks vectors of eight elements of each
+ * row. */
 typedef struct te_quantized_rows {
-    int64_t row, step; /* row: index of the first row; step: distance to the next row */
-    int first;         /* index, within a row, of the first vector that the first lane has */
+    int64_t row, step; /* row: index of the first row; step: distance, in rows, to the next row */
+    int first;         /* index, within a row, of the first vector of eight elements that the first lane has */
     const te_vec8 *v;  /* the lane's vectors, [rows][stride] */
     int stride;
 } te_quantized_rows;
@@ -49,7 +50,7 @@ TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v,
     TE_UNROLL for (int j = 0; j < 8; j++) x[j] *= scale;
     te_store8_fp8(c->scaled.y, row * k.half + col, x, 8, 1, TE_e4m3);
 }
-/* Computes the scale of the tile at this row and column `col` from the tile's amax, and stores 1 / scale. */
+/* Compute the scale of the 1 x 128 tile at row `row` and column `col` from the tile's amax, and store 1 / scale. */
 TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col,
                                         uint32_t amax_bits) {
     const float scale = te_scale_of_amax_bits(amax_bits, TE_E4M3_MAX, &c->scaled.rule);
@@ -108,9 +109,8 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
         amax_bits = bits > amax_bits ? bits : amax_bits;
     }
     float amax =
-        te_float_of_bits(amax_bits < 0x7f800000u ? amax_bits : 0x7f800000u); /* a NaN is replaced by infinity, because
-                                                                                the maximum over the lanes would drop
-                                                                                the NaN */
+        /* a NaN is replaced by infinity, because the maximum over the lanes would drop the NaN */
+        te_float_of_bits(amax_bits < 0x7f800000u ? amax_bits : 0x7f800000u);
     te_lanes_max(&amax, g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), TE_E4M3_MAX, &c->scaled.rule);
     if (g->id == 0) c->scaled.inverse[rows.row] = 1.0f / scale;

@@ -15,8 +15,8 @@
  * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit list
  * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With
  * one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that its ops read, and 2 + 1 for a recomputed
- * transpose. The kernels are limited by their instructions. Measurements, including those of a norm with persistent
- * clusters, which was not faster: docs/notes/pointwise.md.
+ * transpose. The speed of the kernels is limited by the number of their instructions. Measurements, including those of
+ * a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -32,7 +32,7 @@ typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_po
 /* A piece of 8 x 8 elements. row: its first row; vector: its columns are 8 * vector to 8 * vector + 7; rows: how many
  * of its eight rows lie inside the tensor. */
 typedef struct te__tile_piece { int64_t row; int vector, rows; } te__tile_piece;
-/* Piece i of the tile whose first row is row0 and whose first column is col0. */
+/* Return piece number i, 8 x 8 elements, of the tile whose first row is row0 and whose first column is col0. */
 TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const te_pointwise_shape k, int64_t row0,
                                                   int64_t col0, int i) {
     te__tile_piece p;
@@ -40,14 +40,14 @@ TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const t
     p.rows = te__blockwise_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
-/* One half of each row of a tensor. halves: how many halves a row has (1 or 2); half: which of them is meant (0 or
- * 1). */
+/* One half of each row of a tensor, from which a tile is loaded. halves: how many halves a row has (1 or 2); half:
+ * which of them is meant (0 or 1). */
 typedef struct te__tile_source {
     const void *data;
     te_dtype dtype;
     int half, halves;
 } te__tile_source;
-/* Loads the rows [first, first + count) of a piece, in the format in which they are stored. */
+/* Load the rows [first, first + count) of a piece of 8 x 8 elements, in the format in which they are stored. */
 TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const te__tile_source from, te__tile_piece at,
                                     const te_pointwise_shape k, int first, const int count) {
     const te_dtype dtype = from.dtype;
@@ -60,8 +60,8 @@ TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const te__tile_source from, te__
         if (first + r < at.rows) te_vec8_load(&x[r], p + (uint64_t)(uint32_t)(first + r) * pitch, 0, 8, 1, dtype);
     }
 }
-/* Loads a piece's input, in the format of the tensor in memory, to x[0]; the second half of a gated op's row goes to
- * x[1]. */
+/* Load a piece (8 x 8 elements) of the kernel's input, in the format of the tensor in memory, to x[0]; the second half
+ * of a gated op's row goes to x[1]. */
 TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2],
                                     te__tile_piece at) {
     const void *data = k.norm < 0 ? c->x : c->scaled.norm_x;
@@ -72,9 +72,9 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* The operands that the norm of a piece needs in addition to x: gamma and beta of the piece's columns, and the
- * statistics of its rows. These operands are loaded together with x, because a load that is issued after the stores of
- * a row would wait for these stores. */
+/* The statistics of a row. Together with gamma and beta of a piece's columns they are what the norm needs in addition
+ * to x. These statistics are loaded together with x, because a load that is issued after the stores of a row would wait
+ * for these stores. */
 typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
@@ -82,7 +82,8 @@ typedef struct te__piece_norm {
 } te__piece_norm;
 TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
                                          te__tile_piece p) {
-    if (!TE_CUDA) memset(n, 0, sizeof *n); /* avoids a warning of gcc; elements that are not loaded are never read */
+    if (!TE_CUDA) memset(n, 0, sizeof *n); /* avoids a warning of gcc; those elements of *n that are not loaded are
+                                            * never read */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
     const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;
@@ -110,12 +111,13 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
 /* A piece in registers. */
 typedef struct te__piece {
     te__tile_piece at;
-    te_vec8 *x[2]; /* x[0]: the eight rows of the piece; x[1]: for a gated op, the same rows in the second half of the
-                      columns */
+    /* x[0]: the eight rows of the piece; x[1]: for a gated op, the same rows in the second half of the columns */
+    te_vec8 *x[2];
     te__piece_norm norm;
-    float sums[16]; /* sums over the piece's rows: [0, 8) for the eight columns of x[0], [8, 16) for those of x[1] */
+    float sums[16]; /* sums over the rows of the piece: [0, 8) for the eight columns of x[0], [8, 16) for those of
+                     * x[1] */
 } te__piece;
-/* Runs the kernel's ops on row r of a piece. l->at: the coordinates of that row. */
+/* Run the kernel's ops on row r, 0 to 7, of a piece of 8 x 8 elements. l->at: the coordinates of that row. */
 TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                    te__piece *p, int r) {
     if (k.norm >= 0) {
@@ -132,7 +134,7 @@ TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, c
  * loaded for all these rows at once, because otherwise the loads of one row would wait for the row before it. */
 enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
 typedef struct te__piece_ahead {
-    const te_stage *of; /* the op whose operand has been loaded to `row`; null: none has been loaded */
+    const te_stage *of; /* the op whose operand has been loaded to `row`; null: no operand has been loaded */
     te_vec8 row[TE_TILES_BATCH];
 } te__piece_ahead;
 TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise *c, const te_pointwise_shape k,
@@ -145,7 +147,8 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
     const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* TE_bf16 also stands for f16, which has as many bytes */
     te__pointwise_tiles_rows(a->row, from, at, k, first, TE_TILES_BATCH);
 }
-/* Loads piece h of the lane to the lane's registers. at: the place of this piece in the tensor. */
+/* Load piece number h of this lane (8 x 8 elements) to the lane's registers. at: the place of this piece in the
+ * tensor. */
 TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, const te_pointwise_shape k,
                                           te__tile_piece at, te_pointwise_tiles_held *held, int h) {
     p->at = at, p->x[0] = held->half[0].x[h], p->x[1] = held->half[1].x[h];
@@ -245,8 +248,9 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
 /* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows beyond
- * the last row of the tensor are computed like the other rows. This is safe: the results for these rows are not stored,
- * and the only tensor that an op reads there is the input, whose elements beyond the last row count as zero. */
+ * the last row of the tensor are computed like the other rows. Computing these rows is safe: the results for these rows
+ * are not stored, and the only tensor that an op reads there is the input, whose elements beyond the last row count as
+ * zero. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
@@ -255,11 +259,12 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        if (k.backward && r >= at.rows) continue; /* rows beyond the tensor were loaded as zeros; zero has the same bits
-                                                     in FP8 */
+        /* skip rows beyond the tensor, which were loaded as zeros; zero has the same bits in FP8 */
+        if (k.backward && r >= at.rows) continue;
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
-        l.at = te_place_of(k, at.row + r, at.vector, 1); /* the place in the result: after a gated op, a row of the
-                                                            result has half as many columns as a row of x */
+        /* the place of the row in the result: after a gated op, a row of the result has half as many columns as a row
+         * of x */
+        l.at = te_place_of(k, at.row + r, at.vector, 1);
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
 }
@@ -270,7 +275,7 @@ TE_FN void te__pointwise_keep_last_op(te_pointwise *recompute, const te_pointwis
     recompute->x = c->x, recompute->rows = c->rows, recompute->scaled = c->scaled, recompute->scaled.from = last;
     recompute->op[last] = c->op[last], recompute->op[last].out = 0;
 }
-/* Stores the transpose of the tile. held: this lane's elements of the tile, in FP8. */
+/* Store the transpose of a 128 x 128 tile. held: this lane's elements of the tile, in FP8. */
 TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *transposed,
                                         te_lanes g, int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
@@ -282,7 +287,8 @@ TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_regi
     te_block_sync();
     te__fp8_store_tile(out, transposed, row, col, g);
 }
-/* The tile kernel for one scale per tensor, or for the transpose alone. last: the index of the kernel's last op. */
+/* The body of the tile kernel for recipes with one scale per tensor, or for storing the transpose alone. last: the
+ * index of the kernel's last op. */
 TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_stages_fn stages,
                                        const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
                                        te_blockwise_shared *s) {
@@ -309,7 +315,7 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_
     if (k.backward) te_pointwise_store_amax(c, k, b, g, amax_bits);
 }
 
-/* Launch the kernels that the call needs: the row kernel, the tile kernel, or both. */
+/* The type of a function that launches the kernels which a call needs: the row kernel, the tile kernel, or both. */
 typedef te_status (*te__pointwise_rows_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
 TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c,
                                             const te_pointwise_shape k, te__pointwise_rows_fn rows,

@@ -16,12 +16,12 @@
 
 typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
 
-/* The kernel of one step while its arguments are filled in. */
+/* The kernel of one step, and the state of filling in its arguments. */
 typedef struct te_pointwise_work {
     const te_step *step;
     int skip;    /* the number of ops at the beginning of the step that are not part of this kernel: 1 if the step
                   * begins with a GEMM or a collective, else 0 */
-    int applied; /* the number of ops from `skip` on that the GEMM's epilogue has already done (a bias) */
+    int applied; /* how many ops, from index `skip` on, the GEMM's epilogue has already computed (a bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
     int launches; /* 1: the kernel has something to compute or to store, so it is launched */
@@ -44,22 +44,23 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 
 /* ---- the step's result, for its consumer ------------------------------------------------------------------------- */
 
-/* How the kernel stores the step's result. */
+/* In which form the kernel stores the result of the step. */
 typedef enum te_result_form {
     TE_RESULT_in_list_format,
-    TE_RESULT_in_fp8,      /* in FP8 with the consumer's scale, which is known before the kernel runs */
-    TE_RESULT_with_scales  /* in FP8, with a scale for each row or each tile of 1 x 128, which the kernel computes */
+    TE_RESULT_in_fp8,      /* in FP8 with the scale of the consuming GEMM, which is known before the kernel runs */
+    TE_RESULT_with_scales  /* in FP8, with a scale for each row or for each 1 x 128 tile; the kernel computes these
+                            * scales */
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
-    int consumer; /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with
-                     forks */
-    int gathered; /* the index of the GEMM that reads the result after a gather of FP8 data; -1: there is none */
+    /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with forks */
+    int consumer;
+    int gathered; /* the index of the GEMM that reads the result after it was gathered in FP8; -1: there is none */
 } te_pointwise_exit;
 
-/* Whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether forward
- * also saves the result in the list's format. In training under fp8_block, backward needs the transpose of the operand
- * as well, and only a tile kernel stores the transpose. */
+/* Returns whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
+ * forward also saves the result in the list's format. In training under fp8_block, backward needs the transpose of the
+ * operand as well, and only a tile kernel stores the transpose. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -118,7 +119,8 @@ TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i
     return TE_OK;
 }
 /* Backward under fp8_block: makes the kernel also store the transpose of v, the gradient that GEMM i reads, with a
- * scale for each tile of 1 x 128, and attaches the transpose to v. The GEMM for the weight's gradient reads it. */
+ * scale for each tile of 1 x 128, and attaches the transpose to v. The GEMM for the weight's gradient reads this
+ * transpose. */
 TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed;
     c->scaled.tiles = 1;
@@ -203,8 +205,8 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
 TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
     const te_step *s = w->step;
     const te_op *op = r->plan->op;
-    te_value stored = x; /* the tensor in which the value that runs through the ops was last stored */
-    int last = -1;       /* the position in the step of its last op that is not a fork */
+    te_value stored = x; /* the tensor to which the value that passes through the ops was last stored */
+    int last = -1;       /* the position, within the step, of the step's last op that is not a fork */
     for (int j = w->skip; j < s->count; j++)
         if (!(op[s->op[j]].flags & TE_IS_FORK)) last = j;
     w->args->x = x.data, w->args->rows = x.rows;
@@ -241,9 +243,10 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The state of the gradient while it passes through the ops of a step in backward. */
+/* The gradient while it passes through the ops of a step in backward: where it was last stored, and whether it has
+ * changed since. */
 typedef struct te_pointwise_grad {
-    te_value stored; /* the tensor in which the gradient was last stored */
+    te_value stored; /* the tensor to which the gradient was last stored */
     int changed;     /* 1: an op has changed the gradient since the gradient was last stored */
 } te_pointwise_grad;
 
@@ -307,7 +310,7 @@ TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_s
     for (int p = 0; p < op->params; p++) {
         TE_TRY(te_defer_column_sum(r, &st->sum[p], &r->param[i][p], op->out, blocks.count, blocks.max));
         if (te_is_trained(&r->param[i][p])) w->launches = 1;
-        else st->sum[p] = 0; /* the parameter does not train, so the kernel stores no sums for it */
+        else st->sum[p] = 0; /* the parameter is not trained, so the kernel stores no sums for it */
     }
     return TE_OK;
 }
@@ -356,7 +359,7 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
         TE_TRY(te__pointwise_sums(r, w, i, st, blocks));
     }
     TE_TRY(te__pointwise_backward_result(r, w, s->op[s->count - 1], &g));
-    /* the tile kernel stores one partial sum of each column for each row of tiles */
+    /* The tile kernel stores one partial sum of each column for each row of tiles. */
     for (int j = first_sum; w->args->scaled.tiles && j < r->sum_count; j++)
         r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
     for (int j = w->skip; j < s->count; j++)
@@ -368,24 +371,24 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
 TE_API int te__sums_rows(const te_pointwise_shape k) { return k.sums >= 0 || (k.backward && k.norm >= 0); }
-/* The maximum number of blocks along the rows. In a kernel that sums gradients over rows each block stores a partial
- * sum, so the number of blocks is kept small. tiles: the number of blocks that share a row. */
+/* Return the largest number of blocks along the rows. In a kernel that sums gradients over rows each block stores a
+ * partial sum, so the number of blocks is kept small. tiles: the number of blocks that share a row. */
 TE_API int te__max_blocks(const te_run *r, const te_pointwise_shape k, int tiles) {
     if (!TE_CUDA) return te__sums_rows(k) ? 16 : 64;
     return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
 }
-/* te_pointwise_shape.half for a kernel that runs the ops [skip, count) of the step: the smaller of the widths of the
- * kernel's input and output. */
+/* Return te_pointwise_shape.half for a kernel that runs the ops [skip, count) of the step: the smaller one of the
+ * widths of the kernel's input and output. */
 TE_API int te__pointwise_half(const te_run *r, const te_step *s, int skip) {
     const te_op *first = &r->plan->op[s->op[skip]], *last = &r->plan->op[s->op[s->count - 1]];
     return r->pass == TE_BACKWARD ? (int)te_min(first->out, last->in) : (int)te_min(first->in, last->out);
 }
-/* The number of blocks that the kernel uses along the rows, for `rows` rows. */
+/* Return the number of blocks along the rows with which the kernel is launched for `rows` rows. */
 TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwise_shape k) {
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* Recomputes the output of the step's last op, and runs no other op of the step. r->recompute says in which form the
+/* Recompute the output of the step's last op, and run no other op of the step. r->recompute says in which form the
  * output is to be stored. */
 TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
     const te_recompute_target *to = r->recompute;
@@ -406,10 +409,10 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     c->scaled.scale = to->scale;
     return launch(r->ctx, te__grid_of(1, 1), c);
 }
-/* Whether the kernel computes only the amax of the result and does not store the result. Once the scale is known, the
- * kernel runs a second time and stores the result in FP8 (TE_VALUE_amax_only). Two runs pay if the last op reads no
- * more than it writes, and if the ops before the last one do nothing in the second run (a bias, whose parameter is null
- * in that run). */
+/* Returns whether the kernel computes only the amax of the result and does not store the result. Once the scale is
+ * known, the kernel runs a second time and stores the result in FP8 (TE_VALUE_amax_only). Two runs pay if the last op
+ * reads no more than it writes, and if the ops before the last one do nothing in the second run (a bias, whose
+ * parameter is null in that run). */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
@@ -421,7 +424,7 @@ TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, 
         if (!(r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS)) return 0;
     return 1;
 }
-/* Makes the kernel compute only the amax. The current value is then not in memory. */
+/* Make the kernel compute only the amax of its result; the current value is then not in memory. */
 TE_API void te__pointwise_set_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
