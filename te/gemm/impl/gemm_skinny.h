@@ -6,8 +6,8 @@
  * to mma.sync in any order, as long as it is the same for W and x.) The sums of the warps are added in a fixed order,
  * rounded to 16 bits, and passed to the pattern's epilogue, eight elements at a time; during that time the copies into
  * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings with W while that
- * kernel still runs (PDL), which is safe because no kernel of a pass writes weights. Otherwise the rings are filled when
- * the previous kernel has ended.
+ * kernel still runs (PDL), which is safe because no kernel of a pass writes weights. Otherwise this kernel fills the
+ * rings when the previous kernel has ended.
  *
  * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes both in 16 bits and
  * in FP8. With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise
@@ -87,7 +87,8 @@ TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_sk
     return rest < 0 ? head + in_head / 2 + second * (k.rotary / 2)
                     : head + k.rotary + rest + second * ((k.head_dim - k.rotary) / 2);
 }
-/* Start the copy of a step's part of W into a stage, with zeros beyond n and k; each lane copies vectors of 16 bytes. */
+/* Start the copy of a step's part of W into a stage, with zeros beyond n and k. Each lane copies vectors of 16
+ * bytes. */
 TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at,
                                  const te_skinny_pairing pairing) {
     enum { VECTORS = TE_SKINNY_WARP_K / 8, ROWS = 32 / VECTORS };
