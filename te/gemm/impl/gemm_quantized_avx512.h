@@ -101,6 +101,7 @@ TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activat
         s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = rest[r] = _mm256_setzero_ps();
     for (; b + 3 < blocks; b += 4, w += 4 * bytes) {
         const te__avx512_four u = te__avx512_unpack(w, f);
+        te__x86_prefetch(w, 4 * bytes);
         for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, f);
     }
     for (; b < blocks; b++, w += bytes) {
@@ -170,6 +171,7 @@ TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activati
         const float d = _cvtsh_ss(te__read_u16(w + (f == TE_BLOCK_q6_k ? 208 : 0))), dmin = _cvtsh_ss(te__read_u16(w + 2));
         __m512i q[4];
         te__avx512_codes_k(q, w, f);
+        te__x86_prefetch(w, bytes);
         const __m512i s0 = te__avx512_scale(scales, 0, f), s1 = te__avx512_scale(scales, 1, f),
                       s2 = te__avx512_scale(scales, 2, f), s3 = te__avx512_scale(scales, 3, f);
         for (int r = 0; r < count; r++) {

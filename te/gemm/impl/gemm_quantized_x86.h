@@ -28,7 +28,10 @@
 
 enum {
     TE__X86_ROWS = 16,  /* rows of the weight that are multiplied by all rows of A, before the next ones are read */
-    TE__X86_COLUMNS = 4 /* rows of A that are multiplied at a time */
+    TE__X86_COLUMNS = 4, /* rows of A that are multiplied at a time */
+    /* How many bytes ahead of the codes the weight is fetched into the cache. One Zen 5 core read q8_0 at 0.77 of the
+     * rate of a plain read without it, at 0.76 with 2 KB, 0.90 with 8 KB and 0.91 with 24 KB. */
+    TE__X86_AHEAD = 8192
 };
 
 /* sum + u v, for 16 pairs of neighbouring numbers of 16 bits. */
@@ -51,6 +54,10 @@ TE_FN float te__x86_total(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+/* Fetches into the cache the `bytes` bytes that lie TE__X86_AHEAD bytes behind w. */
+TE_FN void te__x86_prefetch(const uint8_t *w, int bytes) {
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + TE__X86_AHEAD + i, _MM_HINT_T0);
 }
 TE_FN __m256i te__x86_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 /* The f16 at p, in all lanes. */
@@ -131,6 +138,7 @@ TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activation
     for (int r = 0; r < count; r++) even[r] = odd[r] = _mm256_setzero_ps();
     for (int64_t b = 0; b + 1 < blocks; b += 2, w += 2 * bytes) {
         const te__x86_block u = te__x86_unpack(w, f), v = te__x86_unpack(w + bytes, f);
+        te__x86_prefetch(w, 2 * bytes);
         for (int r = 0; r < count; r++) even[r] = te__x86_step(even[r], u, a, row[r] * blocks + b, f);
         for (int r = 0; r < count; r++) odd[r] = te__x86_step(odd[r], v, a, row[r] * blocks + b + 1, f);
     }
@@ -193,6 +201,7 @@ TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations
         const __m256 d = te__x86_f16(w + (f == TE_BLOCK_q6_k ? 208 : 0)), dmin = te__x86_f16(w + 2);
         int16_t scale[16];
         __m256i dot[TE__X86_COLUMNS];
+        te__x86_prefetch(w, bytes);
         _mm256_storeu_si256((__m256i *)scale, scales);
         for (int r = 0; r < count; r++) dot[r] = _mm256_setzero_si256();
 #define TE__X86_GROUP(g)                                                                                           \
