@@ -7,6 +7,20 @@
 #include <cstring>
 #include <string>
 
+/* [quantized] */
+#define LIST (f32, (weights, quantized))
+TE_INFERENCE(head, LIST, (embedding, tokens, 320, 512), (rmsnorm, norm, 512), (tied_linear, logits, 512, 320))
+
+/* blocks: the 320 rows of a tensor in q4_k, for example in a mapped file. Both structs and the blocks stay where they are. */
+static te_status use_blocks(head *m, te_weight_part *part, te_quantized_weight *weight, const void *blocks, te_context *ctx) {
+    part->data = blocks, part->format = TE_BLOCK_q4_k, part->rows = 320;
+    weight->part = part, weight->parts = 1;
+    TE_TRY(te_use_quantized(&m->tokens.weight, weight, ctx));
+    return te_tie(&m->logits.weight, &m->tokens.weight, ctx);
+}
+/* [quantized] */
+#undef LIST
+
 TE_INFERENCE_DIMS(any, (f32, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
 TE_INFERENCE_DIMS(any_bf16, (bf16, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
 TE_INFERENCE_DIMS(ordinary, f32, (linear, w, TE_DIM(0), TE_DIM(1)))
@@ -44,6 +58,12 @@ TEST_CASE("a quantized weight is refused on CUDA") {
     const te_weight_part part = {bytes.data(), TE_BLOCK_q8_0, 96};
     const te_quantized_weight w = {&part, 1};
     CHECK(te_use_quantized(&m.a.weight, &w, ctx) == TE_ERROR_DEVICE);
+    static head h;
+    te_weight_part rows;
+    te_quantized_weight weight;
+    instance_memory of_head(ctx, head_param_bytes());
+    REQUIRE(head_bind(&h, of_head.memory.data(), ctx) == TE_OK);
+    CHECK(use_blocks(&h, &rows, &weight, bytes.data(), ctx) == TE_ERROR_DEVICE);
     says(c, "no kernels for quantized weights on CUDA");
     CHECK(m.a.weight.quantized == nullptr);
 }
@@ -564,5 +584,19 @@ TEST_CASE("te_use_quantized refuses, by name") {
     CHECK(pattern_infer(te_matrix(y.data(), TE_f32, 1, 256), te_matrix(x.data(), TE_f32, 1, 256), &empty, &batch, ctx) == TE_ERROR_STATE);
     says(c, "a.weight has no memory");
     CHECK(y.poisoned());
+}
+
+TEST_CASE("the example of docs/inference.md") {
+    const context c;
+    te_context *const ctx = (te_context *)&c.c;
+    source s(fresh_seed());
+    static head m;
+    const weight w(TE_BLOCK_q4_k, 320, 512, s);
+    te_weight_part part;
+    te_quantized_weight quantized;
+    instance_memory memory(ctx, head_param_bytes());
+    REQUIRE(head_bind(&m, memory.memory.data(), ctx) == TE_OK);
+    REQUIRE(use_blocks(&m, &part, &quantized, w.data(), ctx) == TE_OK);
+    CHECK(m.logits.weight.quantized == &quantized);
 }
 #endif

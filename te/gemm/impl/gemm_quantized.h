@@ -125,8 +125,8 @@ TE_FN int te__plain_dot(const int8_t *q, const int8_t *y, int n) {
     return dot;
 #endif
 }
-/* Plain C: sum[i] = the product of row i of the activations and the weight's row at w. Each block of the row is unpacked
- * once. */
+/* Plain C: sum[i] = the product of row i of the activations and the weight's row at w. Each block of the row is
+ * unpacked once. */
 TE_API void te__plain_row(float *sum, const te__activations *a, const uint8_t *w, te_block_format f) {
     const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);
     te__block_codes c;
