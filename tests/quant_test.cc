@@ -21,8 +21,8 @@ static te_status use_blocks(head *m, te_weight_part *part, te_quantized_weight *
 /* [quantized] */
 #undef LIST
 
-TE_INFERENCE_DIMS(any, (f32, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
-TE_INFERENCE_DIMS(any_bf16, (bf16, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
+TE_INFERENCE_DIMS(product_list, (f32, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
+TE_INFERENCE_DIMS(product_list_bf16, (bf16, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
 TE_INFERENCE_DIMS(ordinary, f32, (linear, w, TE_DIM(0), TE_DIM(1)))
 TE_INFERENCE(ends, (f32, (weights, quantized)), (embedding, e, 61, 512), (rmsnorm, n, 512), (tied_linear, head, 512, 61))
 TE_INFERENCE(ends_bf16, (bf16, (weights, quantized)), (embedding, e, 61, 512), (rmsnorm, n, 512), (tied_linear, head, 512, 61))
@@ -186,7 +186,7 @@ reference::vec activation_error(const reference::vec &x, int64_t k, te_block_for
 struct product {
     reference::vec out, ref, bound;
 };
-// x [m, k] times a weight of these parts, by the list `any`; x_error: of each activation, empty if the rounding is exact. dtype: f32 or bf16.
+// x [m, k] times a weight of these parts, by the list of this dtype, f32 or bf16. exact: the rounding of x to 8 bits is exact.
 product multiply(const std::vector<weight> &parts, const reference::vec &x, int64_t m, te_dtype dtype, bool exact) {
     const context c;
     te_context *const ctx = (te_context *)&c.c;
@@ -196,8 +196,8 @@ product multiply(const std::vector<weight> &parts, const reference::vec &x, int6
     for (const weight &w : parts) n += w.rows, part.push_back(w.part());
     const te_quantized_weight quantized = {part.data(), (int)part.size()};
     const int64_t dims[] = {k, n};
-    any a;
-    any_bf16 b;
+    product_list a;
+    product_list_bf16 b;
     buffer in(ctx, (size_t)(m * k) * te_dtype_bytes(dtype), 16), out(ctx, (size_t)(m * n) * te_dtype_bytes(dtype), 16);
     const te_batch batch = [&] {
         te_batch t;
@@ -207,17 +207,17 @@ product multiply(const std::vector<weight> &parts, const reference::vec &x, int6
     }();
     in.write(x, dtype);
     if (dtype == TE_f32) {
-        REQUIRE(any_set_dims(&a, dims, 2, ctx) == TE_OK);
-        REQUIRE(any_bind(&a, nullptr, ctx) == TE_OK);
+        REQUIRE(product_list_set_dims(&a, dims, 2, ctx) == TE_OK);
+        REQUIRE(product_list_bind(&a, nullptr, ctx) == TE_OK);
         REQUIRE(te_use_quantized(&a.w.weight, &quantized, ctx) == TE_OK);
-        REQUIRE(te_context_reserve(ctx, any_workspace_bytes(&a, m, ctx)) == TE_OK);
-        REQUIRE(any_infer(te_matrix(out.data(), dtype, m, n), te_matrix(in.data(), dtype, m, k), &a, &batch, ctx) == TE_OK);
+        REQUIRE(te_context_reserve(ctx, product_list_workspace_bytes(&a, m, ctx)) == TE_OK);
+        REQUIRE(product_list_infer(te_matrix(out.data(), dtype, m, n), te_matrix(in.data(), dtype, m, k), &a, &batch, ctx) == TE_OK);
     } else {
-        REQUIRE(any_bf16_set_dims(&b, dims, 2, ctx) == TE_OK);
-        REQUIRE(any_bf16_bind(&b, nullptr, ctx) == TE_OK);
+        REQUIRE(product_list_bf16_set_dims(&b, dims, 2, ctx) == TE_OK);
+        REQUIRE(product_list_bf16_bind(&b, nullptr, ctx) == TE_OK);
         REQUIRE(te_use_quantized(&b.w.weight, &quantized, ctx) == TE_OK);
-        REQUIRE(te_context_reserve(ctx, any_bf16_workspace_bytes(&b, m, ctx)) == TE_OK);
-        REQUIRE(any_bf16_infer(te_matrix(out.data(), dtype, m, n), te_matrix(in.data(), dtype, m, k), &b, &batch, ctx) == TE_OK);
+        REQUIRE(te_context_reserve(ctx, product_list_bf16_workspace_bytes(&b, m, ctx)) == TE_OK);
+        REQUIRE(product_list_bf16_infer(te_matrix(out.data(), dtype, m, n), te_matrix(in.data(), dtype, m, k), &b, &batch, ctx) == TE_OK);
     }
     product p;
     p.out = out.read(dtype);
@@ -517,23 +517,23 @@ TEST_CASE("linears in patterns, and lists with ordinary weights") {
     }
     // a list with the option and ordinary weights computes the bits of a list without it
     const int64_t dims[] = {40, 24};
-    any with;
+    product_list with;
     ordinary without;
-    REQUIRE(any_set_dims(&with, dims, 2, ctx) == TE_OK);
+    REQUIRE(product_list_set_dims(&with, dims, 2, ctx) == TE_OK);
     REQUIRE(ordinary_set_dims(&without, dims, 2, ctx) == TE_OK);
-    instance_memory params(ctx, any_param_bytes(&with));
-    REQUIRE(any_bind(&with, params.memory.data(), ctx) == TE_OK);
+    instance_memory params(ctx, product_list_param_bytes(&with));
+    REQUIRE(product_list_bind(&with, params.memory.data(), ctx) == TE_OK);
     REQUIRE(ordinary_bind(&without, params.memory.data(), ctx) == TE_OK);
     CHECK(with.model.plan->quantized != nullptr);
     CHECK(without.model.plan->quantized == nullptr);
     REQUIRE(te_model_randomize(&with.model, 0.1f, 5, 0, ctx) == TE_OK);
-    REQUIRE(te_context_reserve(ctx, any_workspace_bytes(&with, 12, ctx)) == TE_OK);
+    REQUIRE(te_context_reserve(ctx, product_list_workspace_bytes(&with, 12, ctx)) == TE_OK);
     buffer x(ctx, 12 * 40 * 4, 16), y(ctx, 12 * 24 * 4, 16), z(ctx, 12 * 24 * 4, 16);
     x.write(s.draw(12 * 40, TE_f32), TE_f32);
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 1, batch.seq = 12;
-    REQUIRE(any_infer(te_matrix(y.data(), TE_f32, 12, 24), te_matrix(x.data(), TE_f32, 12, 40), &with, &batch, ctx) == TE_OK);
+    REQUIRE(product_list_infer(te_matrix(y.data(), TE_f32, 12, 24), te_matrix(x.data(), TE_f32, 12, 40), &with, &batch, ctx) == TE_OK);
     REQUIRE(ordinary_infer(te_matrix(z.data(), TE_f32, 12, 24), te_matrix(x.data(), TE_f32, 12, 40), &without, &batch, ctx) == TE_OK);
     CHECK(y.raw() == z.raw());
 }

@@ -29,11 +29,11 @@
     X(f16, 1, 2) \
     X(bf16, 1, 2) \
     X(q8_0, 32, 34) /* f16 d; int8 q[32] */ \
-    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, i + 16 in the high half */ \
+    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
     X(q5_0, 32, 22) /* f16 d; 32 bits, the highest bits of q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
     X(q5_1, 32, 24) /* f16 d, m; as q5_0, with q */ \
-    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with two groups of 32 values */ \
+    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each of two groups of 32 values */ \
     X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes with highest bits; 128 as in q4_k */ \
     X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
 
