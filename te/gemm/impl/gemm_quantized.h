@@ -233,21 +233,26 @@ TE_API te_status te__quantized_by_integers(const te_gemm *g, const te__activatio
 TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
     const te_quantized_weight *w = g->b_quantized;
     const te__quantized_scratch_layout l = te__quantized_lay_out(g);
-    char *scratch = (char *)g->scratch;
-    const te__activations by_32 = te__activations_at(scratch, g->m, g->k, TE__GROUP),
-                          by_256 = te__activations_at(scratch + l.blocks_256, g->m, g->k, TE_BLOCK_MAX_VALUES);
+    char *scratch = (char *)g->scratch; /* may be null if all parts are floats */
+    te__activations by_32, by_256;
     const float *a = g->dtype == TE_f32 ? (const float *)g->a : 0; /* null: A has not been widened yet */
-    int has_32 = 0, has_256 = 0;
     int64_t first = 0;
+    by_32.m = by_256.m = 0; /* A has not been rounded yet */
     for (int i = 0; i < w->parts; first += w->part[i++].rows) {
         const te_weight_part *part = &w->part[i];
-        const int is_float = te__block_is_float(part->format), is_k = te_block_values(part->format) > TE__GROUP;
-        float *floats = (float *)(void *)(scratch + l.floats);
-        if (is_float && !a) a = te__widened(ctx, &floats, g->a, g->m * g->k, g->dtype);
-        if (!is_float && !is_k && !has_32++) TE_TRY(te__activations_of(&by_32, g->a, g->dtype, ctx));
-        if (is_k && !has_256++) TE_TRY(te__activations_of(&by_256, g->a, g->dtype, ctx));
-        if (is_float) TE_TRY(te__quantized_by_floats(g, a, part, first, ctx));
-        else TE_TRY(te__quantized_by_integers(g, is_k ? &by_256 : &by_32, part, first, ctx));
+        if (te__block_is_float(part->format)) {
+            float *floats = (float *)(void *)(scratch ? scratch + l.floats : 0);
+            if (!a) a = te__widened(ctx, &floats, g->a, g->m * g->k, g->dtype);
+            TE_TRY(te__quantized_by_floats(g, a, part, first, ctx));
+            continue;
+        }
+        const int block = te_block_values(part->format);
+        te__activations *rounded = block == TE__GROUP ? &by_32 : &by_256;
+        if (!rounded->m) {
+            *rounded = te__activations_at(scratch + (block == TE__GROUP ? 0 : l.blocks_256), g->m, g->k, block);
+            TE_TRY(te__activations_of(rounded, g->a, g->dtype, ctx));
+        }
+        TE_TRY(te__quantized_by_integers(g, rounded, part, first, ctx));
     }
     return TE_OK;
 }
