@@ -8,6 +8,7 @@
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h" /* te_tensor, te_batch */
 #include "../fp8/scales.h" /* te_scales */
+#include "../quant/block_formats.h" /* te_quantized_weight */
 
 /* How an op takes part in a kernel.
  *   map     works on each element by itself                            bias, gelu, dropout, add, ...
@@ -236,6 +237,16 @@ typedef struct te_fp8_ops {
                            * read */
 } te_fp8_ops;
 
+/* The functions for weights in few bits (te/quant/block_formats.h), of a list with the option (weights, quantized). The
+ * library calls them only through this table, so a program whose lists do not name the option contains no such code. */
+typedef struct te_quantized_ops {
+    size_t (*scratch)(const struct te_gemm *g);                     /* bytes of scratch memory that `product` needs */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* D = alpha A B^T + beta C; B is quantized */
+    /* y[i] = row tokens[i] of w, as `dtype`, for `rows` tokens */
+    te_status (*lookup)(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows, const te_quantized_weight *w,
+                        int64_t cols, te_context *ctx);
+} te_quantized_ops;
+
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one fusion pattern has matched, and the function that runs them. */
@@ -280,6 +291,7 @@ typedef struct te_plan {
                                         * regions, so results are bitwise identical */
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
+    const te_quantized_ops *quantized; /* null: the list does not have the option (weights, quantized) */
     const te_training *(*training)(
         void); /* functions for training; null: the list is for inference only, and has no forward or backward steps
                 * (inference.h) */
@@ -312,7 +324,7 @@ typedef struct te_param {
     const char *op, *field;  /* op: the name of the op that the parameter belongs to, e.g. "fc1"; field: the name of the
                               * parameter, e.g. "weight" */
     void *data;              /* the parameter's values, [rows, cols] of `dtype`, in target memory; null: the parameter
-                              * exists only in FP8 (fp8_weights.h) */
+                              * exists only in FP8 (fp8_weights.h) or is quantized */
     float *grad;             /* the parameter's gradient, [rows, cols] in f32; null: there is none */
     int64_t rows, cols;
     te_dtype dtype;          /* the number format of `data` (te__plan_param_dtype) */
@@ -335,6 +347,10 @@ typedef struct te_param {
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter, itself or one that is tied
                               * to it, whose gradient backward writes first. null: the parameter is not tied */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
+    int takes_quantized;     /* 1: te_use_quantized may be called for the parameter, the weight of a linear or of an
+                              * embedding in a list with the option (weights, quantized) */
+    const te_quantized_weight *quantized; /* the values in few bits (te_use_quantized); `data` is then not read. null:
+                                           * the values are `data` */
 } te_param;
 
 /* A listener that backward calls as soon as a gradient is final, that is, when it will not be written again before the

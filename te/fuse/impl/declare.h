@@ -38,7 +38,12 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator name_width_opt
 #define TE_TAKES_list_rounding TE_TOKEN /* the option `rounding` of a list: how gradients are rounded when they are cast
                                          * to FP8, nearest or stochastic */
 #define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list: the format of the weight parameters of FP8
-                                        * GEMMs, f32 or the list's dtype */
+                                        * GEMMs, f32 or the list's dtype; or quantized: weights may be in few bits
+                                        * (te_use_quantized) */
+enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weights, quantized) */
+/* Expands to `yes` if the list has the option (weights, quantized), else to `no`. */
+#define TE__IF_QUANTIZED(of, yes, no) TE_IF_MARKED(TE_JOIN1(TE__QUANTIZED_MARK_, TE_OPTION(of, weights, none)), yes, no)
+#define TE__QUANTIZED_MARK_quantized ,
 #define TE_TAKES_list_width TE_INTEGER
 #define TE_TAKES_list_rows TE_TOKEN /* the option `rows` of a list: the kind of rows of x and of an embedding's output,
                                      * tokens or shard */
@@ -121,7 +126,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator name_width_opt
                   "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");   \
     static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe),              \
                   "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");           \
-    static_assert((int)name##_weights == (int)name##_dtype ||                                                       \
+    static_assert((int)name##_weights != (int)TE_quantized || !(int)name##_names_recipe,                            \
+                  "te: " #name ": (weights, quantized) is of a list without a recipe");                             \
+    static_assert((int)name##_weights == (int)name##_dtype || (int)name##_weights == (int)TE_quantized ||           \
                       ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                            \
                        !TE_IS_ROWWISE(name##_recipe)),                                                              \
                   "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains, fp8_row does not, or " \
@@ -150,6 +157,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator name_width_opt
     link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);      \
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
 #define TE__DECLARE_training(widths, link, name)                                                                   \
+    static_assert((int)name##_weights != (int)TE_quantized,                                                        \
+                  "te: " #name ": (weights, quantized) is of a list for inference, TE_INFERENCE");                 \
     typedef te_saved name##_saved;                                                                                 \
     link size_t name##_grad_bytes(TE__ALONE_##widths(name));                                                       \
     link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows);                                        \
