@@ -2,10 +2,11 @@
  * between these and the ones of gemm_quantized_x86.h, when the program is compiled (-march=native).
  *
  * Roles:
- *     te__x86_skinny   1 to 8 rows of A, whose time is that of reading the weight: one row of the weight times 1, 2 or
- * 4 rows of A, 64 codes in a register. te__x86_tile     more rows of A, with AVX-512: the codes of 16 rows of the
- * weight are unpacked once, transposed so that a register has four values of k of each of the 16 rows, and multiplied
- * by up to 512 rows.
+ *     te__x86_skinny   up to 24 rows of A: one row of the weight times 1, 2 or 4 rows of A, 64 codes in a register.
+ *                      With a few rows of A the time is that of reading the weight.
+ *     te__x86_tile     more rows of A, with AVX-512: the codes of 16 rows of the weight are unpacked once, transposed
+ *                      so that a register has four values of k of each of the 16 rows, and multiplied by up to 512
+ *                      rows of A.
  *
  * Floor of the skinny kernels: the weight's bytes at the memory's read rate.
  */
