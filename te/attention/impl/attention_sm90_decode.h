@@ -54,9 +54,9 @@ struct te__decode_traits {
     static constexpr int STAGES = stages_of(BLOCKS, WIDEST <= 64 ? 4 : 3);
     /* A batch of few keys does not need the full bandwidth, but all its copies should be in flight before the queries
      * arrive. Then one block runs on a multiprocessor, with this many stages. */
-    static constexpr int FEW_KEYS_STAGES = stages_of(1, TE__DECODE_MAX_STAGES);
-    static constexpr int SHARED = shared_of(FEW_KEYS_STAGES); /* the largest shared memory of a launch */
-    static_assert(STAGES >= 2 && FEW_KEYS_STAGES >= STAGES,
+    static constexpr int SMALL_BATCH_STAGES = stages_of(1, TE__DECODE_MAX_STAGES);
+    static constexpr int SHARED = shared_of(SMALL_BATCH_STAGES); /* the largest shared memory of a launch */
+    static_assert(STAGES >= 2 && SMALL_BATCH_STAGES >= STAGES,
                   "te: attention: the stages of this head_dim exceed shared memory");
 };
 
@@ -605,11 +605,11 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
     static te_status launch(te_context *ctx, const void *kernel, const void *merge_kernel, const te_attention_args *a,
                             const char *name) {
         const int64_t groups = (int64_t)a->batch * KV_HEADS * te__decode_tiles(a->seq, HEADS / KV_HEADS);
-        const int has_few_keys = groups * te__cache_max_splits(a->cache.capacity) <= ctx->processors;
-        const int all = ctx->processors * (has_few_keys ? 1 : traits::BLOCKS),
+        const int is_small_batch = groups * te__cache_max_splits(a->cache.capacity) <= ctx->processors;
+        const int all = ctx->processors * (is_small_batch ? 1 : traits::BLOCKS),
                   blocks = all < TE__DECODE_MAX_BLOCKS ? all : (int)TE__DECODE_MAX_BLOCKS;
         te_attention_args args = *a;
-        args.cache.decode_stages = has_few_keys ? traits::FEW_KEYS_STAGES : traits::STAGES;
+        args.cache.decode_stages = is_small_batch ? traits::SMALL_BATCH_STAGES : traits::STAGES;
         const te_launch launch = te__launch_of(kernel, name, te__grid_of(blocks, 1), traits::THREADS,
                                                traits::shared_of(args.cache.decode_stages), 1);
         TE_TRY(te__cuda_launch(ctx, launch, &args, sizeof args));

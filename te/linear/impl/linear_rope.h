@@ -6,18 +6,15 @@
  * cosines and sines itself, it would need double precision and would repeat the work for each head. With 8192 rows and
  * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. The epilogue of the GEMM
  * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated
- * (te__sm90_gemm_pairing).
- *
- * With up to eight rows the skinny kernel runs alone, unless pairs are interleaved: each of its blocks computes the
- * cosines and sines itself.
+ * (te__sm90_gemm_pairing). With up to eight rows, and if pairs are not interleaved, the skinny kernel runs alone: each
+ * of its blocks computes the cosines and sines itself.
  *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head
  * sizes that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
  * expects the two steps to be faster (te/gemm/impl/gemm_dispatch.h).
  *
  * Floor (lower bound of the time): that of the GEMM. A separate rope kernel would read and write the GEMM's result once
- * more: for 8192 x 12288 these are 0.4 GB, which take 0.1 ms at 4.2 TB/s; the GEMM takes 1.2 ms. Measurements:
- * docs/notes/linear.md.
+ * more: for 8192 x 12288 that takes 0.1 ms; the GEMM takes 1.2 ms. Measurements: docs/notes/linear.md.
  *
  * The GEMM sums in f32 and rounds to 16 bits, as in a separate step. The epilogue then adds the bias and rotates in
  * f32, and rounds once more. So the result of linear_rope is bitwise identical to that of two separate steps, linear
