@@ -107,8 +107,9 @@ template <int D, class F> static void step(const shape &s, const F &plans) {
                moved / r.us / 1e6, r.beside_us / read_bytes * moved / r.us);
         if (!strcmp(name, "step")) printf(", %.1f tokens/s", s.sequences * 1e6 / r.us);
         printf("  +-%.1f%%\n", 50 * r.spread), fflush(stdout);
-        if (bench_tsv)
-            fprintf(bench_tsv, "%s\t%d x %d\t%s\t%.3f\t%.0f\t%.3f\n", s.name, s.sequences, s.context, name, r.us, moved, r.beside_us / read_bytes * moved / r.us);
+        if (bench_tsv) // the columns of bench_print
+            fprintf(bench_tsv, "%s\tdecode\t%s\t%d x %d\t%.3f\t%.0f\t%.3f\t0\t0\t%.3f\ta read\t%.3f\n", s.name, name, s.sequences, s.context, r.us, moved,
+                    moved / r.us / 1e6, r.spread, r.beside_us / read_bytes * moved);
     };
     const auto reads = bench_streams<1, 0>(read, read, read_bytes / 16);
     show("step", weights + kv, bench_time(run, 0, 1, 1, reads));

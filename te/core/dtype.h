@@ -23,7 +23,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #elif defined(__F16C__)
-/* g++ 12 warns of variables in this header that are left uninitialised on purpose (its bug 105593). */
+/* immintrin.h of g++ 12 leaves variables uninitialised on purpose, and g++ warns of them (GCC bug 105593). */
 #ifndef __clang__
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"

@@ -100,8 +100,8 @@ TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);
     else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
 }
-/* Return the place of eight elements of b in a row [a, b], the input of a gated activation: those that are paired with
- * the elements of a at `at`. */
+/* The input of a gated activation has rows [a, b] of two halves. Given the place of eight elements of the first half,
+ * returns the place of the eight elements of the second half with which they are combined. */
 TE_FN te_place te_second_half(te_place at) {
     at.col += at.width, at.ahead = at.ahead_second;
     return at;

@@ -10,7 +10,7 @@
 #ifndef TE_ATTENTION_SM90_DECODE_RESULT_H
 #define TE_ATTENTION_SM90_DECODE_RESULT_H
 
-#include "attention_sm80_tiles.h"       /* te__attn_out_scale, te__attn_track_amax, options of scores */
+#include "attention_sm80_tiles.h"       /* te__attn_out_scale, te__attn_raise_amax, te__attn_sink */
 #include "attention_sm90_decode_work.h" /* te__decode_group */
 
 enum { TE__DECODE_WARPS = 4 /* consumer warps of a block */ };

@@ -222,9 +222,9 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  * hold a later epoch, and it is safe to wait until a flag equals the epoch.
  *
  * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a tile of a rank's own rows
- * waits for the same tile on the other ranks. Each of the other ranks computes its rows in an order in which that tile
- * comes rank_rows to (N - 1) rank_rows rows earlier. So there the tile is in an earlier group of rows
- * (te__sm90_gemm_locate_tile), and every cluster finishes its tiles of a group before it begins those of a later group.
+ * waits for the same tile on the other ranks. A rank begins with the rows of the rank after it and takes its own rows last
+ * (te__sm90_gemm_locate_tile). So every other rank computes that tile in an earlier group of rows than this rank does,
+ * and every cluster finishes its tiles of a group before it begins those of a later group.
  * This argument requires that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that
  * waits for another rank (NCCL's, on a second stream) may run at the same time. In a backward that te_buckets watches,
  * all scatters therefore take two kernels: the product does not wait for other ranks, and the kernel that adds up the

@@ -1,6 +1,6 @@
 /* gemm_sm90_blockwise.h -- FP8 GEMM with blockwise scaling for Hopper (compute capability 9.0): scales of 1 x 128 and
- * 128 x 128, as in the recipe fp8_block. Like DeepGEMM's kernels, it promotes the tensor cores' sums to f32 after every
- * step, 128 elements of k.
+ * 128 x 128, as in the recipe fp8_block. The tensor cores add in less than f32's precision. So after every step, which
+ * is 128 elements of k, their sums are scaled and added to sums in f32, as DeepGEMM's kernels do.
  *
  *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128.
  *   weight gradient (wgrad)  B (each row of which is a column of D) has scales like those of A. D is f32.
