@@ -287,8 +287,8 @@ typedef struct te_plan {
     const te_op *op;
     const te_step *forward, *infer, *backward;
     int region_count;
-    const te_recompute_region *region; /* the list's recompute regions. They do not change which ops are fused into which
-                                        * steps, so results are bitwise identical to those without regions */
+    const te_recompute_region *region; /* the list's recompute regions. They do not change which ops are fused into
+                                        * which steps, so results are bitwise identical to those without regions */
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_quantized_ops *quantized; /* null: the list does not have the option (weights, quantized) */

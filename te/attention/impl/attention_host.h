@@ -322,7 +322,8 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
             te__attn_accumulate(dk, ld, dp, q, keys, queries, depth);
         }
     }
-    float *const amax = a->kv ? 0 : a->amax; /* In cross-attention the gradients of keys and values are not part of the tensor whose amax is wanted. */
+    /* in cross-attention the gradients of keys and values are not part of the tensor whose amax is wanted */
+    float *const amax = a->kv ? 0 : a->amax;
     for (int k = 0; k < keys; k++) {
         te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, c->d, a->scale, c->dtype, amax);
         te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ldv, c->dv, f.factor, c->dtype, amax);
