@@ -331,7 +331,7 @@ TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetenso
     TE_TRY(te_safetensors_check(f, want, n, exact, ctx));
     for (int i = 0; i < 2 * n; i++) { /* the first n iterations check all tensors, the next n read them */
         const te_safetensor *w = &want[i % n], *t = te_safetensors_find(f, w->name);
-        if (i >= n) te__count_write(w->written ? w->written : &ctx->loaded, ctx);
+        if (i >= n && ctx) te__count_write(w->written ? w->written : &ctx->loaded, ctx);
         TE_TRY(i >= n && w->transposed ? te__safetensors_read_transposed(f, t, w, ctx)
                                        : te__safetensors_read_as(f, t, w, i < n, ctx));
     }

@@ -16,16 +16,17 @@ TE_IF_USED TE_API te_status te__param_fill(te_param *p, float mean, float std, u
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
-    te__param_written(p, ctx);
     if (p->shard == TE_SHARD_rows) { /* one call for the whole shard, which contains only a part of each row */
         const te__normal_part part = te__normal_part_of(p->rows, p->cols, g->rank * p->cols, g->size * p->cols);
-        return te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx);
+        TE_TRY(te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx));
+        return te__param_written(p, ctx), TE_OK;
     }
     for (int64_t i = 0; i < s.count; i++) {
         const te_shard_run r = te_shard_run_at(&s, i);
         const te__normal_part part = te__normal_part_of(1, r.elements, r.whole, r.elements);
         char *data = (char *)p->data + (size_t)r.at * te_dtype_bytes(p->dtype);
         TE_TRY(te__fill_normal_part(data, p->dtype, part, mean, std, seed, stream, ctx));
+        te__param_written(p, ctx);
     }
     return TE_OK;
 }
