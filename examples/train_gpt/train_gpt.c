@@ -990,6 +990,25 @@ static te_adamw_config optimizer_of(const options *o) {
     return c;
 }
 
+/* A number that stands for a text. */
+static double number_of_text(const char *s) {
+    double sum = 0;
+    while (*s) sum = fmod(sum * 257 + (unsigned char)*s++, 1e12);
+    return sum;
+}
+/* Ranks with other options than each other would drift apart, or wait for each other for ever. */
+static void compare_ranks(const options *o, const text *t) {
+    te_setting s[] = {
+        {"--size", number_of_text(o->size)}, {"--recipe", number_of_text(o->recipe)}, {"--optimizer", number_of_text(o->optimizer)},
+        {"--moments", number_of_text(o->moments)}, {"--sums", number_of_text(o->sums)}, {"--steps", (double)o->steps},
+        {"--batch", (double)o->batch}, {"--seq", (double)o->seq}, {"--accumulate", (double)o->accumulate},
+        {"--tp", (double)o->tp}, {"--dp", (double)o->dp}, {"--log", (double)o->log}, {"--validate", (double)o->validate},
+        {"--sample", (double)o->sample}, {"--save", (double)o->save}, {"--lr", o->lr}, {"--temperature", o->temperature},
+        {"--seed", (double)o->seed}, {"--sp", (double)o->sp}, {"--zero1", (double)o->zero1}, {"--resume", (double)o->resume},
+        {"--force", (double)o->force}, {"the text", (double)(fingerprint(t) >> 12)}};
+    check(te_group_compare(te_world_group(&ctx), s, (int)(sizeof s / sizeof s[0]), &ctx), "ranks");
+}
+
 int main(int argc, char **argv) {
     int path;
     open_standard_files();
@@ -1022,6 +1041,7 @@ int main(int argc, char **argv) {
     gpt g;
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
     ranks_of(o.tp, o.dp, o.out, seed, o.batch * o.seq * (int64_t)width, o.sp);
+    compare_ranks(&o, &t);
     if (!rank) lock_folder(o.out);
     if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* fail now, not after hours of training */
     if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
