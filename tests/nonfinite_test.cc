@@ -9,10 +9,6 @@
 #include <string>
 #include <vector>
 
-namespace {
-
-enum { ROWS = 48, WIDTH = 128 };
-
 // Lists in which different kernels cast x and dy: the cast by itself, a norm, a map, a gated op, a GEMM's epilogue, attention.
 #define ALONE (linear, fc1, 128, 128)
 #define MLP (fork, x), (rmsnorm, n1, 128), (linear, fc1, 128, 256), (gelu, act), (linear, fc2, 256, 128), (add, x)
@@ -27,6 +23,10 @@ enum { ROWS = 48, WIDTH = 128 };
 #define DECLARE(name, recipe_, dtype, ...) TE_SEQUENTIAL(name, (dtype, (recipe, recipe_)), __VA_ARGS__)
 LISTS(DECLARE)
 TE_SEQUENTIAL(stochastic, (bf16, (recipe, fp8_delayed), (gradients, e5m2), (rounding, stochastic)), MLP)
+
+namespace {
+
+enum { ROWS = 48, WIDTH = 128 };
 
 struct list_of {
     const char *name;

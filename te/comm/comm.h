@@ -78,10 +78,10 @@ TE_API int te__env_number(const char *name) {
     const long number = digits && digits < 11 && !text[digits] ? strtol(text, 0, 10) : -1;
     return number <= INT32_MAX ? (int)number : -1;
 }
-/* Reads rank and size from the environment variables that the launcher sets: torchrun, Open MPI, MPICH, others that set
- * RANK and WORLD_SIZE, srun. If there are several, the innermost one counts, in this order; without a launcher rank is 0
- * and size is 1. If a variable is no number, or the rank is not below the size, both results are -1. Needs no context, so
- * a process can call this first and choose the device of its context by its rank. */
+/* Reads rank and size from the environment variables that the launcher sets: torchrun, Open MPI, MPICH, others that
+ * set RANK and WORLD_SIZE, srun. If there are several, the innermost one counts, in this order; without a launcher
+ * rank is 0 and size is 1. If a variable is no number, or the rank is not below the size, both results are -1. Needs
+ * no context, so a process can call this first and choose the device of its context by its rank. */
 TE_API void te_comm_rank_from_env(int *rank, int *size) {
     const te__launcher *l = te__launcher_found();
     *rank = l ? te__env_number(l->rank) : 0, *size = l ? te__env_number(l->size) : 1;

@@ -373,8 +373,8 @@ TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     for (int i = 0; i < opt->model_count; i++) TE_TRY(te__adamw_check_reduced(opt, opt->models[i], ctx));
     return TE_OK;
 }
-/* Copy weights that were loaded to the master weights, and enqueue the gradient norm, if the config needs it, and the kernel that computes the step's scalars: learning rate,
- * clipping factor, bias correction. */
+/* Copy weights that were loaded to the master weights, and enqueue the gradient norm, if the config needs it, and the
+ * kernel that computes the step's scalars: learning rate, clipping factor, bias correction. */
 TE_IF_USED TE_API te_status te__adamw_begin_step(te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     TE_TRY(te_adamw_renew(opt, ctx));
     if (a->norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));

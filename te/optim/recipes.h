@@ -354,8 +354,8 @@ TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te
     return te__recipes_cast_all(s, skip_updated, ctx);
 }
 /* Cast all weights. With config.ranks above 1, all ranks must call this after the weights were loaded or changed by
- * anything but a checkpoint with its recipes. With one rank, forward calls this itself if a weight was written since the
- * last cast (te_model_changed). */
+ * anything but a checkpoint with its recipes. With one rank, forward calls this itself if a weight was written since
+ * the last cast (te_model_changed). */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));

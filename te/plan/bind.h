@@ -66,12 +66,12 @@ TE_API uint64_t te__writes_of(const te_param *p) { return p->tied && p->with ? p
 TE_API void te__param_written(te_param *p, te_context *ctx) {
     te__count_write(p->tied && p->with ? &p->with->written : &p->written, ctx);
 }
-/* Call this after your own code has written to parameters of m (to te_param.data, by a kernel, te_copy or a collective),
- * on each rank where it has. The next step of an optimizer then takes the new values instead of its master weights, and
- * the next forward casts the new values to FP8. The library's own functions (te_model_randomize, te_weights_load, ...)
- * need no such call, in whatever order they are called; another instance that is bound to the same memory does. A replay of a captured graph runs no code on the host, so it
- * notices nothing: call te_adamw_renew and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE, m is not
- * bound. */
+/* Call this after your own code has written to parameters of m (to te_param.data, by a kernel, te_copy or a
+ * collective), on each rank where it has. The next step of an optimizer then takes the new values instead of its
+ * master weights, and the next forward casts the new values to FP8. The library's own functions (te_model_randomize,
+ * te_weights_load, ...) need no such call, in whatever order they are called; another instance that is bound to the
+ * same memory does. A replay of a captured graph runs no code on the host, so it notices nothing: call te_adamw_renew
+ * and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE, m is not bound. */
 TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_model_changed"));
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
@@ -84,8 +84,8 @@ TE_API te_status te__renew_weights(const te_model *m, te_context *ctx) {
     for (int i = 0; m->plan->fp8 && i < m->param_count; i++) {
         const te_fp8_product *f = &m->param[i].fp8;
         if (!f->on || !f->renewal) continue;
-        if (f->written != te__writes_of(&m->param[i]) ||
-            (f->renewal->ctx == ctx && f->renewal->loaded != ctx->loaded)) TE_TRY(f->renewal->renew(f->renewal->of, ctx));
+        const int loaded = f->renewal->ctx == ctx && f->renewal->loaded != ctx->loaded;
+        if (loaded || f->written != te__writes_of(&m->param[i])) TE_TRY(f->renewal->renew(f->renewal->of, ctx));
     }
     return TE_OK;
 }

@@ -179,9 +179,9 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
                comm->world.size, rank, size);
     return TE_OK;
 }
-/* Called by all ranks that have opened the world group. status: whether this rank accepts its config. If a rank does not,
- * or has another `tensor` than rank 0, all ranks return an error, instead of waiting for each other in a collective that
- * some of them do not call. */
+/* Called by all ranks that have opened the world group. status: whether this rank accepts its config. If a rank does
+ * not, or has another `tensor` than rank 0, all ranks return an error, instead of waiting for each other in a
+ * collective that some of them do not call. */
 TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
     const te_group *w = &comm->world;
     int mine[2] = {status == TE_OK, tensor}, refuses = -1, differs = -1;
@@ -191,7 +191,7 @@ TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_
     if (!all) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
     const int error = MPI_Iallgather(mine, 2, MPI_INT, all, 2, MPI_INT, ((const te__mpi *)w->handle)->comm, &request);
     const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", ctx);
-    if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` is not freed: MPI may still write to it */
+    if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` stays: MPI may still write to it */
     for (int i = w->size - 1; i >= 0; i--) {
         if (!all[2 * i]) refuses = i;
         if (all[2 * i + 1] != all[1]) differs = i;
@@ -199,8 +199,8 @@ TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_
     if (status == TE_OK && refuses >= 0)
         status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d refuses its config", refuses, w->size);
     if (status == TE_OK && differs >= 0)
-        status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: config.tensor is %d on rank 0, and %d on rank %d", all[1],
-                         all[2 * differs + 1], differs);
+        status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: config.tensor is %d on rank 0, and %d on rank %d",
+                         all[1], all[2 * differs + 1], differs);
     free(all);
     return status;
 }

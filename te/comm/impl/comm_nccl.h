@@ -159,7 +159,8 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     if (!w->rank && w->size > 1) (void)remove(file); /* ncclCommInitRank waited until all ranks had read the file */
     return TE_OK;
 }
-/* NCCL has no communicator before all ranks have come, so the ranks cannot exchange whether they accept their configs. */
+/* NCCL has no communicator before all ranks have come, so the ranks cannot exchange whether they accept their configs.
+ */
 TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
     return (void)comm, (void)tensor, (void)ctx, status;
 }

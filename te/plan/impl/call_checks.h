@@ -202,7 +202,8 @@ TE_API int te__reads_x(const te_plan *p) {
 /* Whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
 TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
-    return a && b && a_bytes && b_bytes && (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
 /* Check a region against the parameters and gradients that lie outside of the instance's two buffers: those of a tied
  * parameter, a mapped file, weights in FP8. */
@@ -225,9 +226,10 @@ TE_API te_status te__region_check_params(const te__regions *all, const te__regio
             TE_REQUIRE(!to->written || !(over_data || over_fp8), all->run->ctx, TE_ERROR_VALUE,
                        "%s: %s overlaps the parameters (%s.%s%s)", m->plan->name, to->name, p->op, p->field,
                        over_fp8 ? " in FP8" : p->constant ? ", in a file" : p->tied ? ", which is tied" : "");
-            TE_REQUIRE(all->run->pass != TE_BACKWARD || !p->tied ||
-                           te__overlaps(p->grad, n * sizeof(float), m->grads, (size_t)m->grad_elements * sizeof(float)) ||
-                           !te__overlaps(to->begin, to->bytes, p->grad, n * sizeof(float)), all->run->ctx,
+            const size_t grads = (size_t)m->grad_elements * sizeof(float), grad = n * sizeof(float);
+            const int other_grad = all->run->pass == TE_BACKWARD && p->tied &&
+                                   !te__overlaps(p->grad, grad, m->grads, grads);
+            TE_REQUIRE(!other_grad || !te__overlaps(to->begin, to->bytes, p->grad, grad), all->run->ctx,
                        TE_ERROR_VALUE, "%s: %s overlaps the gradients (%s.%s, which is tied)", m->plan->name, to->name,
                        p->op, p->field);
         }
