@@ -18,7 +18,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
 compilers=()
-for program in ranks peers shards buckets layers products fp8_collectives; do
+for program in create ranks peers shards buckets layers products fp8_collectives; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
@@ -37,6 +37,17 @@ ranks() { # N ARGUMENT...
 for n in 1 2 3 4; do
     ranks "$n" ops >"$work/log" || { cat "$work/log" && exit 1; }
     cat "$work/log"
+done
+
+# Communicators that cannot be made, and ranks with other settings than each other.
+for mode in refused tensor native settings; do timeout 120 mpirun --oversubscribe -n 2 "$work/create" $mode; done
+for other in "--seed 2" "--lr 1e-2" "--accumulate 2" "--zero1" "--steps 4"; do
+    common=(--dp 2 --out "$work/others" --batch 2 --seq 16 --log 1 --validate 0 --sample 0 --steps 5)
+    status=0
+    # shellcheck disable=SC2086
+    timeout -s KILL 60 mpirun --oversubscribe -n 1 "$work/train_gpt" "${common[@]}" te/core : -n 1 "$work/train_gpt" "${common[@]}" $other te/core >"$work/log" 2>&1 || status=$?
+    [[ $status == 1 ]] && grep -q "train_gpt: ranks: ${other%% *} is not the same" "$work/log" || { echo "FAIL $other on one rank: exit $status" && cat "$work/log" && exit 1; }
+    echo "train_gpt with $other on one rank alone: refused"
 done
 
 timeout 120 mpirun -n 1 "$work/fp8_collectives"

@@ -49,4 +49,16 @@ model=gemma2
 wrong "other layers" "layer_types.1 should be full_attention" 'sed -i "s/full_attention/sliding_attention/" $1/config.json'
 model=gpt2
 wrong "an activation" "activation_function is relu" 'sed -i "s/gelu_new/relu/" $1/config.json'
+
+# refused WORDS ARGUMENT...: these arguments must be refused with these words.
+refused() {
+    if output=$("$build/llama_f32" tests/llama/llama "${@:2}"); then echo "FAIL ${*:2}: was taken" && failed=1
+    elif [[ $output != *"$1"* ]]; then echo "FAIL ${*:2}: says '$output' and not '$1'" && failed=1
+    else echo "${*:2}: $output"; fi
+}
+refused "takes a file and a tolerance" --check tests/llama/llama/expected.safetensors
+refused "is no tolerance" --check tests/llama/llama/expected.safetensors 1e-4x
+refused "is no tolerance" --check tests/llama/llama/expected.safetensors nan
+for word in abc 1.5 "" -1 0x10 " 1"; do refused "is no token" 1 "$word"; done
+refused "is no token; it must be a number from 0 to" 1 99999999999
 [[ $failed == 0 ]]

@@ -82,6 +82,12 @@ struct arena {
 };
 inline void append(bytes &to, const void *p, size_t n) { to.insert(to.end(), (const uint8_t *)p, (const uint8_t *)p + n); }
 inline void append(bytes &to, const bytes &from) { append(to, from.data(), from.size()); }
+// The bytes of an instance, a struct that TE_SEQUENTIAL declares, without the counts of writes, which every te_model_bind changes.
+template <class M> void append_instance(bytes &to, const M &m) {
+    M copy = m;
+    for (te_param *p = (te_param *)(void *)(&copy.model + 1); (char *)(p + 1) <= (char *)(&copy + 1); p++) p->written = 0;
+    append(to, &copy, sizeof copy);
+}
 inline void append_rng(bytes &to, te_context *ctx) {
     te_rng rng;
     NEED(te_rng_get(&rng, ctx), ctx);

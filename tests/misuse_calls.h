@@ -92,7 +92,7 @@ struct call_scene {
     void restore() {}
     bytes state() {
         bytes all = memory.content();
-        append(all, &m, sizeof m), append(all, &user, sizeof user), append(all, &h, sizeof h), append(all, &s, sizeof s);
+        append_instance(all, m), append_instance(all, user), append_instance(all, h), append_instance(all, s);
         append(all, &opt, sizeof opt), append(all, &norm, sizeof norm), append(all, &recipes, sizeof recipes), append(all, &update, sizeof update), append(all, &scales, sizeof scales);
         append(all, &pool, offsetof(te_graph_pool, block)), append(all, &ctx->workspace, sizeof ctx->workspace);
         append_rng(all, ctx);

@@ -65,7 +65,7 @@ struct model_scene {
     bytes state() {
         bytes all = memory.content();
         append(all, &now.saved.plan, sizeof now.saved - offsetof(te_saved, plan));
-        append(all, &m, sizeof m), append_rng(all, ctx);
+        append_instance(all, m), append_rng(all, ctx);
         return all;
     }
     te_status set(te_status status) { return status; }

@@ -260,6 +260,77 @@ TEST_CASE("FP8 weights with a scale that is none are refused") {
     }
 }
 
+TE_SEQUENTIAL(tokens_in, f32, (embedding, wte, 20, 32))
+TE_SEQUENTIAL(tokens_out, f32, (tied_linear, lm, 32, 20), (cross_entropy, ce, 20))
+TE_INFERENCE(mapped, f32, (linear, fc1, 32, 32), (gelu, a), (linear, fc2, 32, 32))
+TE_SEQUENTIAL(to_map, f32, (linear, fc1, 32, 32), (gelu, a), (linear, fc2, 32, 32))
+TEST_CASE("a result over a parameter that lies outside of the instance's own memory is refused") {
+    target t;
+    pool p(t);
+    folder dir;
+    te_batch b = batch_of(1, ROWS);
+    const auto refused = [&](te_status status, const char *word) {
+        INFO(te_last_error(t));
+        CHECK(status == TE_ERROR_VALUE);
+        CHECK(std::string(te_last_error(t)).find(word) != std::string::npos);
+    };
+    { // a tied weight, and its gradient
+        tokens_in e;
+        tokens_out h;
+        BIND(tokens_in, p, e);
+        BIND(tokens_out, p, h);
+        REQUIRE(te_tie(&h.lm.weight, &e.wte.weight, t) == TE_OK);
+        te_saved s = saved_of(p, tokens_out_saved_bytes(ROWS));
+        b.labels = (const int32_t *)p.get(ROWS * sizeof(int32_t)), b.loss_scale = 1;
+        const te_tensor x = p.normal(32, TE_f32, 2), y = te_matrix(p.get(ROWS * sizeof(float)), TE_f32, ROWS, 1);
+        refused(tokens_out_forward(te_matrix(e.wte.weight.data, TE_f32, ROWS, 1), &s, x, &h, &b, t), "y overlaps the parameters (lm.weight, which is tied)");
+        refused(tokens_out_forward(te_matrix((float *)e.wte.weight.data + 20 * 32 - 4, TE_f32, ROWS, 1), &s, x, &h, &b, t), "overlaps the parameters");
+        REQUIRE(tokens_out_forward(y, &s, x, &h, &b, t) == TE_OK);
+        refused(tokens_out_backward(te_matrix(e.wte.weight.data, TE_f32, ROWS, 32), te_none(), &s, &h, &b, t), "dx overlaps the parameters");
+        refused(tokens_out_backward(te_matrix(e.wte.weight.grad, TE_f32, ROWS, 32), te_none(), &s, &h, &b, t), "dx overlaps the gradients (lm.weight, which is tied)");
+        REQUIRE(tokens_out_backward(p.normal(32, TE_f32, 5), te_none(), &s, &h, &b, t) == TE_OK);
+        b.labels = nullptr;
+    }
+    { // weights in FP8, beside those in bf16 and alone
+        trained from(p, 16, TE_f32);
+        const te_fp8_product &f = from.m.fc2.weight.fp8;
+        te_saved s = saved_of(p, scaled_saved_bytes(ROWS));
+        const te_tensor x = p.normal(32, TE_bf16, 2);
+        for (void *at : {f.data, f.transposed}) refused(scaled_forward(te_matrix(at, TE_bf16, ROWS, 32), &s, x, &from.m, &b, t), "y overlaps the parameters (fc2.weight in FP8)");
+        REQUIRE(te_fp8_weights_save((dir / "fp8").c_str(), &from.name, 1, t) == TE_OK);
+        scaled_small m;
+        te_fp8_weights w;
+        te_safetensors file;
+        REQUIRE(scaled_small_bind(&m, nullptr, t) == TE_OK);
+        te_named_model to = {"h0", &m.model};
+        const size_t needed = te_fp8_weights_bytes(&to, 1);
+        REQUIRE(te_safetensors_open(&file, (dir / "fp8").c_str(), t) == TE_OK);
+        REQUIRE(te_fp8_weights_load(&w, p.get(needed), needed, &to, 1, &file, t) == TE_OK);
+        te_safetensors_close(&file);
+        REQUIRE(te_context_reserve(t, scaled_small_workspace_bytes(&m, ROWS, t)) == TE_OK);
+        refused(scaled_small_infer(te_matrix(m.fc1.weight.fp8.data, TE_bf16, ROWS, 32), x, &m, &b, t), "y overlaps the parameters (fc1.weight in FP8)");
+        refused(scaled_small_infer(te_matrix(m.n1.weight.data, TE_bf16, ROWS, 32), x, &m, &b, t), "y overlaps the parameters (n1.weight)");
+        REQUIRE(scaled_small_infer(p.normal(32, TE_bf16, 3), x, &m, &b, t) == TE_OK);
+    }
+    if (TE_CUDA) return;
+    to_map from; // a mapped file
+    mapped m;
+    BIND(to_map, p, from);
+    te_named_model name = {"h0", &from.model}, to = {"h0", &m.model};
+    te_checkpoint c;
+    memset(&c, 0, sizeof c), c.models = &name, c.count = 1;
+    REQUIRE(te_checkpoint_save((dir / "run").c_str(), &c, t) == TE_OK);
+    te_safetensors file;
+    REQUIRE(te_safetensors_map(&file, (dir / "run").c_str(), t) == TE_OK);
+    REQUIRE(mapped_bind(&m, nullptr, t) == TE_OK);
+    REQUIRE(te_weights_use(&to, 1, &file, t) == TE_OK);
+    REQUIRE(te_context_reserve(t, mapped_workspace_bytes(&m, ROWS, t)) == TE_OK);
+    const te_tensor x = p.normal(32, TE_f32, 2);
+    refused(mapped_infer(te_matrix(m.fc2.weight.data, TE_f32, ROWS, 32), x, &m, &b, t), "y overlaps the parameters (fc2.weight, in a file)");
+    REQUIRE(mapped_infer(p.normal(32, TE_f32, 3), x, &m, &b, t) == TE_OK);
+    te_safetensors_close(&file);
+}
+
 TEST_CASE("an empty path is refused before a training, not behind it") {
     target t;
     CHECK(te_checkpoint_probe("", t) == TE_ERROR_IO);

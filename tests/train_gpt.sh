@@ -69,6 +69,54 @@ for signal in INT TERM HUP; do # (resets HUP, which nohup would let it ignore)
     ok "SIG$signal stops it with a checkpoint; $lines lines of curve.tsv were there before"
 done
 
+rm -rf "$work/stopped"
+"$train" --out "$work/stopped" --steps 100000000 --batch 64 --seq 128 --accumulate 1000000 "$work/text" >"$work/log" 2>&1 & # the first step takes hours
+child=$!
+until [[ -e $work/stopped/curve.tsv ]]; do sleep 0.05; done
+sleep 1
+kill -TERM "$child" && sleep 1
+stop TERM
+[[ $status == 143 ]] || bad "the second SIGTERM within a step: exit status $status"
+ok "a second SIGTERM ends it within a step"
+rm -rf "$work/stopped"
+"$train" --out "$work/stopped" --steps 3000 "${small[@]}" "$work/text" 2>"$work/log" | head -n 3 >"$work/head" || true
+[[ -f $work/stopped/checkpoint.safetensors ]] || bad "a pipe that is closed: no checkpoint"
+ok "a closed pipe behind stdout stops it with a checkpoint"
+
+# ---- files of others in --out, and closed files
+mkdir "$work/hostile" "$work/picture" && mkdir "$work/picture/curve.svg"
+mkfifo "$work/hostile/curve.tsv.tmp" && echo mine >"$work/mine"
+ln -s "$work/mine" "$work/hostile/curve.svg"
+timeout 20 "$train" --out "$work/hostile" --steps 2 "${small[@]}" "$work/text" >"$work/log" 2>&1 || bad "a FIFO in --out: exit status $?"
+[[ $(<"$work/mine") == mine ]] || bad "it wrote to where a link leads"
+ok "a FIFO and a link in --out are not written to"
+runs "a folder curve.svg" --out "$work/picture" --steps 2 "${small[@]}" "$work/text"
+grep -q "curve.svg: " "$work/log" && ! grep -q "wrote.*curve.svg" "$work/log" || bad "a picture that cannot be written"
+ok "a picture that cannot be written is not reported as written"
+"$train" --out "$work/closed" --steps 2 "${small[@]}" "$work/text" >&- 2>"$work/log" || true
+[[ $(head -n 1 "$work/closed/curve.tsv") == step* ]] && ! grep -q tokens "$work/closed/curve.tsv" || bad "closed stdout: messages in curve.tsv"
+ok "with stdout closed no message gets into curve.tsv"
+"$train" --out "$work/twice" --steps 100000000 "${small[@]}" "$work/text" >"$work/log2" 2>&1 &
+child=$!
+until [[ -e $work/twice/curve.tsv ]]; do sleep 0.05; done
+fails "two runs in one folder" "another run writes to this folder" --out "$work/twice" --steps 2 "${small[@]}" "$work/text"
+stop TERM
+: >"$work/empty"
+fails "an empty file as the only text" "no text found" --out "$work/none" --steps 2 "${small[@]}" "$work/empty"
+
+# ---- sizes of one's own
+"${CC:-gcc}" -std=c11 -O1 -w -DTE_KEEP_CALLS '-DGPT_SIZES(X)=X(deep, 70, 32, 2, 64, 256) X(ascii, 2, 32, 2, 64, 128)' -I. examples/train_gpt/train_gpt.c -o "$work/sizes" -lm
+for size in deep ascii; do
+    "$work/sizes" --size $size --out "$work/$size" --steps 1 --batch 1 --seq 8 --sample 5 --validate 0 "$work/text" >"$work/log" 2>&1 || bad "--size $size: exit status $?"
+    "$work/sizes" --size $size --out "$work/$size" --resume --steps 1 --batch 1 --seq 8 --sample 5 --validate 0 "$work/text" >"$work/log" 2>&1 || bad "--size $size --resume: exit status $?"
+done
+ok "70 layers, and a vocabulary of 128"
+printf '%01000d \xc3\xa9' 0 >"$work/accent"
+train_was=$train train=$work/sizes
+fails "a byte beyond the vocabulary" "has a byte 195" --size ascii --out "$work/none" --steps 1 --batch 1 --seq 8 "$work/accent"
+fails "a prompt beyond the vocabulary" "prompt has a byte" --size ascii --out "$work/none" --steps 1 --batch 1 --seq 8 --validate 0 --prompt é "$work/text"
+train=$train_was
+
 # ---- errors of --out are found before training
 : >"$work/file"
 mkdir -p "$work/taken/checkpoint.safetensors" "$work/device" "$work/dangling"

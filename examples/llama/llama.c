@@ -258,15 +258,38 @@ static te_status check(const char *path, double tolerance, te_context *ctx) {
     TE_REQUIRE(error <= tolerance, ctx, TE_ERROR_VALUE, "that is more than %g", tolerance);
     return TE_OK;
 }
+/* The number that `text` is, all of it and from 0 to `limit`; an error names `what`. */
+static te_status number_of(double *number, const char *text, double limit, const char *what, te_context *ctx) {
+    char *end = 0;
+    *number = strtod(text, &end);
+    TE_REQUIRE(end != text && !*end && *number >= 0 && *number <= limit && strspn(text, "0123456789.e-+") == strlen(text),
+               ctx, TE_ERROR_VALUE, "\"%.40s\" is no %s; it must be a number from 0 to %g", text, what, limit);
+    return TE_OK;
+}
+static te_status token_of(int32_t *token, const char *text, te_context *ctx) {
+    double number = 0;
+    TE_REQUIRE(*text && strspn(text, "0123456789") == strlen(text), ctx, TE_ERROR_VALUE,
+               "\"%.40s\" is no token; a token is a number of digits alone", text);
+    TE_TRY(number_of(&number, text, parts[from.layers + 1].plan->out - 1, "token", ctx));
+    *token = (int32_t)number;
+    return TE_OK;
+}
 static te_status run(int argc, char **argv, te_context *ctx) {
     const int n = argc - 2;
     float *logits = 0;
     from.folder = argv[1];
     TE_TRY(load_model(ctx));
-    if (argc == 5 && !strcmp(argv[2], "--check")) return check(argv[3], atof(argv[4]), ctx);
+    if (!strcmp(argv[2], "--check")) {
+        double tolerance = 0;
+        TE_REQUIRE(argc == 5, ctx, TE_ERROR_VALUE, "--check takes a file and a tolerance");
+        TE_TRY(number_of(&tolerance, argv[4], 1e30, "tolerance", ctx));
+        return check(argv[3], tolerance, ctx);
+    }
     int32_t *ids = (int32_t *)malloc((size_t)n * sizeof *ids);
     TE_REQUIRE(ids, ctx, TE_ERROR_MEMORY, "no memory for %d tokens", n);
-    for (int i = 0; i < n; i++) ids[i] = atoi(argv[2 + i]);
+    te_status status = TE_OK;
+    for (int i = 0; i < n && status == TE_OK; i++) status = token_of(&ids[i], argv[2 + i], ctx);
+    if (status != TE_OK) return free(ids), status;
     TE_TRY(compute(&logits, ids, n, ctx));
     const int vocabulary = parts[from.layers + 1].plan->out;
     print_top(logits + (size_t)(n - 1) * (size_t)vocabulary, vocabulary);

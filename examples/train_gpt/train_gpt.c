@@ -14,19 +14,22 @@
  *                                          two replicas of two processes each, which shard heads, MLP and vocabulary
  *                                          and, by --sp, tokens; built with -DGPT_RANKS=2, too
  *
- * SIGINT, SIGTERM and SIGHUP stop it after a step; it then writes a checkpoint. An optimizer step whose gradients are not
- * finite is skipped, and weights that are not finite never replace a checkpoint.
+ * SIGINT, SIGTERM, SIGHUP and a closed pipe behind stdout stop it after a step; it then writes a checkpoint. A second
+ * SIGINT or SIGTERM ends it at once. An optimizer step whose gradients are not finite is skipped, and weights that are
+ * not finite never replace a checkpoint.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -201,8 +204,24 @@ static double now(void) {
 }
 static volatile sig_atomic_t interrupted;
 static void on_interrupt(int number) {
-    (void)number;
+    if (interrupted && number != SIGHUP) signal(number, SIG_DFL), raise(number); /* a step may take hours */
     interrupted = 1;
+}
+/* Send what was printed. If nobody reads it any more (| head, a closed ssh), the run ends as after a signal. */
+static void flush_output(void) {
+    if (fflush(stdout)) interrupted = 1;
+}
+/* Files that are opened must not get the numbers of stdin, stdout and stderr if these are closed. */
+static void open_standard_files(void) {
+    int fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+    if (fd >= 0) close(fd);
+}
+/* Two runs in one folder would overwrite each other's files. The lock ends with the process. */
+static void lock_folder(const char *folder) {
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        die("another run writes to this folder; --out takes another one", folder);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -296,7 +315,7 @@ static void read_file(text *t, const char *path, size_t size) {
     const int failed = ferror(f);
     fclose(f);
     if (failed) leave_out(t, path, "cannot read it");
-    else if (memchr(t->bytes + t->size, 0, got)) leave_out(t, path, "has a NUL byte, so it is no text");
+    else if (got && memchr(t->bytes + t->size, 0, got)) leave_out(t, path, "has a NUL byte, so it is no text");
     else t->size += got, t->files += got > 0;
 }
 static int keep_entry(const struct dirent *e) { return e->d_name[0] != '.'; }
@@ -514,8 +533,14 @@ static uint64_t fingerprint(const text *t) {
     return te_checksum_end(&sum);
 }
 
-static corpus corpus_of(const text *t, int seq) {
+static corpus corpus_of(const text *t, int seq, int vocabulary) {
     corpus c;
+    for (size_t i = 0; i < t->size; i++)
+        if (t->bytes[i] >= vocabulary) {
+            fprintf(stderr, "train_gpt: the text has a byte %d, and the vocabulary of this size has %d tokens\n",
+                    t->bytes[i], vocabulary);
+            exit(1);
+        }
     c.total = (int64_t)t->size, c.train = c.total - c.total / 20, c.fingerprint = fingerprint(t);
     if (c.total / 20 <= seq + 1) die("too little text; give more files", NULL);
     int32_t *wide = (int32_t *)host_memory(t->size * sizeof(int32_t));
@@ -551,21 +576,22 @@ static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t see
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* a sample: one byte after the other, each drawn from the model's distribution for the text so far                   */
 
-/* Byte number i, drawn from the logits; at temperature 0 the likeliest byte, the first one of a tie. */
-static int pick(const char *logits, te_dtype dtype, double temperature, uint64_t seed, uint64_t i) {
+/* Byte number i, drawn from the logits of the first `bytes` tokens, at most 256; at temperature 0 the likeliest byte, the
+ * first one of a tie. */
+static int pick(const char *logits, int bytes, te_dtype dtype, double temperature, uint64_t seed, uint64_t i) {
     double p[256], max = -INFINITY, sum = 0;
     int best = 0, next = 0;
-    for (int k = 0; k < 256; k++) {
+    for (int k = 0; k < bytes; k++) {
         p[k] = (double)te_load(logits, k, dtype);
         if (!isfinite(p[k])) die("a logit is not finite", NULL);
         if (p[k] > max) max = p[k], best = k;
     }
     if (temperature == 0) return best;
-    for (int k = 0; k < 256; k++) sum += p[k] = exp((p[k] - max) / temperature);
+    for (int k = 0; k < bytes; k++) sum += p[k] = exp((p[k] - max) / temperature);
     uint32_t r[4];
     te_philox(r, seed, i, 3, 0);
     double u = te_uniform(r[0]) * sum;
-    while (next < 255 && (u -= p[next]) > 0) next++;
+    while (next < bytes - 1 && (u -= p[next]) > 0) next++;
     return next;
 }
 /* All ranks of a tensor group call this. Each computes its columns of the logits; they are gathered, and every rank picks
@@ -583,6 +609,8 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
     if (!window) die("out of memory", NULL);
     for (const char *c = prompt; *c && n < longest / 2; c++) window[n++] = (unsigned char)*c;
     if (!n) window[n++] = '\n';
+    for (int i = 0; i < n; i++)
+        if (window[i] >= g->size->vocabulary) die("--prompt has a byte that the vocabulary of this size has not", prompt);
     for (int i = 0; i < n; i++) putchar(window[i]);
     for (int i = 0; i < length && !(sum_over(group, interrupted) > 0); i++) {
         const int rows = (n + g->parts - 1) / g->parts * g->parts;
@@ -599,9 +627,9 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
         if (whole) check(te_group_all_gather(group, whole, last, columns, dtype, &ctx), "sample");
         check(te_copy(&ctx, row, whole ? whole : last, row_bytes), "sample");
         check(te_synchronize(&ctx), "sample");
-        const int next = pick(row, dtype, temperature, seed, (uint64_t)i);
+        const int next = pick(row, (int)te_min(256, g->size->vocabulary), dtype, temperature, seed, (uint64_t)i);
         putchar(next);
-        fflush(stdout);
+        flush_output();
         if (n == longest) { /* the window is full: keep its later half */
             n = longest / 2;
             memmove(window, window + longest - n, (size_t)n * sizeof(int32_t));
@@ -650,27 +678,36 @@ static void curve_line(FILE *f, const point *p) {
 static void curve_flush(const curve *c, const char *path) {
     if (fflush(c->tsv) || ferror(c->tsv)) die(strerror(errno), path);
 }
-/* Write the curve so far to a second file, which then replaces the old one: a run that is killed meanwhile loses
- * nothing. */
+enum { MAX_BESIDE = 4096 + 32 };
+/* Create a second file beside `path`, which then replaces it: a run that is killed meanwhile loses nothing. The file is
+ * new, so that no link or FIFO of that name is written to. Returns null and sets errno if that fails. */
+static FILE *open_beside(char beside[MAX_BESIDE], const char *path) {
+    snprintf(beside, MAX_BESIDE, "%s.tmp.%ld", path, (long)getpid());
+    (void)unlink(beside); /* of a process of the same number that was killed */
+    const int fd = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return fd < 0 ? NULL : fdopen(fd, "w");
+}
+/* Write the curve so far. */
 static void curve_open(curve *c, const char *path) {
-    char beside[4096 + 8];
-    snprintf(beside, sizeof beside, "%s.tmp", path);
-    c->tsv = fopen(beside, "w");
+    char beside[MAX_BESIDE];
+    c->tsv = open_beside(beside, path);
     if (!c->tsv) die(strerror(errno), beside);
     fprintf(c->tsv, "step\tloss\tvalidation_loss\n");
     for (int i = 0; i < c->count; i++) curve_line(c->tsv, &c->p[i]);
     curve_flush(c, beside);
     if (rename(beside, path)) die(strerror(errno), path);
 }
-static void curve_draw(const curve *c, const char *svg) {
+/* Returns whether the picture is written. */
+static int curve_draw(const curve *c, const char *svg) {
+    char beside[MAX_BESIDE];
     double low = 1e30, high = 0, last = 1;
     for (int i = 0; i < c->count; i++) {
         const point *p = &c->p[i];
         low = fmin(low, p->loss), high = fmax(high, p->loss), last = (double)p->step;
         if (p->validation == p->validation) low = fmin(low, p->validation);
     }
-    FILE *f = fopen(svg, "w");
-    if (!f) return;
+    FILE *f = open_beside(beside, svg);
+    if (!f) return fprintf(stderr, "train_gpt: %s: %s\n", beside, strerror(errno)), 0;
     const double left = 56, top = 24, width = 680, height = 340;
     low = floor(low * 2) / 2, high = ceil(high * 2) / 2;
     if (high <= low) high = low + 0.5;
@@ -700,7 +737,11 @@ static void curve_draw(const curve *c, const char *svg) {
     fprintf(f, "<text x=\"%.0f\" y=\"56\" fill=\"#d62728\">validation loss</text>\n"
                "<text x=\"%.0f\" y=\"408\" text-anchor=\"middle\">step</text>\n</svg>\n",
             left + width - 150, left + width / 2);
-    fclose(f);
+    const int failed = ferror(f) != 0;
+    if (!(fclose(f) || failed || rename(beside, svg))) return 1;
+    fprintf(stderr, "train_gpt: %s: %s\n", svg, strerror(errno));
+    (void)unlink(beside);
+    return 0;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -842,10 +883,10 @@ static options parse(int argc, char **argv, int *first_path) {
 /* the checkpoint: weights, optimizer, random state, and the options on which further steps depend. The number of     */
 /* steps so far is the optimizer's count of updates, made and skipped.                                                */
 
-enum { MAX_MODELS = 64, SETTINGS = 11 };
+enum { SETTINGS = 11 };
 typedef struct state {
-    te_named_model models[MAX_MODELS];
-    char name[MAX_MODELS][16], value[SETTINGS][64];
+    te_named_model *models; /* [g->models], as name; state_free frees both */
+    char (*name)[16], value[SETTINGS][64];
     te_safetensors_pair pairs[SETTINGS];
     te_checkpoint all;
 } state;
@@ -855,6 +896,8 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
                                   "text", "recipe", "optimizer", "moments"};
     const long numbers[SETTINGS] = {0, o->batch * replicas, o->seq, o->accumulate, o->steps, o->seed};
     memset(s, 0, sizeof *s);
+    s->models = (te_named_model *)host_memory((size_t)g->models * sizeof *s->models);
+    s->name = (char (*)[16])host_memory((size_t)g->models * sizeof *s->name);
     for (int i = 0; i < g->models; i++) {
         if (i == 0) snprintf(s->name[i], sizeof s->name[i], "embed");
         else if (i + 1 == g->models) snprintf(s->name[i], sizeof s->name[i], "head");
@@ -876,12 +919,14 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
 }
+static void state_free(state *s) { free(s->models), free(s->name); }
 /* If weights are not finite this fails, and the last checkpoint stays. */
 static void save(const char *path, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
     state s;
     state_of(&s, g, opt, o, c);
     s.all.force = 0;
     check(te_checkpoint_save(path, &s.all, &ctx), "no checkpoint");
+    state_free(&s);
 }
 /* Report the options that differ between the run that wrote the file and this one. Returns their number. */
 static int differences(const state *s, const te_safetensors *file, const char *path) {
@@ -920,6 +965,7 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
     const long at = steps_of(opt);
     if (written && strtol(written, NULL, 10) != at && !o->force) die("its two counts of steps differ", path);
     te_safetensors_close(&file);
+    state_free(&s);
     return at;
 }
 
@@ -944,8 +990,28 @@ static te_adamw_config optimizer_of(const options *o) {
     return c;
 }
 
+/* A number that stands for a text. */
+static double number_of_text(const char *s) {
+    double sum = 0;
+    while (*s) sum = fmod(sum * 257 + (unsigned char)*s++, 1e12);
+    return sum;
+}
+/* Ranks with other options than each other would drift apart, or wait for each other for ever. */
+static void compare_ranks(const options *o, const text *t) {
+    te_setting s[] = {
+        {"--size", number_of_text(o->size)}, {"--recipe", number_of_text(o->recipe)}, {"--optimizer", number_of_text(o->optimizer)},
+        {"--moments", number_of_text(o->moments)}, {"--sums", number_of_text(o->sums)}, {"--steps", (double)o->steps},
+        {"--batch", (double)o->batch}, {"--seq", (double)o->seq}, {"--accumulate", (double)o->accumulate},
+        {"--tp", (double)o->tp}, {"--dp", (double)o->dp}, {"--log", (double)o->log}, {"--validate", (double)o->validate},
+        {"--sample", (double)o->sample}, {"--save", (double)o->save}, {"--lr", o->lr}, {"--temperature", o->temperature},
+        {"--seed", (double)o->seed}, {"--sp", (double)o->sp}, {"--zero1", (double)o->zero1}, {"--resume", (double)o->resume},
+        {"--force", (double)o->force}, {"the text", (double)(fingerprint(t) >> 12)}};
+    check(te_group_compare(te_world_group(&ctx), s, (int)(sizeof s / sizeof s[0]), &ctx), "ranks");
+}
+
 int main(int argc, char **argv) {
     int path;
+    open_standard_files();
 #if defined(TE_CBLAS) && defined(__AVX512F__)
     /* OpenBLAS up to 0.3.21 does not know newer processors and runs its AVX2 kernels on them, at half the speed. It reads
      * OPENBLAS_CORETYPE when it is loaded, so set the variable and start this program again. */
@@ -975,13 +1041,15 @@ int main(int argc, char **argv) {
     gpt g;
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
     ranks_of(o.tp, o.dp, o.out, seed, o.batch * o.seq * (int64_t)width, o.sp);
+    compare_ranks(&o, &t);
+    if (!rank) lock_folder(o.out);
     if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* fail now, not after hours of training */
     if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
         printf("%s; timing candidates for the GEMMs\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
     }
     gpt_make(&g, size, (int)o.batch, (int)o.seq, (int)o.sp, o.recipe, seed);
-    const corpus c = corpus_of(&t, (int)o.seq);
+    const corpus c = corpus_of(&t, (int)o.seq, size->vocabulary);
     te_adamw opt;
     const size_t opt_bytes = te_adamw_bytes_of(g.all, g.models, &config);
     check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
@@ -1016,7 +1084,7 @@ int main(int argc, char **argv) {
         printf("resumed at step %ld\n", step);
     }
     if (!rank) curve_open(&curve_, tsv);
-    signal(SIGINT, on_interrupt), signal(SIGTERM, on_interrupt);
+    signal(SIGINT, on_interrupt), signal(SIGTERM, on_interrupt), signal(SIGPIPE, SIG_IGN);
     if (signal(SIGHUP, on_interrupt) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* under nohup SIGHUP stays ignored */
 
     te_batch b = gpt_batch(&g, g.batch, g.seq);
@@ -1058,7 +1126,7 @@ int main(int argc, char **argv) {
         check(te_adamw_get(&done, &opt, &ctx), "optimizer");
         if (done.skipped) printf("  %lld steps skipped", (long long)done.skipped);
         printf("\n");
-        fflush(stdout);
+        flush_output();
         check_loss(loss, checkpoint);
         curve_add(&curve_, step, loss, validation);
         if (!rank) curve_line(curve_.tsv, &curve_.p[curve_.count - 1]), curve_flush(&curve_, tsv);
@@ -1067,10 +1135,11 @@ int main(int argc, char **argv) {
         stops = sum_over(te_world_group(&ctx), interrupted) > 0;
     }
     check(te_comm_synchronize(&ctx), "training");
-    if (!rank) curve_draw(&curve_, svg);
+    const int drawn = !rank && curve_draw(&curve_, svg);
     if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* of the last step, reported or not */
     save(checkpoint, &g, &opt, &o, &c);
-    printf("%s after %ld steps; wrote %s, %s and %s\n", stops ? "stopped" : "done", step, checkpoint, tsv, svg);
+    printf("%s after %ld steps; wrote %s, %s%s%s\n", stops ? "stopped" : "done", step, checkpoint, tsv,
+           drawn ? " and " : "", drawn ? svg : "");
     if (stops && step < o.steps) printf("./train_gpt --resume and the same options continue from here\n");
     else if (o.sample && !replica) {
         printf("\n--- sample ---\n");

@@ -29,6 +29,7 @@
 #include <stdlib.h> /* calloc */
 
 #include "../core/target.h"       /* te_side_stream */
+#include "comm.h"               /* te_group_compare */
 #include "impl/bucket_reduce.h" /* te_bucket_reducer, te__bucket_all_reduce */
 #include "reduce_gradients.h"   /* te__grad_range, te__is_reduced */
 
@@ -262,8 +263,22 @@ TE_API void te_buckets_destroy(te_buckets *b) {
     free(b->bucket);
     memset(b, 0, sizeof *b);
 }
+/* Compares what must be the same on all ranks of the data group for their reductions to match. */
+TE_IF_USED TE_API te_status te__buckets_compare(const te_buckets *b, te_context *ctx) {
+    te_setting same[6];
+    double elements = 0;
+    for (int i = 0; i < b->count; i++) elements += (double)b->bucket[i].elements;
+    same[0] = te_setting_of("te_buckets_init: shards", b->config.shards);
+    same[1] = te_setting_of("te_buckets_init: dtype", b->config.dtype);
+    same[2] = te_setting_of("te_buckets_init: bytes", (double)b->config.bytes);
+    same[3] = te_setting_of("te_buckets_init: the number of buckets", b->count);
+    same[4] = te_setting_of("te_buckets_init: the number of gradients", b->grad_count);
+    same[5] = te_setting_of("te_buckets_init: the number of elements", elements);
+    return te_group_compare(&b->reducer.data, same, 6, ctx);
+}
 /* Prepares the buckets for the models as they are bound, tied and frozen now. All ranks must pass the same models, in
- * the order in which forward runs them. With one rank nothing is summed, but all calls make the same checks. */
+ * the order in which forward runs them, and the same config; this is compared, so the call waits for the other ranks.
+ * With one rank nothing is summed, but all calls make the same checks. */
 TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int count,
                                             const te_buckets_config *config, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_buckets_init"));
@@ -276,6 +291,7 @@ TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *mode
     b->tensor = *te_tensor_group(ctx);
     te_status status = te__bucket_reducer_open(&b->reducer, config->bytes, config->dtype, config->dma, ctx);
     if (status == TE_OK) status = te__buckets_build(b, ctx);
+    if (status == TE_OK) status = te__buckets_compare(b, ctx);
     if (status == TE_OK && b->reducer.data.size > 1) status = te_side_stream_open(&b->side, ctx);
     if (status != TE_OK) return te_buckets_destroy(b), status;
     for (int i = 0; i < count; i++) models[i]->watch = &b->watch;

@@ -26,7 +26,7 @@
 
 typedef struct te_comm_config {
     /* rank: the index of this process among all processes; size: the number of all processes. If rank is -1 or size is
-     * 0, the value comes from the environment variables of mpirun, srun or torchrun */
+     * 0, the value comes from the launcher (te_comm_rank_from_env) */
     int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` */
     /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks, on a file system that all
@@ -55,22 +55,41 @@ TE_API te_comm_config te_comm_defaults(void) {
     c.overlap_bytes = 0;
     return c;
 }
-/* Return the value, as a number, of the first environment variable in the list `names` that is set; if none is set,
- * return `otherwise`. */
-TE_API int te__env_number(const char *const *names, int otherwise) {
-    for (; *names; names++) {
-        const char *text = getenv(*names);
-        if (text && *text) return (int)strtol(text, 0, 10);
+/* A launcher, and the environment variables that it sets. It counts if all three are set. */
+typedef struct te__launcher { const char *name, *rank, *size, *also; } te__launcher;
+
+/* The launcher that has started this process; null: there is none. Launchers are often nested (srun starts torchrun,
+ * sbatch starts mpirun), and a process inherits the variables of all of them; so the innermost one comes first here.
+ * SLURM_NTASKS is not used, because the one process of a batch script has it, too. */
+TE_API const te__launcher *te__launcher_found(void) {
+    static const te__launcher launchers[] = {
+        {"torchrun", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
+        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"},
+        {"MPICH", "PMI_RANK", "PMI_SIZE", "PMI_SIZE"},
+        {"the environment", "RANK", "WORLD_SIZE", "WORLD_SIZE"},
+        {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS"}};
+    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
+        const te__launcher *l = &launchers[i];
+        const char *const set[3] = {getenv(l->rank), getenv(l->size), getenv(l->also)};
+        if (set[0] && *set[0] && set[1] && *set[1] && set[2] && *set[2]) return l;
     }
-    return otherwise;
+    return 0;
 }
-/* Reads rank and size from the environment variables that the launcher sets (Open MPI, MPICH, Slurm, torchrun); without
- * a launcher rank is 0 and size is 1. Needs no context, so a process can call this first and choose the device of its
- * context by its rank. */
+/* The number in an environment variable; -1: it is no number from 0 to INT32_MAX. */
+TE_API int te__env_number(const char *name) {
+    const char *text = getenv(name);
+    const size_t digits = text ? strspn(text, "0123456789") : 0;
+    const long number = digits && digits < 11 && !text[digits] ? strtol(text, 0, 10) : -1;
+    return number <= INT32_MAX ? (int)number : -1;
+}
+/* Reads rank and size from the environment variables that the launcher sets: torchrun, Open MPI, MPICH, others that
+ * set RANK and WORLD_SIZE, srun. If there are several, the innermost one counts, in this order; without a launcher
+ * rank is 0 and size is 1. If a variable is no number, or the rank is not below the size, both results are -1. Needs
+ * no context, so a process can call this first and choose the device of its context by its rank. */
 TE_API void te_comm_rank_from_env(int *rank, int *size) {
-    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK", 0},
-                             *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", 0};
-    *rank = te__env_number(ranks, 0), *size = te__env_number(sizes, 1);
+    const te__launcher *l = te__launcher_found();
+    *rank = l ? te__env_number(l->rank) : 0, *size = l ? te__env_number(l->size) : 1;
+    if (*rank < 0 || *rank >= *size) *rank = *size = -1;
 }
 
 #ifdef TE_COMM
@@ -142,10 +161,15 @@ TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *
     TE_REQUIRE(config, ctx, TE_ERROR_NULL, "te_comm_create: the config is null");
     TE_TRY(te__comm_begin_create(comm, config->timeout, ctx));
     te_comm_rank_from_env(&rank, &size);
+    const te__launcher *l = te__launcher_found();
+    TE_REQUIRE(rank >= 0 || (config->rank >= 0 && config->size > 0), ctx, TE_ERROR_VALUE,
+               "te_comm_create: %s has set %s to \"%.20s\" and %s to \"%.20s\"", l->name, l->rank, getenv(l->rank),
+               l->size, getenv(l->size));
     if (config->rank >= 0) rank = config->rank;
     if (config->size > 0) size = config->size;
     te__comm_group(&comm->world, comm, "world", rank, size);
     te_status status = te__comm_world(comm, config->file, ctx);
+    status = te__comm_agree(comm, config->tensor, status, ctx);
     if (status == TE_OK) status = te__comm_split_grid(comm, config, ctx);
     return te__comm_finish_create(comm, status, ctx);
 }
@@ -186,5 +210,53 @@ TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
 /* Wait for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
+
+/* ---- comparing ranks --------------------------------------------------------------------------------------------- */
+
+/* A setting that must be the same on all ranks. */
+typedef struct te_setting { const char *name; double value; } te_setting;
+
+TE_API te_setting te_setting_of(const char *name, double value) {
+    te_setting s;
+    s.name = name, s.value = value;
+    return s;
+}
+/* A double, in four floats with 16 bits each, which every transport leaves as they are. */
+TE_API void te__setting_pack(float to[4], double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    for (int k = 0; k < 4; k++) to[k] = (float)(bits >> 16 * k & 0xffff);
+}
+/* Compares settings over the ranks of a group, by one all-gather; all ranks must pass the same number of settings. If a
+ * setting differs, all ranks return TE_ERROR_VALUE, with a text that names it. Ranks with different settings would
+ * otherwise drift apart, or call different collectives, which MPI and NCCL do not notice. Waits for the other ranks. */
+TE_IF_USED TE_API te_status te_group_compare(const te_group *g, const te_setting *setting, int count,
+                                             te_context *ctx) {
+    TE_TRY(te__check_target(ctx, "te_group_compare"));
+    TE_REQUIRE(g && (setting || !count), ctx, TE_ERROR_NULL, "te_group_compare: the group or the settings are null");
+    TE_REQUIRE(count >= 0 && count <= 1 << 20, ctx, TE_ERROR_SHAPE, "te_group_compare: %d settings", count);
+    if (g->size == 1 || !count) return TE_OK;
+    const size_t mine = 4 * (size_t)count, bytes = (size_t)g->size * mine * sizeof(float);
+    float *all = (float *)calloc(1, bytes);
+    void *there = 0;
+    te_status status = all ? te_allocate(ctx, &there, bytes)
+                           : te_fail(ctx, TE_ERROR_MEMORY, "te_group_compare: cannot allocate %zu bytes", bytes);
+    float *const to = there ? (float *)there + (size_t)g->rank * mine : 0;
+    for (int i = 0; status == TE_OK && i < count; i++) te__setting_pack(all + 4 * i, setting[i].value);
+    if (status == TE_OK) status = te_copy(ctx, to, all, mine * sizeof(float));
+    if (status == TE_OK) status = te_synchronize(ctx);
+    if (status == TE_OK) status = te_group_all_gather(g, (float *)there, to, (int64_t)mine, TE_f32, ctx);
+    if (status == TE_OK) status = te_comm_synchronize(ctx);
+    if (status == TE_OK) status = te_copy(ctx, all, there, bytes);
+    if (status == TE_OK) status = te_synchronize(ctx);
+    for (int r = 1; status == TE_OK && r < g->size; r++)
+        for (int i = 0; status == TE_OK && i < count; i++)
+            if (memcmp(all + (size_t)r * mine + 4 * i, all + 4 * i, 4 * sizeof(float)))
+                status = te_fail(ctx, TE_ERROR_VALUE, "%.60s is not the same on rank 0 and rank %d of the %s group",
+                                 setting[i].name, r, g->name);
+    if (there && status != TE_ERROR_COMM) te_release(ctx, there); /* else a failed collective may still write to it */
+    free(all);
+    return status;
+}
 
 #endif

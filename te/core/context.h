@@ -67,6 +67,8 @@ typedef struct te_context {
                              * host) */
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int owns_workspace;
+    uint64_t generation;         /* the largest number that te__count_write has used */
+    uint64_t loaded;             /* te__count_write of the last te_safetensors_load into memory of unknown purpose */
     struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null: the context
                                   * is the only rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
@@ -137,6 +139,13 @@ TE_API te_status te_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
 TE_API te_status te_synchronize(te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_synchronize"));
     return ctx->target->synchronize(ctx);
+}
+
+/* Count a write to something: *written becomes a number that it has never had before. Whoever holds a copy of what is
+ * written compares the number with the one of the time of the copy. */
+TE_API void te__count_write(uint64_t *written, te_context *ctx) {
+    ctx->generation = (ctx->generation > *written ? ctx->generation : *written) + 1;
+    *written = ctx->generation;
 }
 
 /* Grow the workspace to at least this many bytes. Apart from the creation of a context, this is the only call that

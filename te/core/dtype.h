@@ -204,6 +204,11 @@ TE_BOTH float te_float_of_e5m2(uint8_t h) {
     return a == 0x7cu ? te_float_of_bits(sign << 24 | 0x7f800000u) : te__float_of_fp8(sign, a, 2, 15);
 }
 
+/* x * scale, to be cast to FP8. A cast to FP8 saturates, so it would hide that x is infinite, and a training step would
+ * be taken with gradients that are wrong but finite. Therefore an infinite x becomes NaN, which the cast keeps. For
+ * finite x the result is bitwise x * scale, because x * 0 is a zero of the same sign. scale: finite, above 0. */
+TE_BOTH float te_fp8_scaled(float x, float scale) { return x * scale + x * 0.0f; }
+
 /* Convert four floats to four FP8 numbers in one word, v[0] in the lowest byte. e4m3: 1 if the format is e4m3, 0 if it
  * is e5m2; a compile-time constant. */
 TE_FN uint32_t te__fp8_word(const float v[4], const int e4m3) {

@@ -145,9 +145,10 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkp
     return te_fail(ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes",
                    capacity * sizeof *l->tensor + l->name_bytes);
 }
-/* Fetch the values of the "numbers" (step counts, random state) from target memory before they are saved. Waits for the
- * stream. */
-TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
+/* Fetch the values of the "numbers" (step counts, random state) from target memory before they are saved, and renew the
+ * master weights if weights were written since the last step. Waits for the stream. */
+TE_IF_USED TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
+    if (c->optimizer) TE_TRY(te_adamw_renew(c->optimizer, ctx));
     if (c->optimizer) TE_TRY(te_adamw_get(&l->state, c->optimizer, ctx));
     if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
     l->step[0] = l->state.step, l->step[1] = l->state.skipped;
@@ -325,6 +326,7 @@ TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkp
 TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, const te_checkpoint *c,
                                                  const te_safetensors *f, te_context *ctx) {
     const int first = te__checkpoint_number_count(c);
+    for (int i = 0; i < c->count; i++) TE_TRY(te_model_changed(c->models[i].model, ctx));
     TE_TRY(te__moments_8bit_clear(c->optimizer, ctx));
     if (l->is_sharded || l->has_8bit) {
         TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
@@ -335,6 +337,7 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     l->state.step = l->step[0], l->state.skipped = l->step[1];
     l->rng.seed = l->random[0], l->rng.offset = l->random[1];
     if (c->optimizer) TE_TRY(te_adamw_set(&l->state, c->optimizer, ctx));
+    if (c->optimizer) te__adamw_agrees(c->optimizer, ctx);
     if (c->recipes) TE_TRY(te_recipes_loaded(c->recipes, (int)l->recipes[0], ctx));
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }

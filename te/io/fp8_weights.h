@@ -238,6 +238,7 @@ TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *mod
     TE_TRY(te__fp8_tensors_allocate(&l, models, count, ctx));
     te__fp8_param_iter it = te__fp8_params(models, count);
     te_status status = TE_OK;
+    for (int i = 0; i < count && status == TE_OK; i++) status = te__renew_weights(models[i].model, ctx);
     while (status == TE_OK && te__fp8_next_param(&it)) status = te__fp8_save_param(&l, &it, ctx);
     if (status == TE_OK) status = te_synchronize(ctx);
     if (status == TE_OK) status = te__fp8_write(path, &l, models, count, ctx);

@@ -140,6 +140,7 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     if (v.rows != v.shape[0] || v.cols != v.shape[1])
         t = te_safetensor_slice(t, v.first[transposed], transposed ? v.cols : v.rows, v.first[!transposed],
                                 transposed ? v.rows : v.cols);
+    t.written = (uint64_t *)(uintptr_t)&p->written;
     l->tensor[l->count++] = t;
     return TE_OK;
 }

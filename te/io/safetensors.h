@@ -325,12 +325,14 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
  * converted to the dtype of the destination, rounded to nearest even; a finite number that would become infinite
  * produces TE_ERROR_VALUE. Integers and FP8 are never converted. If a check fails, nothing has been written. Only after
  * TE_ERROR_IO, when the disk fails during the load, a part of the tensors may have been written. Waits for the
- * stream. */
+ * stream. If `data` of te_safetensor_matrix is a parameter's memory, the master weights of an optimizer and weights in
+ * FP8 are renewed at their next use; only recipes with several ranks need te_model_changed after such a load. */
 TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                      te_context *ctx) {
     TE_TRY(te_safetensors_check(f, want, n, exact, ctx));
     for (int i = 0; i < 2 * n; i++) { /* the first n iterations check all tensors, the next n read them */
         const te_safetensor *w = &want[i % n], *t = te_safetensors_find(f, w->name);
+        if (i >= n && ctx) te__count_write(w->written ? w->written : &ctx->loaded, ctx);
         TE_TRY(i >= n && w->transposed ? te__safetensors_read_transposed(f, t, w, ctx)
                                        : te__safetensors_read_as(f, t, w, i < n, ctx));
     }

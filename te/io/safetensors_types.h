@@ -48,6 +48,8 @@ typedef struct te_safetensor {
     uint64_t offset;
     int transposed;  /* 1: the tensor in the file is the transpose of `data` (te_safetensor_transposed) */
     int sliced;      /* 1: `data` holds only a part of the file's tensor (te_safetensor_slice) */
+    uint64_t *written; /* te_param.written of the parameter whose memory `data` lies in, which te_safetensors_load then
+                        * advances; null: none is known */
     int64_t first[2], count[2]; /* for a slice. first: its first row and first column in the file's tensor; count: its
                                  * number of rows and of columns */
 } te_safetensor;

@@ -167,7 +167,8 @@ TE_API te_status te__weights_add(te__weights *w, const te_named_model *m, te_par
     const int n = snprintf(name, TE_WEIGHTS_MAX_NAME, "%s%s%s.%s", m->name, *m->name ? "." : "", p->op, p->field);
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "weights: the name %.60s.. is too long", name);
     w->param[w->count] = p;
-    w->tensor[w->count++] = te_safetensor_matrix(name, p->dtype, p->rows, p->cols, p->data);
+    w->tensor[w->count] = te_safetensor_matrix(name, p->dtype, p->rows, p->cols, p->data);
+    w->tensor[w->count++].written = &p->written;
     return TE_OK;
 }
 TE_API te_status te__weights_collect(te__weights *w, const te_named_model *models, int count, const te_safetensors *f,
@@ -270,6 +271,7 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     for (int i = 0; i < w.count && status == TE_OK; i++) {
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);
         w.param[i]->data = (void *)(uintptr_t)at, w.param[i]->constant = 1;
+        te__param_written(w.param[i], ctx);
     }
     te__weights_free(&w);
     return status;

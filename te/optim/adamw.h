@@ -54,6 +54,9 @@ typedef struct te_adamw {
     te__muon muon;
     char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
     uint64_t fingerprint;           /* the value of te__params_fingerprint when the table was made */
+    int has_masters;                /* 1: at least one tensor has master weights that are not the weights themselves */
+    uint64_t written, loaded;       /* te__params_writes and te_context.loaded when the master weights agreed last with
+                                       the weights */
 } te_adamw;
 
 /* ---- the optimizer's tensors ------------------------------------------------------------------------------------- */
@@ -113,7 +116,7 @@ TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
 typedef struct te__adamw_layout {
     size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, gather_buffer, bytes;
     size_t table_bytes;
-    int count;
+    int count, has_masters;
     int64_t chunks, m_elements, v_elements;
 } te__adamw_layout;
 
@@ -138,7 +141,7 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     l.table = te__suballocate(&l.bytes, l.table_bytes);
     l.m = te__suballocate(&l.bytes, te__moments_bytes(l.m_elements, c->moments));
     l.v = te__suballocate(&l.bytes, te__moments_bytes(l.v_elements, c->moments));
-    l.master = te__suballocate(&l.bytes, (size_t)masters * sizeof(float));
+    l.master = te__suballocate(&l.bytes, (size_t)masters * sizeof(float)), l.has_masters = masters > 0;
     for (int i = 0; i < 2; i++) l.x[i] = te__suballocate(&l.bytes, (size_t)muon.x);
     l.a = te__suballocate(&l.bytes, (size_t)muon.a), l.b = te__suballocate(&l.bytes, (size_t)muon.a);
     l.scratch = te__suballocate(&l.bytes, (size_t)muon.scratch);
@@ -186,6 +189,21 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
                "optimizer again");
     return TE_OK;
 }
+/* Note that the master weights agree with the weights now. */
+TE_API void te__adamw_agrees(te_adamw *opt, const te_context *ctx) {
+    opt->written = te__params_writes(opt->models, opt->model_count), opt->loaded = ctx->loaded;
+}
+/* Copy weights that something other than this optimizer has written (te_model_changed) to the master weights. Does
+ * nothing if there are none. A master weight that rounds to the weight stays as it is; so weights that were not written
+ * keep the precision of their master weights. te_adamw_step calls this. Reads 6 bytes for each element. */
+TE_IF_USED TE_API te_status te_adamw_renew(te_adamw *opt, te_context *ctx) {
+    TE_TRY(te__adamw_check(opt, ctx));
+    if (opt->written == te__params_writes(opt->models, opt->model_count) && opt->loaded == ctx->loaded) return TE_OK;
+    const te__adamw_args a = te__adamw_args_of(opt);
+    if (opt->has_masters) TE_TRY(te__adamw_renew_master_launch(ctx, te__grid_of(opt->chunks, 1), &a));
+    te__adamw_agrees(opt, ctx);
+    return TE_OK;
+}
 /* Reset the states, for instance after the models' weights were loaded: master = weight, m = v = 0, step 0. */
 TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
@@ -193,6 +211,7 @@ TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te_fill(ctx, opt->state, 0, sizeof *opt->state));
     TE_TRY(te_fill(ctx, opt->m, 0, te__moments_bytes(opt->m_elements, opt->moments)));
     TE_TRY(te_fill(ctx, opt->v, 0, te__moments_bytes(opt->v_elements, opt->moments)));
+    te__adamw_agrees(opt, ctx);
     return opt->chunks ? te__adamw_init_master_launch(ctx, te__grid_of(opt->chunks, 1), &a) : TE_OK;
 }
 
@@ -208,7 +227,7 @@ TE_API void te__adamw_set_group(te__adamw_tensor *t, const te_adamw_config *c, c
 /* Set the options in *opt, and the pointers in *opt to the parts of the memory at `base`. */
 TE_API void te__adamw_bind(te_adamw *opt, char *base, const te__adamw_layout *l, const te_adamw_config *config) {
     opt->config = *config, opt->config.groups = 0, opt->config.group_count = 0;
-    opt->count = l->count, opt->chunks = (int)l->chunks;
+    opt->count = l->count, opt->chunks = (int)l->chunks, opt->has_masters = l->has_masters;
     opt->m_elements = l->m_elements, opt->v_elements = l->v_elements;
     opt->tensor = (const te__adamw_tensor *)(base + l->table), opt->first = (const int32_t *)(opt->tensor + l->count);
     opt->rule = config->rule, opt->moments = config->moments, opt->takes = config->muon_takes;
@@ -354,11 +373,17 @@ TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     for (int i = 0; i < opt->model_count; i++) TE_TRY(te__adamw_check_reduced(opt, opt->models[i], ctx));
     return TE_OK;
 }
-/* Enqueue the gradient norm, if the config needs it, and the kernel that computes the step's scalars: learning rate,
- * clipping factor, bias correction. */
-TE_IF_USED TE_API te_status te__adamw_begin_step(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
+/* Copy weights that were loaded to the master weights, and enqueue the gradient norm, if the config needs it, and the
+ * kernel that computes the step's scalars: learning rate, clipping factor, bias correction. */
+TE_IF_USED TE_API te_status te__adamw_begin_step(te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
+    TE_TRY(te_adamw_renew(opt, ctx));
     if (a->norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     return te__adamw_begin_launch(ctx, te__grid_of(1, 1), a);
+}
+/* Count the optimizer's own write to the parameters, after which recipes must cast the weights. */
+TE_API void te__adamw_has_written(te_adamw *opt, te_context *ctx) {
+    te__params_written(opt->models, opt->model_count, ctx);
+    te__adamw_agrees(opt, ctx);
 }
 /* Enqueue one step: the gradient norm if the config needs it, the step's scalars, the update and, with ZeRO-1, the
  * all-gather of the updated parameters. With CUDA te_adamw_step is a function template; its address is
@@ -368,6 +393,7 @@ TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     const te__adamw_args a = te__adamw_args_of(opt);
     TE_TRY(te__adamw_begin_step(opt, &a, ctx));
     TE_TRY(te__adamw_update(opt, &a, ctx));
+    te__adamw_has_written(opt, ctx);
     if (opt->zero1.ranks == 1) return TE_OK;
     return te__zero1_gather(opt->models, opt->model_count, opt->zero1, opt->gather_buffer, ctx);
 }

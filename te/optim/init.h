@@ -12,24 +12,26 @@
 
 /* Fill a parameter with numbers from normal(mean, std). If the seed is the same on all ranks, each shard of a parameter
  * gets the numbers that the same elements would get in the unsharded parameter. */
-TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
+TE_IF_USED TE_API te_status te__param_fill(te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
     if (p->shard == TE_SHARD_rows) { /* one call for the whole shard, which contains only a part of each row */
         const te__normal_part part = te__normal_part_of(p->rows, p->cols, g->rank * p->cols, g->size * p->cols);
-        return te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx);
+        TE_TRY(te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx));
+        return te__param_written(p, ctx), TE_OK;
     }
     for (int64_t i = 0; i < s.count; i++) {
         const te_shard_run r = te_shard_run_at(&s, i);
         const te__normal_part part = te__normal_part_of(1, r.elements, r.whole, r.elements);
         char *data = (char *)p->data + (size_t)r.at * te_dtype_bytes(p->dtype);
         TE_TRY(te__fill_normal_part(data, p->dtype, part, mean, std, seed, stream, ctx));
+        te__param_written(p, ctx);
     }
     return TE_OK;
 }
 /* Fill a parameter with numbers from normal(0, std), rounded to its dtype. */
-TE_IF_USED TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, uint32_t stream,
+TE_IF_USED TE_API te_status te_param_normal(te_param *p, float std, uint64_t seed, uint32_t stream,
                                             te_context *ctx) {
     TE_REQUIRE(p && p->data, ctx, TE_ERROR_NULL, "te_param_normal: the parameter is null or not bound");
     TE_REQUIRE(!p->constant, ctx, TE_ERROR_STATE, "te_param_normal: %s.%s lies in a file, which is only read", p->op,
@@ -49,7 +51,7 @@ TE_IF_USED TE_API te_status te_model_randomize(const te_model *m, float std, uin
         TE_REQUIRE(m->param[i].data || m->param[i].tied, ctx, TE_ERROR_STATE,
                    "te_model_randomize: %s: %s.%s has no memory", m->plan->name, m->param[i].op, m->param[i].field);
     for (int i = 0; i < m->param_count; i++) {
-        const te_param *p = &m->param[i];
+        te_param *p = &m->param[i];
         const float mean = p->init == TE_INIT_one ? 1.0f : p->init == TE_INIT_half ? 0.5f : 0.0f;
         if (p->tied) continue;
         TE_TRY(te__param_fill(p, mean, p->init == TE_INIT_normal ? std : 0.0f, seed, stream + (uint32_t)i, ctx));

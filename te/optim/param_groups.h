@@ -58,6 +58,19 @@ TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
     return hash;
 }
 
+/* The sum of the counts of writes to all parameters. It grows with each write. */
+TE_API uint64_t te__params_writes(te_model *const *models, int count) {
+    uint64_t sum = 0;
+    te_param_iter it = te_params_of(models, count);
+    while (te_params_next(&it)) sum += it.param->written;
+    return sum;
+}
+/* Count a write to each of the parameters. */
+TE_API void te__params_written(te_model *const *models, int count, te_context *ctx) {
+    te_param_iter it = te_params_of(models, count);
+    while (te_params_next(&it)) te__param_written(it.param, ctx);
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* Lay out a buffer part by part. Each call returns the offset of a new part of `bytes` bytes, which is the old *end,

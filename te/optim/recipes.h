@@ -64,6 +64,7 @@ typedef struct te_recipes {
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
     const void *table;          /* the table of the weights (te__fp8_cache_table) */
     uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when the table was made */
+    te_fp8_renewal renewal;     /* how forward casts weights that were written since the last cast */
     const void *update;         /* the te_recipes_adamw that set fp8.updated in the parameters; null: none */
 } te_recipes;
 
@@ -339,19 +340,35 @@ TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, t
     const te_group *g = te_world_group(ctx);
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
+/* Cast all weights with their current scales, and note of which values. */
+TE_API te_status te__recipes_cast_all(te_recipes *s, int skip_updated, te_context *ctx) {
+    te__recipe_iter it = te__recipe_products(s->models, s->model_count);
+    while (te__recipe_next_product(&it)) it.param->fp8.written = te__writes_of(it.param);
+    s->renewal.ctx = ctx, s->renewal.loaded = ctx->loaded;
+    return te__recipes_weight_pass(s, 1, skip_updated, ctx);
+}
 /* Compute the scales of the weights from the weights' amax, which must have been computed, and cast the weights. */
 TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te_context *ctx) {
     const te_scale_rule rule = te__recipes_current_rule(&s->config);
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &rule, ctx));
-    return te__recipes_weight_pass(s, 1, skip_updated, ctx);
+    return te__recipes_cast_all(s, skip_updated, ctx);
 }
-/* Cast all weights. Call this if anything but an optimizer step or a loaded checkpoint has changed the weights, for
- * instance if they were loaded from a file that is not a checkpoint. */
+/* Cast all weights. With config.ranks above 1, all ranks must call this after the weights were loaded or changed by
+ * anything but a checkpoint with its recipes. With one rank, forward calls this itself if a weight was written since
+ * the last cast (te_model_changed). */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
     TE_TRY(te__recipes_reduce(s, s->count, ctx));
     return te__recipes_cast(s, 0, ctx);
+}
+/* te_fp8_renewal.renew. Several ranks exchange the amaxes, so a rank must not cast by itself. */
+TE_IF_USED TE_API te_status te__recipes_renew(void *of, te_context *ctx) {
+    te_recipes *s = (te_recipes *)of;
+    TE_REQUIRE(s->config.ranks == 1, ctx, TE_ERROR_STATE,
+               "recipes: a weight was written since it was cast to FP8; call te_recipes_step or "
+               "te_recipes_cast_weights on all ranks");
+    return te_recipes_cast_weights(s, ctx);
 }
 
 /* ---- initialisation ---------------------------------------------------------------------------------------------- */
@@ -416,7 +433,7 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
         f->transposed = at, at += size.transposed;
         f->inverse = (float *)(void *)at, at += size.scales;
         f->transposed_inverse = (float *)(void *)at, at += size.transposed_scales;
-        f->updated = 0;
+        f->updated = 0, f->renewal = &s->renewal;
     }
 }
 /* Initialise the state for the models as they are bound now, cast the weights, and switch the recipes on. memory:
@@ -445,6 +462,7 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
     s->table = (const char *)memory + l.table, s->fingerprint = te__fp8_cache_fingerprint(models, count);
     TE_TRY(te__fp8_cache_table((char *)memory + l.table, models, count, ctx));
     te__recipes_set_begun(s, 0);
+    s->renewal.renew = te__recipes_renew, s->renewal.of = s;
     TE_TRY(te_recipes_cast_weights(s, ctx));
     return te_recipes_switch(s, 1, ctx);
 }
@@ -460,7 +478,7 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     free(formats);
     TE_TRY(status);
     te__recipes_set_begun(s, begun);
-    return te__recipes_weight_pass(s, 1, 0, ctx);
+    return te__recipes_cast_all(s, 0, ctx);
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */

@@ -370,6 +370,7 @@ TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_contex
     a.step.first = u->first, a.scale_of = u->scale_of, a.amax = u->recipes->scales.amax;
     a.blocks = u->blocks, a.tensor_of = u->tensor_of;
     TE_TRY(te__recipes_adamw_update(u, &a, ctx));
+    te__adamw_has_written(u->opt, ctx);
     return te__recipes_advance(u->recipes, 1, ctx);
 }
 

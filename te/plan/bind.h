@@ -53,6 +53,44 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
                    m->param[i].op, m->param[i].field);
     return TE_OK;
 }
+
+/* ---- writes to parameters ---------------------------------------------------------------------------------------- */
+
+/* An optimizer holds f32 master weights, and recipes hold the weights in FP8. Both copies become stale when something
+ * else writes the parameter. Therefore every writer counts its write, and both users compare the count before they use
+ * their copy: the next optimizer step copies the new values to the master weights, and the next forward casts them. The
+ * comparison takes place on the host. */
+
+/* The count of writes to the memory of p, which may be tied to another parameter. */
+TE_API uint64_t te__writes_of(const te_param *p) { return p->tied && p->with ? p->with->written : p->written; }
+/* Count a write to the values of p. */
+TE_API void te__param_written(te_param *p, te_context *ctx) {
+    te__count_write(p->tied && p->with ? &p->with->written : &p->written, ctx);
+}
+/* Call this after your own code has written to parameters of m (to te_param.data, by a kernel, te_copy or a
+ * collective), on each rank where it has. The next step of an optimizer then takes the new values instead of its
+ * master weights, and the next forward casts the new values to FP8. The library's own functions (te_model_randomize,
+ * te_weights_load, ...) need no such call, in whatever order they are called; another instance that is bound to the
+ * same memory does. A replay of a captured graph runs no code on the host, so it notices nothing: call te_adamw_renew
+ * and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE, m is not bound. */
+TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
+    TE_TRY(te__check_context(ctx, "te_model_changed"));
+    TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
+               "te_model_changed: the instance has not been bound, or copied since");
+    for (int i = 0; i < m->param_count; i++) te__param_written(&m->param[i], ctx);
+    return TE_OK;
+}
+/* Cast the weights of m to FP8 if they were written since the last cast. Call this before using p->fp8.data of m. */
+TE_API te_status te__renew_weights(const te_model *m, te_context *ctx) {
+    for (int i = 0; m->plan->fp8 && i < m->param_count; i++) {
+        const te_fp8_product *f = &m->param[i].fp8;
+        if (!f->on || !f->renewal) continue;
+        const int loaded = f->renewal->ctx == ctx && f->renewal->loaded != ctx->loaded;
+        if (loaded || f->written != te__writes_of(&m->param[i])) TE_TRY(f->renewal->renew(f->renewal->of, ctx));
+    }
+    return TE_OK;
+}
+
 /* Return an error while the gradients of m are still being reduced over ranks. Call this before reading the gradients.
  * who: the caller's name, for the error text. */
 TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
@@ -182,6 +220,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             if (op->op_class == TE_CLASS_gemm) product = op;
             const te_param_info *info = &op->param[k];
             memset(param, 0, sizeof *param);
+            te__count_write(&param->written, ctx); /* the memory may hold anything */
             param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
             param->dtype = te__plan_param_dtype(plan, op), param->init = info->init, param->tied = info->tied;
             param->trains = grads != 0, param->index = (int)(param - m->param);

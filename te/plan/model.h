@@ -302,6 +302,14 @@ typedef struct te_plan {
     te_status (*convert)(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx);
 } te_plan;
 
+/* How te__renew_weights casts weights that were written after their last cast: it calls renew(of, ctx). */
+typedef struct te_fp8_renewal {
+    te_status (*renew)(void *of, te_context *ctx);
+    void *of;              /* the te_recipes */
+    const te_context *ctx; /* the context of the last cast of all weights, and its `loaded` at that time */
+    uint64_t loaded;
+} te_fp8_renewal;
+
 /* The FP8 state of a GEMM that has a recipe; the te_param of the GEMM's weight holds it (te/optim/recipes.h). */
 typedef struct te_fp8_product {
     int on;                        /* 1: the GEMM runs in FP8 at present; 0: it runs in the list's format */
@@ -315,6 +323,8 @@ typedef struct te_fp8_product {
     float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of each block or row of `data` (inverse), and
                                           * of each block of `transposed` (transposed_inverse) */
     te_scale_rule own;             /* how a scale is computed from the current tensor's amax */
+    uint64_t written;              /* te__writes_of the weight when `data` was cast from it */
+    struct te_fp8_renewal *renewal; /* casts stale weights; null: the weight exists only in FP8 */
     int updated;                   /* 1: the optimizer's update kernel also computes this weight's amax, or casts the
                                     * weight to FP8 (recipes_adamw.h) */
 } te_fp8_product;
@@ -346,6 +356,7 @@ typedef struct te_param {
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter, itself or one that is tied
                               * to it, whose gradient backward writes first. null: the parameter is not tied */
+    uint64_t written;        /* changes whenever the values are written (te__count_write); unused if tied */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
     int takes_quantized;     /* 1: te_use_quantized may be called for the parameter, the weight of a linear or of an
                               * embedding in a list with the option (weights, quantized) */

@@ -150,7 +150,7 @@ TE_FN void te__attn_fp8_cast_rows(const te__attn_fp8_tile *t, uint8_t *to, int64
         te_vec8 e;
         float v[16];
         te__attn_fp8_read(v, t, row, dim);
-        for (int k = 0; k < 16; k++) v[k] *= scale;
+        for (int k = 0; k < 16; k++) v[k] = te_fp8_scaled(v[k], scale);
         TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te__fp8_word(v + 4 * k, 1);
         if (row < t->a->seq) memcpy(__builtin_assume_aligned(to + row * width + dim, 16), e.w, 16);
     }
@@ -165,7 +165,7 @@ TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t 
         TE_UNROLL for (int k = 0; k < 4; k++) {
             const int key = te__attn_fp8_key_of_byte(column + k);
             te__attn_fp8_read(v[k], t, key, dim);
-            TE_UNROLL for (int c = 0; c < 16; c++) v[k][c] = key < t->a->seq ? v[k][c] * scale : 0;
+            TE_UNROLL for (int c = 0; c < 16; c++) v[k][c] = key < t->a->seq ? te_fp8_scaled(v[k][c], scale) : 0;
         }
         TE_UNROLL for (int c = 0; c < 16; c++) {
             const float four[4] = {v[0][c], v[1][c], v[2][c], v[3][c]};

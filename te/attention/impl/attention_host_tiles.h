@@ -205,7 +205,7 @@ TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const floa
     else for (int c = 0; c < d; c++) {
         uint32_t rounded = 0;
         te_store(&rounded, 0, factor * from[c], t);
-        ((uint8_t *)a->out)[at + c] = te_e4m3_of_float(te_load(&rounded, 0, t) * *a->out_scale);
+        ((uint8_t *)a->out)[at + c] = te_e4m3_of_float(te_fp8_scaled(te_load(&rounded, 0, t), *a->out_scale));
     }
 }
 

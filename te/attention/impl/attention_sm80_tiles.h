@@ -454,7 +454,7 @@ template <te_dtype T> TE_FN uint2 te__attn_to_e4m3(uint4 eight, const float *sca
     const te_vec8 e = {{eight.x, eight.y, eight.z, eight.w}};
     float v[8];
     te_vec8_floats(v, &e, T);
-    TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= *scale;
+    TE_UNROLL for (int k = 0; k < 8; k++) v[k] = te_fp8_scaled(v[k], *scale);
     return make_uint2(te__fp8_word(v, 1), te__fp8_word(v + 4, 1));
 }
 /* Updates *largest, the largest magnitudes of the numbers that this lane has stored so far: two 16-bit numbers in a

@@ -164,8 +164,10 @@ TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_conte
 }
 /* Opens the world group, which consists of all processes that mpirun started. */
 TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
-    int is_initialized = 0;
+    int is_initialized = 0, is_finalized = 0;
     (void)file;
+    (void)MPI_Finalized(&is_finalized);
+    TE_REQUIRE(!is_finalized, ctx, TE_ERROR_STATE, "te_comm_create: MPI is finalized, and cannot be initialised again");
     TE_TRY(te__mpi_status(&comm->world, MPI_Initialized(&is_initialized), "MPI_Initialized", ctx));
     if (!is_initialized) {
         TE_TRY(te__mpi_status(&comm->world, MPI_Init(0, 0), "MPI_Init", ctx));
@@ -178,7 +180,38 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
                comm->world.size, rank, size);
     return TE_OK;
 }
+/* Called by all ranks that have opened the world group. status: whether this rank accepts its config. If a rank does
+ * not, or has another `tensor` than rank 0, all ranks return an error, instead of waiting for each other in a
+ * collective that some of them do not call. */
+TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
+    const te_group *w = &comm->world;
+    int mine[2] = {status == TE_OK, tensor}, refuses = -1, differs = -1;
+    MPI_Request request;
+    if (!w->handle || comm->failed) return status;
+    int *all = (int *)malloc((size_t)w->size * sizeof mine);
+    if (!all) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
+    const int error = MPI_Iallgather(mine, 2, MPI_INT, all, 2, MPI_INT, ((const te__mpi *)w->handle)->comm, &request);
+    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", ctx);
+    if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` stays: MPI may still write to it */
+    for (int i = w->size - 1; i >= 0; i--) {
+        if (!all[2 * i]) refuses = i;
+        if (all[2 * i + 1] != all[1]) differs = i;
+    }
+    if (status == TE_OK && refuses >= 0)
+        status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d refuses its config", refuses, w->size);
+    if (status == TE_OK && differs >= 0)
+        status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: config.tensor is %d on rank 0, and %d on rank %d",
+                         all[1], all[2 * differs + 1], differs);
+    free(all);
+    return status;
+}
+/* MPI ends the process if it is not initialised, or if there is no communicator, so both are checked first. */
 TE_API te_status te__comm_adopt(te_comm *comm, MPI_Comm native, te_context *ctx) {
+    int is_initialized = 0, is_finalized = 0;
+    (void)MPI_Initialized(&is_initialized), (void)MPI_Finalized(&is_finalized);
+    TE_REQUIRE(is_initialized && !is_finalized, ctx, TE_ERROR_STATE, "te_comm_from_native: MPI %s",
+               is_finalized ? "is finalized" : "is not initialised; call MPI_Init first");
+    TE_REQUIRE(native != MPI_COMM_NULL, ctx, TE_ERROR_NULL, "te_comm_from_native: the communicator is MPI_COMM_NULL");
     return te__mpi_open(&comm->world, native, 0, ctx);
 }
 TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int key, te_context *ctx) {

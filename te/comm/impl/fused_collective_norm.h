@@ -235,7 +235,7 @@ TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const floa
     te_packet w;
     float v[8];
     state->amax = te_amax_bits8(state->amax, y);
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = y[i] * scale;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_fp8_scaled(y[i], scale);
     te_vec8_of_fp8(&e, v, TE_e4m3);
     w.w[0] = e.w[0], w.w[1] = e.w[1], w.w[2] = w.w[3] = 0;
     te_packet_escape_fp8(&w);

@@ -17,8 +17,8 @@
  * - The content of the file, and then its folder, are on the disk (fsync) before the close returns TE_OK.
  * - A replaced file keeps its permissions, and its owner where the system allows that. A file without write permission
  *   is not replaced; the call returns an error.
- * - A symbolic link stays: the file that it leads to is replaced, in its own folder. A dangling link is refused, as are
- *   devices, FIFOs, sockets and folders.
+ * - A symbolic link stays: the file that it leads to is replaced, in its own folder. Refused are a dangling link,
+ *   another user's link in a folder for all (mode 1777), devices, FIFOs, sockets and folders.
  */
 #ifndef TE_FILE_H
 #define TE_FILE_H
@@ -28,7 +28,7 @@
 #include <stdlib.h>    /* malloc */
 #include <sys/stat.h>  /* fstat */
 #include <sys/types.h> /* off_t, ssize_t */
-#include <unistd.h>    /* read, write, lseek, close, access, getpid */
+#include <unistd.h>    /* read, write, lseek, close, access, getpid, geteuid */
 #include "../context.h" /* te_fail */
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -86,6 +86,23 @@ typedef struct te__new_file {
 enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried; a name is taken if an earlier
                                   * process with the same id was killed and left its temporary file behind */
 
+enum { TE__STICKY = 01000 }; /* S_ISVTX, which the system's headers hide with -std=c11 */
+/* Whether the link at `path` may be followed. Anybody can leave a link in a folder that all may write to, such as /tmp.
+ * Linux (fs.protected_symlinks) follows a link in a sticky folder for all only if it belongs to the user or to the
+ * folder's owner; but realpath reads links without following them, so that the kernel would not notice. */
+TE_API int te__link_is_trusted(const char *path, const struct stat *link) {
+    struct stat folder, followed;
+    const char *slash = strrchr(path, '/');
+    const size_t n = slash == path ? 1 : slash ? (size_t)(slash - path) : 0;
+    char *name = (char *)malloc(n + 2);
+    if (!name) return 0;
+    memcpy(name, n ? path : ".", n ? n : 1), name[n ? n : 1] = 0;
+    const int known = !stat(name, &folder);
+    free(name);
+    if (!known || (stat(path, &followed) && errno == EACCES)) return 0; /* the kernel refuses it, or a link behind it */
+    return !(folder.st_mode & TE__STICKY) || !(folder.st_mode & S_IWOTH) || link->st_uid == geteuid() ||
+           link->st_uid == folder.st_uid;
+}
 /* Set f->target to the path of the file that will be replaced. *exists: whether this file exists already; *info: its
  * status, if it exists. Returns an error if the file must not be replaced. */
 TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
@@ -94,6 +111,8 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
     *exists = lstat(f->path, info) == 0;
     TE_REQUIRE(*exists || errno == ENOENT, ctx, TE_ERROR_IO, "%.120s: cannot create it: %s", f->path, strerror(errno));
     if (*exists && S_ISLNK(info->st_mode)) {
+        TE_REQUIRE(te__link_is_trusted(f->path, info), ctx, TE_ERROR_IO,
+                   "%.120s: is another user's symbolic link in a folder for all, which is not followed", f->path);
         f->target = realpath(f->path, 0);
         TE_REQUIRE(f->target, ctx, TE_ERROR_IO, "%.120s: the symbolic link leads nowhere: %s", f->path,
                    strerror(errno));

@@ -157,7 +157,7 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
         compute(v, in[i], arg, at.row0 + at.row + i, col);
         if (!k.aligned) TE_UNROLL for (int j = 0; j < 8; j++) v[j] = j < n ? v[j] : 0.0f;
         if (i < rows) amax = te_amax_bits8(amax, v);
-        TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
+        TE_UNROLL for (int j = 0; j < 8; j++) v[j] = te_fp8_scaled(v[j], scale);
         if (k.stochastic) te__fp8_stochastic8(r[i], v, o, (at.row0 + at.row + i) * o->cols + col, k.to);
         else r[i][0] = te__fp8_word(v, k.to == TE_e4m3), r[i][1] = te__fp8_word(v + 4, k.to == TE_e4m3);
         if (o->y && i < rows) te__fp8_store_row(o->y, (at.row0 + at.row + i) * o->cols + col, r[i], n, k.aligned);

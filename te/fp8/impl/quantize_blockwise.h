@@ -196,7 +196,7 @@ TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te
         te_vec8_floats(v, &x[k], from);
         TE_UNROLL for (uint32_t j = 0; j < 8; j++) {
             const uint32_t at = by_columns ? j : k;
-            v[j] *= te_float_of_bits(scales[at / 4].w[at % 4]);
+            v[j] = te_fp8_scaled(v[j], te_float_of_bits(scales[at / 4].w[at % 4]));
         }
         r[k][0] = te__fp8_word(v, to == TE_e4m3), r[k][1] = te__fp8_word(v + 4, to == TE_e4m3);
         if (!by_columns && (int)k < rows) te__fp8_store_row(y + (uint64_t)k * (uint32_t)a->q.cols, 0, r[k], 8, 1);

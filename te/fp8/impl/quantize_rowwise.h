@@ -47,7 +47,7 @@ TE_FN void te__rowwise_store(const te_quantize_rowwise *q, const te_vec8 *x, int
                              const te_dtype from, const te_dtype to) {
     float v[8];
     te_vec8_floats(v, x, from);
-    TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= scale;
+    TE_UNROLL for (int k = 0; k < 8; k++) v[k] = te_fp8_scaled(v[k], scale);
     te_store8_fp8(q->y, at, v, 8, 1, to);
 }
 /* Cast row b.x. from, to: the dtypes of x and y, compile-time constants. */

@@ -186,7 +186,7 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     float v[8];
     te_vec8 e;
     state->amax_bits = te_amax_bits8(state->amax_bits, l->v);
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = l->v[i] * scale;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_fp8_scaled(l->v[i], scale);
     te_vec8_of_fp8(&e, v, (te_dtype)k.fp8);
     state->fp8[0] = e.w[0], state->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->pointwise.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);

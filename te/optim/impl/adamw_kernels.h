@@ -299,8 +299,9 @@ TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
 }
 TE_KERNEL_IF_USED(te__adamw_begin, 1, 1, te__adamw_args, te__adamw_begin_body(te_args))
 
-/* At initialisation: copies the weights to the master weights, for tensors that are not f32. */
-TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b) {
+/* Copies the weights to the master weights, for tensors that are not f32: all of them (at initialisation), or only
+ * those that differ from the rounded master weight. */
+TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b, int all) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
     const int n = te_chunk_tensor(a->first, a->count, b.x);
@@ -308,10 +309,16 @@ TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b) {
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
     const int64_t to = te_min(t.elements, from + TE__ADAMW_CHUNK);
     if (t.dtype == TE_f32 || !t.master) return;
-    for (int64_t i = from + lanes.id; i < to; i += lanes.count) t.master[i] = te_load(t.weight, i, t.dtype);
+    for (int64_t i = from + lanes.id; i < to; i += lanes.count) {
+        const uint16_t rounded = t.dtype == TE_bf16 ? te_bf16_of_float(t.master[i]) : te_f16_of_float(t.master[i]);
+        if (all || rounded != ((const uint16_t *)t.weight)[i]) t.master[i] = te_load(t.weight, i, t.dtype);
+    }
 }
 TE_KERNEL_IF_USED(te__adamw_init_master, TE__ADAMW_THREADS, 1, te__adamw_args,
-                  te__adamw_init_master_body(te_args, te_at))
+                  te__adamw_init_master_body(te_args, te_at, 1))
+/* After weights were written by something else: copies the weights to the master weights that do not round to them. */
+TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
+                  te__adamw_init_master_body(te_args, te_at, 0))
 
 /* ---- moments in 8 bits: the format ------------------------------------------------------------------------------- */
 

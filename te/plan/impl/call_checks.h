@@ -168,6 +168,7 @@ typedef struct te__regions {
     te__region region[TE__MAX_REGIONS];
     int count, in_place;
     const te_run *run;
+    const te_model *model;
 } te__regions;
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
@@ -201,6 +202,40 @@ TE_API int te__reads_x(const te_plan *p) {
 }
 /* Whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
+TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
+}
+/* Check a region against the parameters and gradients that lie outside of the instance's two buffers: those of a tied
+ * parameter, a mapped file, weights in FP8. */
+TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
+    const te_model *m = all->model;
+    const te_param *p = m->param;
+    for (int i = 0; i < m->plan->op_count; i++)
+        for (int k = 0; k < m->plan->op[i].params; k++, p++) {
+            const te_scaling scaling = TE_IS_BLOCKWISE(m->plan->op[i].recipe) ? TE_SCALING_BLOCKWISE_2D
+                                                                              : TE_SCALING_ROWWISE;
+            const size_t n = (size_t)(p->rows * p->cols), bytes = n * te_dtype_bytes(p->dtype);
+            const int outside = !te__overlaps(p->data, bytes, m->params, m->param_bytes);
+            const te_fp8_product *f = p->fp8.on ? &p->fp8 : 0;
+            const int over_data = outside && te__overlaps(to->begin, to->bytes, p->data, bytes);
+            const int over_fp8 =
+                f && (te__overlaps(to->begin, to->bytes, f->data, n) ||
+                      te__overlaps(to->begin, to->bytes, f->transposed, n) ||
+                      te__overlaps(to->begin, to->bytes, TE_IS_TENSORWISE(m->plan->op[i].recipe) ? 0 : f->inverse,
+                                   (size_t)te_scaling_count(scaling, p->rows, p->cols) * sizeof(float)));
+            TE_REQUIRE(!to->written || !(over_data || over_fp8), all->run->ctx, TE_ERROR_VALUE,
+                       "%s: %s overlaps the parameters (%s.%s%s)", m->plan->name, to->name, p->op, p->field,
+                       over_fp8 ? " in FP8" : p->constant ? ", in a file" : p->tied ? ", which is tied" : "");
+            const size_t grads = (size_t)m->grad_elements * sizeof(float), grad = n * sizeof(float);
+            const int other_grad = all->run->pass == TE_BACKWARD && p->tied &&
+                                   !te__overlaps(p->grad, grad, m->grads, grads);
+            TE_REQUIRE(!other_grad || !te__overlaps(to->begin, to->bytes, p->grad, grad), all->run->ctx,
+                       TE_ERROR_VALUE, "%s: %s overlaps the gradients (%s.%s, which is tied)", m->plan->name, to->name,
+                       p->op, p->field);
+        }
+    return TE_OK;
+}
 /* Add a region of memory to the table of regions that a call accesses. Returns an error if the new region overlaps one
  * that is already in the table and this overlap is not permitted. */
 TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
@@ -208,6 +243,7 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
     te__region to;
     to.name = name, to.begin = (const char *)begin, to.bytes = bytes, to.written = written, to.end = end;
     if (!begin || !bytes) return TE_OK;
+    TE_TRY(te__region_check_params(all, &to));
     for (int i = 0; i < all->count; i++) {
         const te__region *a = &all->region[i];
         const int apart = (uintptr_t)a->begin + a->bytes <= (uintptr_t)to.begin ||
@@ -273,7 +309,7 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     const size_t rows = (size_t)r->tokens;
     te__regions all;
     memset(&all, 0, sizeof all);
-    all.run = r, all.in_place = te__in_place(r, from, to);
+    all.run = r, all.model = m, all.in_place = te__in_place(r, from, to);
     TE_TRY(te__region_add(&all, "the parameters", m->params, m->param_bytes, 0, 0));
     TE_TRY(te__region_add(&all, back ? "the gradients" : "", back ? m->grads : 0,
                           (size_t)m->grad_elements * sizeof(float), 1, 0));

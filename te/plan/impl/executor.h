@@ -275,6 +275,7 @@ TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te
     TE_TRY(te__check_batch(plan, m, b, ctx));
     TE_REQUIRE(pass == TE_INFER || !b->cache, ctx, TE_ERROR_STATE,
                "%s: the batch has a cache, which is for inference: training needs all rows", plan->name);
+    TE_TRY(te__renew_weights(m, ctx));
     te__begin_batch(r, plan, pass, m, b, ctx);
     if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, r->x, ctx));
     TE_TRY(te__check_tensor(plan->name, "y", y, r->y, ctx));

@@ -276,7 +276,7 @@ TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], floa
                                    const te_pointwise_shape k, uint32_t *amax_bits) {
     float w[8];
     *amax_bits = te__pointwise_amax(*amax_bits, v, at);
-    TE_UNROLL for (int i = 0; i < 8; i++) w[i] = v[i] * scale;
+    TE_UNROLL for (int i = 0; i < 8; i++) w[i] = te_fp8_scaled(v[i], scale);
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
 /* The type of a function that stores a kernel's result: in the list's format or, under a recipe, in the forms that the

@@ -47,7 +47,7 @@ TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v,
     float x[8];
     if (!te__pointwise_quantize_exists(k, col)) return;
     te_vec8_floats(x, v, k.out);
-    TE_UNROLL for (int j = 0; j < 8; j++) x[j] *= scale;
+    TE_UNROLL for (int j = 0; j < 8; j++) x[j] = te_fp8_scaled(x[j], scale);
     te_store8_fp8(c->scaled.y, row * k.half + col, x, 8, 1, TE_e4m3);
 }
 /* Compute the scale of the 1 x 128 tile at row `row` and column `col` from the tile's amax, and store 1 / scale. */

@@ -243,7 +243,7 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
     if (k.backward) *amax_bits = te_amax_bits8(*amax_bits, v);
-    TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
+    TE_UNROLL for (int j = 0; j < 8; j++) v[j] = te_fp8_scaled(v[j], scale);
     te_vec8_of_fp8(x, v, (te_dtype)k.fp8);
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
