@@ -20,9 +20,8 @@
  * blocks, and a block takes its next key tile only after it has added every dQ for which its band may wait. So some
  * block already has that later key tile, or will take it.
  *
- * Each packed sequence has its own bands. The numbering of key tiles has room for the largest possible number of tiles,
- * so some numbers stand for no tile (te_sequence_tiles); blocks skip them, and no block waits for such a tile. All
- * blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
+ * Each packed sequence has its own bands. Some numbers of key tiles stand for no tile (te_sequence_tiles); blocks skip
+ * them. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
