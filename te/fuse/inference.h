@@ -54,7 +54,7 @@
 #define TE__FP8_BACKWARD_OF_inference 0
 #define TE__PRODUCT_OF_inference(dtype) TE_GEMM_RUN_OF(TE_##dtype, 0)
 #define TE__DECLARE_inference(widths, link, name)                                                                      \
-    static_assert((int)name##_weights == (int)name##_dtype,                                                            \
+    static_assert((int)name##_weights == (int)name##_dtype || (int)name##_weights == (int)TE_quantized,                \
                   "te: " #name ": (weights, f32) is of a list that trains; te_fp8_weights_load takes any format");     \
     link te_status name##_bind(name *m, void *params, te_context *ctx);                                                \
     TE__NOT_IN_INFERENCE(name, te_status, name##_forward)                                                              \

@@ -134,7 +134,8 @@
             TE__FP8_BACKWARD_OF_##passes)                                                                            \
     TE__IF_RECIPE(of, TE__RECIPE_FACT, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                                \
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__PRODUCT_OF_##passes(dtype),                                        \
-                TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,                                 \
+                TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name),                                             \
+                TE__IF_QUANTIZED(of, &te__quantized_ops, 0), link, name,                                             \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
                 TE__STEPS_OF_##passes(fwd, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,        \
                         forward, forward), TE_UNWRAP(cut)),                                                          \
@@ -178,7 +179,7 @@
 #define TE__NO_FP8_OPS(name) 0
 /* Defines the kernels, the options, the tables of ops, steps and recompute regions, and the plan, which points to the
  * tables. Each table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
-#define TE__DEFINE_LIST(training_of, product_of, fp8_ops, link, model, format, marks, links,                           \
+#define TE__DEFINE_LIST(training_of, product_of, fp8_ops, quantized_ops, link, model, format, marks, links,            \
                         forward_steps, infer_steps, backward_steps)                                                    \
     enum {                                                                                                             \
         model##_forward_steps = 0 TE_FOR(TE__COUNT, forward_steps),                                                    \
@@ -213,6 +214,7 @@
             TE_MEMBER(region, regions),                                                                                \
             TE_MEMBER(takes_dims, model##_takes_dims),                                                                 \
             TE_MEMBER(fp8, fp8_ops),                                                                                   \
+            TE_MEMBER(quantized, quantized_ops),                                                                       \
             TE_MEMBER(training, training_of),                                                                          \
             TE_MEMBER(product, product_of),                                                                            \
             TE_MEMBER(convert, TE_CONVERT_IN_LIST(model##_is_mixed))};                                                 \

@@ -57,6 +57,8 @@ typedef struct te_gemm {
                  elements of k are always promoted and added up in float */
     const void *a, *b, *c;
     void *d;
+    const struct te_quantized_weight *b_quantized; /* not null: B, [n, k] with trans_b 1, is in few bits, and b is not
+                                                      read (impl/gemm_quantized.h). te_gemm_run takes no such GEMM */
     float alpha, beta; /* if beta is 0, C is not read. c and d may point to the same matrix */
     te_epilogue epilogue;
     const void *bias;

@@ -60,6 +60,7 @@ typedef struct te_gguf_tensor {
     const void *data;                /* in the mapped file */
     uint64_t bytes, offset;          /* offset: in the data of its file, in bytes */
     int file;                        /* which of the files of a split model has it */
+    int uses;                        /* how many parameters te_gguf_bind has taken from it */
 } te_gguf_tensor;
 
 /* The bytes of one file. */

@@ -280,7 +280,10 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], positions));
     TE_TRY(te__output(&y, r, s, i));
     a.y = y.data;
-    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
+    const te_quantized_weight *quantized = positions ? 0 : r->param[i]->quantized;
+    if (!r->dry && quantized)
+        TE_TRY(r->plan->quantized->lookup(y.data, y.dtype, a.tokens, a.rows, quantized, a.width, r->ctx));
+    else if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
     te__set_current(r, y);
     return TE_OK;
 }

@@ -65,7 +65,7 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i], *owner = p->with;
-        TE_REQUIRE(p->data || (p->fp8.on && p->fp8.data), ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; %s",
+        TE_REQUIRE(p->data || p->quantized || (p->fp8.on && p->fp8.data), ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; %s",
                    plan->name, p->op, p->field,
                    p->tied ? "te_tie it to another parameter" : "bind it to some, or te_weights_use a file");
         TE_REQUIRE(p->dtype == plan->dtype || p->fp8.on, ctx, TE_ERROR_STATE,
@@ -73,7 +73,7 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
                    p->field, te_dtype_name(p->dtype));
         if (!p->tied || !owner) continue;
         const int shares_grad = p->grad ? owner->grad == p->grad && owner->with : !p->trains || !owner->grad;
-        TE_REQUIRE(owner->data == p->data && shares_grad, ctx, TE_ERROR_STATE,
+        TE_REQUIRE(owner->data == p->data && owner->quantized == p->quantized && shares_grad, ctx, TE_ERROR_STATE,
                    "%s: the owner of %s.%s was bound again since; te_tie them again", plan->name, p->op, p->field);
     }
     return TE_OK;
@@ -185,6 +185,8 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             param->frozen = param->fixed = (op->flags & TE_IS_FROZEN) != 0;
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
             te__bind_shard(param, op, product);
+            param->takes_quantized =
+                plan->quantized && (op->op_class == TE_CLASS_gemm || (op->flags & TE_FROM_TOKENS));
             if (info->tied || !params) continue;
             param->data = at, at += te__param_padded_bytes(info, param->dtype);
             if (grads) param->grad = grads, grads += te_round_up(info->rows * info->cols, TE_PARAM_ALIGN);
@@ -220,7 +222,7 @@ TE_API int te__writes_before(const te_param *a, const te_param *b, const te_para
  * instances must stay where they are; after one of them is bound again, tie the two parameters again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
-    TE_REQUIRE(user && owner && user->op && owner->data, ctx, TE_ERROR_NULL,
+    TE_REQUIRE(user && owner && user->op && (owner->data || owner->quantized), ctx, TE_ERROR_NULL,
                "te_tie: a parameter is null or not bound");
     TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has its own memory; declare it as tied_linear",
                user->op, user->field);
@@ -239,13 +241,68 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(user->trains || owner->with != user, ctx, TE_ERROR_STATE,
                "te_tie: %s.%s has lost its gradients; bind the instance of %s.%s again, too", user->op, user->field,
                owner->op, owner->field);
+    TE_REQUIRE(!owner->quantized || user->takes_quantized, ctx, TE_ERROR_STATE,
+               "te_tie: %s.%s is quantized; the list of %s.%s lacks the option (weights, quantized)", owner->op,
+               owner->field, user->op, user->field);
     user->data = owner->data, user->constant = owner->constant, user->with = owner;
+    user->quantized = owner->quantized;
     if (!user->trains || !owner->grad) return TE_OK;
     te_param *const first = owner->with ? owner->with : owner;
     const int writes = user == first || te__writes_before(user, first, owner);
     user->grad = owner->grad, user->shared = !writes;
     if (writes && user != first) first->shared = 1;
     owner->with = writes ? user : first;
+    return TE_OK;
+}
+
+/* ---- weights in few bits ----------------------------------------------------------------------------------------- */
+
+/* Check that w is a weight [rows, cols] in valid formats. `who` names the parameter. */
+TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_param *p, te_context *ctx) {
+    int64_t rows = 0;
+    TE_REQUIRE(w->part && w->parts > 0, ctx, TE_ERROR_NULL, "te_use_quantized: %s.%s: the weight has %d parts", p->op,
+               p->field, w->part ? w->parts : 0);
+    for (int i = 0; i < w->parts; i++) {
+        const te_weight_part *part = &w->part[i];
+        const te_block_format f = part->format;
+        TE_REQUIRE(te_block_bytes(f) > 0, ctx, TE_ERROR_VALUE, "te_use_quantized: %s.%s: part %d has format %d (%s)",
+                   p->op, p->field, i, (int)f, te_block_name(f));
+        TE_REQUIRE(part->data, ctx, TE_ERROR_NULL, "te_use_quantized: %s.%s: part %d has no data", p->op, p->field, i);
+        TE_REQUIRE(part->rows > 0 && part->rows <= p->rows - rows, ctx, TE_ERROR_SHAPE,
+                   "te_use_quantized: %s.%s: part %d has %lld rows, and %lld of the parameter's %lld are left", p->op,
+                   p->field, i, (long long)part->rows, (long long)(p->rows - rows), (long long)p->rows);
+        TE_REQUIRE(p->cols % te_block_values(f) == 0, ctx, TE_ERROR_SHAPE,
+                   "te_use_quantized: %s.%s: its %lld columns are no multiple of %d, the values of a block of %s", p->op,
+                   p->field, (long long)p->cols, te_block_values(f), te_block_name(f));
+        rows += part->rows;
+    }
+    TE_REQUIRE(rows == p->rows, ctx, TE_ERROR_SHAPE, "te_use_quantized: %s.%s: its parts have %lld rows, it has %lld",
+               p->op, p->field, (long long)rows, (long long)p->rows);
+    return TE_OK;
+}
+/* Use w, a weight in few bits, as the values of p: the weight of a linear or an embedding in a list for inference with
+ * the option (weights, quantized). w, its parts and their data are not copied, and must stay where they are as long as
+ * the model is used. A tied parameter is tied afterwards (te_tie). Products round their activations to 8 bits
+ * (docs/inference.md). After an error p is unchanged. Errors: TE_ERROR_STATE: the list lacks the option, p is not such
+ * a weight, or it is tied; TE_ERROR_SHAPE: the parts have other rows than p, or p's columns are no multiple of a
+ * format's block; TE_ERROR_VALUE: an unknown format, or p is sharded over ranks; TE_ERROR_NULL: a part has no data;
+ * TE_ERROR_DEVICE: the target is not the host. */
+TE_API te_status te_use_quantized(te_param *p, const te_quantized_weight *w, te_context *ctx) {
+    int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
+    TE_TRY(te__check_context(ctx, "te_use_quantized"));
+    TE_REQUIRE(p && w && p->op, ctx, TE_ERROR_NULL, "te_use_quantized: the weight is null, or the parameter not bound");
+    TE_REQUIRE(!on_device, ctx, TE_ERROR_DEVICE,
+               "te_use_quantized: %s.%s: there are no kernels for quantized weights on CUDA yet, only on the host",
+               p->op, p->field);
+    TE_REQUIRE(p->takes_quantized, ctx, TE_ERROR_STATE,
+               "te_use_quantized: %s.%s is not the weight of a linear or an embedding in a list with the option "
+               "(weights, quantized)", p->op, p->field);
+    TE_REQUIRE(!p->tied, ctx, TE_ERROR_STATE, "te_use_quantized: %s.%s is tied; te_tie it to the quantized owner",
+               p->op, p->field);
+    TE_REQUIRE(p->shard == TE_SHARD_none, ctx, TE_ERROR_VALUE, "te_use_quantized: %s.%s is sharded over ranks", p->op,
+               p->field);
+    TE_TRY(te__check_quantized(w, p, ctx));
+    p->quantized = w;
     return TE_OK;
 }
 

@@ -8,6 +8,7 @@
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h" /* te_tensor, te_batch */
 #include "../fp8/scales.h" /* te_scales */
+#include "../quant/block_formats.h" /* te_quantized_weight */
 
 /* How an op takes part in a kernel.
  *   map     works on each element by itself                            bias, gelu, dropout, add, ...
@@ -226,6 +227,16 @@ typedef struct te_fp8_ops {
                            * read */
 } te_fp8_ops;
 
+/* The functions for weights in few bits (te/quant/block_formats.h), of a list with the option (weights, quantized). The
+ * library calls them only through this table, so a program whose lists do not name the option contains no such code. */
+typedef struct te_quantized_ops {
+    size_t (*scratch)(const struct te_gemm *g);                     /* bytes of scratch memory that `product` needs */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* D = alpha A B^T + beta C; B is quantized */
+    /* y[i] = row tokens[i] of w, as `dtype`, for `rows` tokens */
+    te_status (*lookup)(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows, const te_quantized_weight *w,
+                        int64_t cols, te_context *ctx);
+} te_quantized_ops;
+
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one fusion pattern has matched, and the function that runs them. */
@@ -268,6 +279,7 @@ typedef struct te_plan {
                                         * so results are bitwise identical */
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
+    const te_quantized_ops *quantized; /* null: the list does not have the option (weights, quantized) */
     const te_training *(*training)(
         void); /* null: the list is for inference only, and has no forward or backward steps (inference.h) */
     te_status (*product)(const struct te_gemm *g, te_context *ctx); /* runs a GEMM: te_gemm_run, for the list's dtype
@@ -298,7 +310,7 @@ typedef struct te_param {
     const char *op, *field;  /* op: the name of the parameter's op, as "fc1"; field: the name of the parameter, as
                               * "weight" */
     void *data;              /* the values, [rows, cols] of `dtype`, in target memory; null: the parameter exists only
-                              * in FP8 (fp8_weights.h) */
+                              * in FP8 (fp8_weights.h) or is quantized */
     float *grad;             /* the gradient, [rows, cols] in f32; null: there is none */
     int64_t rows, cols;
     te_dtype dtype;          /* the number format of `data` (te__plan_param_dtype) */
@@ -321,6 +333,10 @@ typedef struct te_param {
     struct te_param *with;   /* for a tied parameter, its owner; for an owner, the parameter (itself or one tied to it)
                               * whose gradient backward writes first; null: not tied */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this is, if the GEMM has a recipe */
+    int takes_quantized;     /* 1: te_use_quantized may be called for the parameter, the weight of a linear or of an
+                              * embedding in a list with the option (weights, quantized) */
+    const te_quantized_weight *quantized; /* the values in few bits (te_use_quantized); `data` is then not read. null:
+                                           * the values are `data` */
 } te_param;
 
 /* A listener that backward calls as soon as a gradient is final, that is, when it will not be written again before the

@@ -34,7 +34,12 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
 #define TE_TAKES_list_gradients TE_TOKEN /* the FP8 format of gradients under recipes with one scale per tensor: e5m2 or
                                           * e4m3 */
 #define TE_TAKES_list_rounding TE_TOKEN /* how gradients are rounded when they are cast to FP8: nearest or stochastic */
-#define TE_TAKES_list_weights TE_TOKEN /* the format of the weight parameters of FP8 GEMMs: f32, or the list's dtype */
+#define TE_TAKES_list_weights TE_TOKEN /* the format of the weight parameters of FP8 GEMMs: f32, or the list's dtype; or
+                                        * quantized: weights may be in few bits (te_use_quantized) */
+enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weights, quantized) */
+/* Expands to `yes` if the list has the option (weights, quantized), else to `no`. */
+#define TE__IF_QUANTIZED(of, yes, no) TE_IF_MARKED(TE_JOIN1(TE__QUANTIZED_MARK_, TE_OPTION(of, weights, none)), yes, no)
+#define TE__QUANTIZED_MARK_quantized ,
 #define TE_TAKES_list_width TE_INTEGER
 #define TE_TAKES_list_rows TE_TOKEN /* the kind of rows of x and of an embedding's output: tokens or shard */
 
@@ -116,7 +121,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
                   "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");   \
     static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe),              \
                   "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");           \
-    static_assert((int)name##_weights == (int)name##_dtype ||                                                       \
+    static_assert((int)name##_weights != (int)TE_quantized || !(int)name##_names_recipe,                            \
+                  "te: " #name ": (weights, quantized) is of a list without a recipe");                             \
+    static_assert((int)name##_weights == (int)name##_dtype || (int)name##_weights == (int)TE_quantized ||           \
                       ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                            \
                        !TE_IS_ROWWISE(name##_recipe)),                                                              \
                   "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains, fp8_row does not, or " \
@@ -145,6 +152,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of name_width_option if the list
     link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);      \
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
 #define TE__DECLARE_training(widths, link, name)                                                                   \
+    static_assert((int)name##_weights != (int)TE_quantized,                                                        \
+                  "te: " #name ": (weights, quantized) is of a list for inference, TE_INFERENCE");                 \
     typedef te_saved name##_saved;                                                                                 \
     link size_t name##_grad_bytes(TE__ALONE_##widths(name));                                                       \
     link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows);                                        \

@@ -173,8 +173,8 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Runs linear and cross_entropy as separate steps, with all logits in memory. Called under a recipe, or if backward
- * runs the two ops as separate steps. */
+/* Runs linear and cross_entropy as separate steps, with all logits in memory. Called under a recipe, for a
+ * quantized weight, or if backward runs the two ops as separate steps. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *unfused) {
     te_step first = *s;
@@ -192,7 +192,8 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
     te_cross_entropy_args all;
     te__linear_loss l;
     te_value y;
-    if (saves || linear->recipe != TE_RECIPE_none) return te__linear_loss_apart(r, s, launch, unfused);
+    const int apart = saves || linear->recipe != TE_RECIPE_none || r->param[s->op[0]]->quantized;
+    if (apart) return te__linear_loss_apart(r, s, launch, unfused);
     TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[s->op[1]], rows));
     TE_TRY(te__output(&y, r, s, s->op[1]));
     r->loss_in_backward = r->pass == TE_FORWARD && r->batch && r->batch->loss_in_backward && y.data == r->y.data &&
@@ -300,8 +301,8 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
  * even if te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every
  * piece. */
 
-/* Runs linear and cross_entropy as separate steps, with all logits in memory. Called under a recipe, or if backward
- * runs the two ops as separate steps. */
+/* Runs linear and cross_entropy as separate steps, with all logits in memory. Called under a recipe, for a
+ * quantized weight, or if backward runs the two ops as separate steps. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *unfused) {
     te_step first = *s;

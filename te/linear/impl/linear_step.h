@@ -23,7 +23,7 @@ TE_API te_gemm te__linear_product(const te_run *r, int i) {
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
-    g->a = x.data, g->b = r->param[i]->data;
+    g->a = x.data, g->b = r->param[i]->data, g->b_quantized = r->param[i]->quantized;
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {

@@ -6,6 +6,7 @@
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
 
+#include "../../gemm/impl/gemm_quantized.h" /* te__quantized_run */
 #include "../../ops/elementwise.h" /* te_scale_options */
 #include "linear_epilogue.h" /* te__product_step_forward, te__unfused_gemm_run */
 
@@ -26,6 +27,15 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
+/* The functions of a list with the option (weights, quantized). On CUDA, where te_use_quantized refuses every weight,
+ * there are none. */
+#if TE_CUDA
+static const te_quantized_ops te__quantized_ops TE_UNUSED = {0, 0, 0};
+#else
+static const te_quantized_ops te__quantized_ops TE_UNUSED = {te__quantized_scratch, te__quantized_run,
+                                                             te__quantized_lookup};
+#endif
+
 /* Which size of a GEMM, m or k, is the call's number of rows. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
@@ -35,14 +45,19 @@ typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_produc
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
     te_gemm capacity = *g; /* the GEMM with the number of rows that the workspace is sized for */
     *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
-    const size_t bytes = te__gemm_scratch(&capacity) * sizeof(float);
+    const te_quantized_ops *quantized = r->plan->quantized;
+    size_t bytes = g->b_quantized ? 0 : te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
+    /* If the weight is not quantized it may be later, so the workspace is sized for both. */
+    if (quantized && quantized->scratch)
+        bytes = (size_t)te_max((int64_t)bytes, (int64_t)quantized->scratch(&capacity));
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
     if (r->dry) TE_TRY(te__gemm_check(g, r->plan->name, r->ctx));
     if (r->dry) TE_TRY(te__gemm_check_fp8(g, r->plan->name, r->ctx));
     if (te_gemm_is_custom(unfused, g, r->ctx)) return r->dry ? TE_OK : te__unfused_gemm_run(unfused, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
+    if (g->b_quantized) return quantized->product(g, r->ctx);
     if (g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D) return r->plan->fp8->gemm_blockwise(g, r->ctx);
     return te__gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }

@@ -1,0 +1,353 @@
+/* block_formats.h -- weights in few bits, in the block formats of GGUF files, byte for byte: conversions from and to
+ * float, and te_quantized_weight, a weight whose rows are in such formats.
+ *
+ * Do this:
+ *     te_dequantize_row(y, blocks, 576, TE_BLOCK_q4_k);            // the 576 values of a row
+ *     const te_weight_part part = {mapped, TE_BLOCK_q8_0, 3072};   // 3072 rows, where they lie in a mapped file
+ *     const te_quantized_weight weight = {&part, 1};
+ *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));      // te/plan/bind.h; both structs stay where they are
+ *
+ * A row consists of blocks of 32 or 256 values. q8_0, q4_0 and q5_0: value = d q, with an integer q of 8, 4 or 5 bits,
+ * and d in f16. q4_1 and q5_1: value = d q + m. The k-quants have blocks of 256 values in groups, and each group has a
+ * scale of its own. q4_k and q5_k: value = d scale q - dmin min, with scale and min of 6 bits for 32 values; q6_k:
+ * value = d scale q, with a scale of 8 bits for 16 values. All values are exact in f32, or are rounded once.
+ *
+ * Source: ggml-common.h and ggml-quants.c of llama.cpp, and the Python package gguf, whose values tests/quant_gguf.sh
+ * compares bit by bit.
+ */
+#ifndef TE_BLOCK_FORMATS_H
+#define TE_BLOCK_FORMATS_H
+
+#include <math.h> /* fabsf, nearbyintf */
+
+#include "../core/dtype.h" /* te_float_of_f16, te_f16_of_float */
+
+/* X(token, values of a block, bytes of a block). A row of f32, f16 or bf16 may have any number of values. */
+#define TE_BLOCK_FORMATS(X) \
+    X(none, 1, 0) \
+    X(f32, 1, 4) \
+    X(f16, 1, 2) \
+    X(bf16, 1, 2) \
+    X(q8_0, 32, 34) /* f16 d; int8 q[32] */ \
+    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in its high half */ \
+    X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
+    X(q5_0, 32, 22) /* f16 d; 32 bits, the highest bits of q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
+    X(q5_1, 32, 24) /* f16 d, m; as q5_0, with q */ \
+    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with two groups of 32 values */ \
+    X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes with highest bits; 128 as in q4_k */ \
+    X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
+
+#define TE_BLOCK_ENUM(token, values, bytes) TE_BLOCK_##token,
+typedef enum te_block_format { TE_BLOCK_FORMATS(TE_BLOCK_ENUM) TE_BLOCK_COUNT } te_block_format;
+#undef TE_BLOCK_ENUM
+
+enum {
+    TE_BLOCK_MAX_VALUES = 256, /* the largest number of values of a block */
+    TE_BLOCK_MAX_GROUPS = 16   /* the largest number of groups of a block: a group is the values with a common scale */
+};
+
+/* The name of a format, "q4_k"; "unknown" for a number that is no format. */
+TE_API const char *te_block_name(te_block_format f) {
+#define TE_BLOCK_NAME(token, values, bytes) #token,
+    static const char *const names[] = {TE_BLOCK_FORMATS(TE_BLOCK_NAME)};
+#undef TE_BLOCK_NAME
+    return (unsigned)f < (unsigned)TE_BLOCK_COUNT ? names[f] : "unknown";
+}
+/* The number of values of a block, and the number of its bytes; 0 for a number that is no format. */
+TE_API int te_block_values(te_block_format f) {
+#define TE_BLOCK_VALUES(token, values, bytes) values,
+    static const short count[] = {TE_BLOCK_FORMATS(TE_BLOCK_VALUES)};
+#undef TE_BLOCK_VALUES
+    return (unsigned)f < (unsigned)TE_BLOCK_COUNT ? count[f] : 0;
+}
+TE_API int te_block_bytes(te_block_format f) {
+#define TE_BLOCK_BYTES(token, values, bytes) bytes,
+    static const short count[] = {TE_BLOCK_FORMATS(TE_BLOCK_BYTES)};
+#undef TE_BLOCK_BYTES
+    return (unsigned)f < (unsigned)TE_BLOCK_COUNT ? count[f] : 0;
+}
+/* The bytes of a row of `cols` values, which must be a multiple of te_block_values. */
+TE_API size_t te_block_row_bytes(te_block_format f, int64_t cols) {
+    const int values = te_block_values(f);
+    return values && cols > 0 ? (size_t)(cols / values) * (size_t)te_block_bytes(f) : 0;
+}
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+/* Rows of a weight that lie one behind the other, in host memory and in one format: a tensor of a GGUF file. `data` need
+ * not be aligned. */
+typedef struct te_weight_part {
+    const void *data;
+    te_block_format format;
+    int64_t rows;
+} te_weight_part;
+/* A weight [rows, cols]: the rows of its parts, one part behind the other. For example, the q, k and v of a file are the
+ * three parts of a packed qkv weight, each in its own format. */
+typedef struct te_quantized_weight {
+    const te_weight_part *part;
+    int parts;
+} te_quantized_weight;
+
+/* ---- the codes of a block ---------------------------------------------------------------------------------------- */
+
+/* A block of integers: value i = scale[i / group] * q[i] + offset[i / group]. In formats without offsets they are
+ * -0.0, because x + -0.0 is x for every x, also for x = -0.0. */
+typedef struct te__block_codes {
+    int8_t q[TE_BLOCK_MAX_VALUES];
+    float scale[TE_BLOCK_MAX_GROUPS], offset[TE_BLOCK_MAX_GROUPS];
+} te__block_codes;
+
+TE_API uint16_t te__read_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+TE_API float te__read_f16(const uint8_t *p) { return te_float_of_f16(te__read_u16(p)); }
+TE_API uint32_t te__read_u32(const uint8_t *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+/* The number of values with a common scale. */
+TE_API int te__block_group(te_block_format f) { return f == TE_BLOCK_q6_k ? 16 : te_block_values(f) > 1 ? 32 : 1; }
+/* Whether the format has offsets besides scales. */
+TE_API int te__block_has_offset(te_block_format f) {
+    return f == TE_BLOCK_q4_1 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k;
+}
+/* Whether the format is f32, f16 or bf16. */
+TE_API int te__block_is_float(te_block_format f) {
+    return f == TE_BLOCK_f32 || f == TE_BLOCK_f16 || f == TE_BLOCK_bf16;
+}
+
+/* The 32 codes of q4_0, q4_1, q5_0 and q5_1. high: the highest bits, null if the format has 4 bits. zero: the number
+ * that is subtracted from each code. */
+TE_API void te__codes_32(int8_t *q, const uint8_t *low, const uint8_t *high, int zero) {
+    const uint32_t bits = high ? te__read_u32(high) : 0;
+    for (int i = 0; i < 16; i++) {
+        q[i] = (int8_t)(((low[i] & 15) | (int)((bits >> i & 1u) << 4)) - zero);
+        q[i + 16] = (int8_t)((low[i] >> 4 | (int)((bits >> (i + 16) & 1u) << 4)) - zero);
+    }
+}
+/* Unpack the eight scales and mins of q4_k and q5_k, 6 bits each, from 12 bytes: bytes 0 to 3 and 4 to 7 have scales and
+ * mins 0 to 3 in their low 6 bits. Bytes 8 to 11 have the low 4 bits of scales and of mins 4 to 7, whose 2 high bits are
+ * those of bytes 0 to 7. */
+TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[12]) {
+    for (int i = 0; i < 4; i++) {
+        scale[i] = packed[i] & 63, min[i] = packed[i + 4] & 63;
+        scale[i + 4] = (uint8_t)((packed[i + 8] & 15) | packed[i] >> 6 << 4);
+        min[i + 4] = (uint8_t)(packed[i + 8] >> 4 | packed[i + 4] >> 6 << 4);
+    }
+}
+/* The codes of q4_k (high is null) and q5_k: bit g of high[i] is the highest bit of value i of group g. */
+TE_API void te__codes_k(te__block_codes *c, const uint8_t *b, const uint8_t *high, const uint8_t *low) {
+    uint8_t scale[8], min[8];
+    const float d = te__read_f16(b), dmin = te__read_f16(b + 2);
+    te__scales_k(scale, min, b + 4);
+    for (int g = 0; g < 8; g++) {
+        c->scale[g] = d * (float)scale[g], c->offset[g] = -(dmin * (float)min[g]);
+        for (int i = 0; i < 32; i++) {
+            const int nibble = low[g / 2 * 32 + i] >> g % 2 * 4 & 15;
+            c->q[g * 32 + i] = (int8_t)(nibble | (high ? (high[i] >> g & 1) << 4 : 0));
+        }
+    }
+}
+TE_API void te__codes_q6_k(te__block_codes *c, const uint8_t *b) {
+    const uint8_t *low = b, *high = b + 128, *scale = b + 192;
+    const float d = te__read_f16(b + 208);
+    for (int g = 0; g < 16; g++) {
+        const int half = g / 8, row = g % 8 / 2, first = g % 2 * 16; /* a half has 4 rows of 32 values */
+        c->scale[g] = d * (float)(int8_t)scale[g], c->offset[g] = -0.0f;
+        for (int i = 0; i < 16; i++) {
+            const int nibble = low[half * 64 + row % 2 * 32 + first + i] >> row / 2 * 4 & 15;
+            c->q[g * 16 + i] = (int8_t)((nibble | (high[half * 32 + first + i] >> row * 2 & 3) << 4) - 32);
+        }
+    }
+}
+/* Unpack the block at b, which is in a format of 32 or 256 values. */
+TE_API void te__block_unpack(te__block_codes *c, const uint8_t *b, te_block_format f) {
+    if (f == TE_BLOCK_q6_k) te__codes_q6_k(c, b);
+    else if (f == TE_BLOCK_q5_k) te__codes_k(c, b, b + 16, b + 48);
+    else if (f == TE_BLOCK_q4_k) te__codes_k(c, b, 0, b + 16);
+    else {
+        c->scale[0] = te__read_f16(b), c->offset[0] = te__block_has_offset(f) ? te__read_f16(b + 2) : -0.0f;
+        switch ((int)f) {
+        case TE_BLOCK_q8_0: memcpy(c->q, b + 2, 32); break;
+        case TE_BLOCK_q4_0: te__codes_32(c->q, b + 2, 0, 8); break;
+        case TE_BLOCK_q4_1: te__codes_32(c->q, b + 4, 0, 0); break;
+        case TE_BLOCK_q5_0: te__codes_32(c->q, b + 6, b + 2, 16); break;
+        default: te__codes_32(c->q, b + 8, b + 4, 0); break;
+        }
+    }
+}
+
+/* ---- to float ---------------------------------------------------------------------------------------------------- */
+
+/* y[n] = the values of n / te_block_values blocks at x, which need not be aligned. n must be a multiple of
+ * te_block_values. */
+TE_API void te_dequantize_row(float *y, const void *x, int64_t n, te_block_format f) {
+    const uint8_t *b = (const uint8_t *)x;
+    const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);
+    te__block_codes c;
+    if (f == TE_BLOCK_f32) memcpy(y, x, (size_t)te_max(n, 0) * sizeof *y);
+    else if (f == TE_BLOCK_f16)
+        for (int64_t i = 0; i < n; i++) y[i] = te__read_f16(b + 2 * i);
+    else if (f == TE_BLOCK_bf16)
+        for (int64_t i = 0; i < n; i++) y[i] = te_float_of_bf16(te__read_u16(b + 2 * i));
+    if (values < 32) return;
+    for (int64_t i = 0; i < n; i += values, b += bytes) {
+        te__block_unpack(&c, b, f);
+        for (int k = 0; k < values; k++) y[i + k] = c.scale[k / group] * (float)c.q[k] + c.offset[k / group];
+    }
+}
+/* The part of w that has the weight's row number *row. *row becomes the row's number in this part. Null: w has fewer
+ * rows. */
+TE_API const te_weight_part *te__part_of_row(const te_quantized_weight *w, int64_t *row) {
+    for (int i = 0; i < w->parts; i++) {
+        if (*row < w->part[i].rows) return &w->part[i];
+        *row -= w->part[i].rows;
+    }
+    return 0;
+}
+
+/* ---- from float -------------------------------------------------------------------------------------------------- */
+
+TE_API void te__write_f16(uint8_t *p, float v) {
+    const uint16_t h = te_f16_of_float(v);
+    p[0] = (uint8_t)(h & 255), p[1] = (uint8_t)(h >> 8);
+}
+/* The value of the largest magnitude, with its sign; the first one of several. */
+TE_API float te__largest_of(const float *x, int n) {
+    float largest = 0.0f;
+    for (int i = 0; i < n; i++) largest = fabsf(x[i]) > fabsf(largest) ? x[i] : largest;
+    return largest;
+}
+/* v rounded to the nearest integer and clamped to 0 .. max. bias: 0.5 plus the number that codes are above integers. The
+ * formats' reference truncates v + bias. */
+TE_API int te__code_of(float v, float bias, int max) {
+    const float t = v + bias;
+    return t >= (float)max ? max : t > 0.0f ? (int)t : 0;
+}
+TE_API void te__pack_32(uint8_t *low, uint8_t *high, const uint8_t *q) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 16; i++) low[i] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
+    for (int i = 0; i < 32; i++) bits |= (uint32_t)(q[i] >> 4 & 1) << i;
+    for (int i = 0; high && i < 4; i++) high[i] = (uint8_t)(bits >> 8 * i & 255);
+}
+/* q4_0 and q5_0: d is chosen so that the value of the largest magnitude becomes the lowest code. */
+TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits) {
+    uint8_t q[32];
+    const int half = 1 << (bits - 1);
+    const float d = te__largest_of(x, 32) / (float)-half, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    for (int i = 0; i < 32; i++) {
+        const float scaled = x[i] * inverse;
+        q[i] = (uint8_t)te__code_of(scaled, (float)half + 0.5f, 2 * half - 1);
+    }
+    te__write_f16(y, d);
+    te__pack_32(y + (bits == 5 ? 6 : 2), bits == 5 ? y + 2 : 0, q);
+}
+/* q4_1 and q5_1: the smallest value becomes code 0, and the largest one the highest code. */
+TE_API void te__quantize_affine(uint8_t *y, const float *x, int bits) {
+    uint8_t q[32];
+    const int max = (1 << bits) - 1;
+    float low = x[0], high = x[0];
+    for (int i = 1; i < 32; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
+    const float d = (high - low) / (float)max, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    for (int i = 0; i < 32; i++) {
+        const float scaled = (x[i] - low) * inverse;
+        q[i] = (uint8_t)te__code_of(scaled, 0.5f, max);
+    }
+    te__write_f16(y, d), te__write_f16(y + 2, low);
+    te__pack_32(y + (bits == 5 ? 8 : 4), bits == 5 ? y + 4 : 0, q);
+}
+TE_API void te__quantize_q8_0(uint8_t *y, const float *x) {
+    const float d = fabsf(te__largest_of(x, 32)) / 127.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    te__write_f16(y, d);
+    for (int i = 0; i < 32; i++) y[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
+}
+/* The scale and min of a group of a k-quant: x is about scale q - min with q = 0 .. max, and min is not negative. Of the
+ * scales from 0.9 to 1.1 times (largest - smallest) / max the one with the least squared error is taken. */
+TE_API void te__group_search(float *scale, float *min, const float *x, int max) {
+    float low = 0.0f, high = x[0], best = INFINITY;
+    for (int i = 0; i < 32; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
+    *min = -low, *scale = 0.0f;
+    for (int step = -4; step <= 4 && high > low; step++) {
+        const float s = (high - low) / (float)max * (1.0f + 0.025f * (float)step);
+        float error = 0.0f;
+        for (int i = 0; i < 32; i++) {
+            const float e = s * (float)te__code_of((x[i] - low) / s, 0.5f, max) + low - x[i];
+            error += e * e;
+        }
+        if (error < best) best = error, *scale = s;
+    }
+}
+/* q4_k and q5_k. The group's scale and min are found first, then both are rounded to 6 bits, then the codes follow. */
+TE_API void te__quantize_k(uint8_t *y, const float *x, int bits) {
+    const int max = (1 << bits) - 1;
+    float scale[8], min[8], max_scale = 0.0f, max_min = 0.0f;
+    uint8_t s[8], m[8], *high = y + 16, *low = bits == 5 ? y + 48 : y + 16;
+    for (int g = 0; g < 8; g++) {
+        te__group_search(&scale[g], &min[g], x + 32 * g, max);
+        max_scale = scale[g] > max_scale ? scale[g] : max_scale, max_min = min[g] > max_min ? min[g] : max_min;
+    }
+    te__write_f16(y, max_scale / 63.0f), te__write_f16(y + 2, max_min / 63.0f);
+    const float d = te__read_f16(y), dmin = te__read_f16(y + 2);
+    for (int g = 0; g < 8; g++) {
+        s[g] = (uint8_t)te__code_of(d > 0.0f ? scale[g] / d : 0.0f, 0.5f, 63);
+        m[g] = (uint8_t)te__code_of(dmin > 0.0f ? min[g] / dmin : 0.0f, 0.5f, 63);
+    }
+    for (int i = 0; i < 4; i++) {
+        y[4 + i] = (uint8_t)(s[i] | s[i + 4] >> 4 << 6), y[8 + i] = (uint8_t)(m[i] | m[i + 4] >> 4 << 6);
+        y[12 + i] = (uint8_t)((s[i + 4] & 15) | (m[i + 4] & 15) << 4);
+    }
+    memset(y + 16, 0, (size_t)(bits == 5 ? 160 : 128));
+    for (int g = 0; g < 8; g++)
+        for (int i = 0; i < 32; i++) {
+            const float ds = d * (float)s[g], v = x[32 * g + i] + dmin * (float)m[g];
+            const int q = te__code_of(ds > 0.0f ? v / ds : 0.0f, 0.5f, max);
+            low[g / 2 * 32 + i] |= (uint8_t)((q & 15) << g % 2 * 4);
+            if (bits == 5) high[i] |= (uint8_t)(q >> 4 << g);
+        }
+}
+TE_API void te__quantize_q6_k(uint8_t *y, const float *x) {
+    float scale[16], largest;
+    for (int g = 0; g < 16; g++) scale[g] = te__largest_of(x + 16 * g, 16) / -32.0f;
+    largest = te__largest_of(scale, 16);
+    te__write_f16(y + 208, largest / -128.0f);
+    const float d = te__read_f16(y + 208);
+    memset(y, 0, 192);
+    for (int g = 0; g < 16; g++) {
+        const int half = g / 8, row = g % 8 / 2, first = g % 2 * 16;
+        const int s = te__code_of(d != 0.0f ? scale[g] / d : 0.0f, 128.5f, 255) - 128;
+        const float ds = d * (float)s;
+        y[192 + g] = (uint8_t)(int8_t)s;
+        for (int i = 0; i < 16; i++) {
+            const int q = te__code_of(ds != 0.0f ? x[16 * g + i] / ds : 0.0f, 32.5f, 63);
+            y[half * 64 + row % 2 * 32 + first + i] |= (uint8_t)((q & 15) << row / 2 * 4);
+            y[128 + half * 32 + first + i] |= (uint8_t)(q >> 4 << row * 2);
+        }
+    }
+}
+/* Quantize n finite values, a multiple of te_block_values, to blocks at y. The formats of 32 values are rounded to
+ * nearest exactly as the Python package gguf and ggml's reference do. The k-quants, which that package does not write,
+ * are rounded to nearest with each group's scale found by a search (te__group_search) or, in q6_k, from the group's
+ * largest value; llama.cpp's own search finds somewhat better scales. Values of a magnitude of 65504 * 127 or more do
+ * not fit. */
+TE_API void te_quantize_row(void *y, const float *x, int64_t n, te_block_format f) {
+    uint8_t *b = (uint8_t *)y;
+    const int values = te_block_values(f), bytes = te_block_bytes(f);
+    for (int64_t i = 0; bytes && i < n; i += values, b += bytes) {
+        switch ((int)f) {
+        case TE_BLOCK_f32: memcpy(b, x + i, sizeof *x); break;
+        case TE_BLOCK_f16: te__write_f16(b, x[i]); break;
+        case TE_BLOCK_bf16: {
+            const uint16_t h = te_bf16_of_float(x[i]);
+            b[0] = (uint8_t)(h & 255), b[1] = (uint8_t)(h >> 8);
+            break;
+        }
+        case TE_BLOCK_q8_0: te__quantize_q8_0(b, x + i); break;
+        case TE_BLOCK_q4_0: te__quantize_symmetric(b, x + i, 4); break;
+        case TE_BLOCK_q5_0: te__quantize_symmetric(b, x + i, 5); break;
+        case TE_BLOCK_q4_1: te__quantize_affine(b, x + i, 4); break;
+        case TE_BLOCK_q5_1: te__quantize_affine(b, x + i, 5); break;
+        case TE_BLOCK_q4_k: te__quantize_k(b, x + i, 4); break;
+        case TE_BLOCK_q5_k: te__quantize_k(b, x + i, 5); break;
+        default: te__quantize_q6_k(b, x + i); break;
+        }
+    }
+}
+
+#endif
