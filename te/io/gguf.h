@@ -172,7 +172,7 @@ TE_API int te_gguf_next(te_gguf_value *element, te_gguf_value *array) {
     if (!array || array->kind != TE_GGUF_array || !array->count) return 0;
     memset(&c, 0, sizeof c), memset(element, 0, sizeof *element);
     /* The header has been checked, so nothing here fails, and the cursor needs no end. */
-    c.memory = array->at, c.bytes = UINT64_MAX, c.path = "";
+    c.memory = array->at, c.bytes = UINT64_MAX, c.path = "", c.name = te__gguf_text("an element", 10);
     element->kind = array->element;
     if (te__gguf_read_value(element, &c, 0) != TE_OK) return 0;
     array->at += c.at, array->count--;
