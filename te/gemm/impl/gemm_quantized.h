@@ -1,11 +1,16 @@
-/* gemm_quantized.h -- GEMMs on a CPU whose weight is in few bits (te/quant/block_formats.h): D = alpha A W^T + beta C, A
- * [m, k] in the list's format. The parts of the weight are computed one after the other.
+/* gemm_quantized.h -- GEMMs on a CPU whose weight is in few bits (te/quant/block_formats.h): D = alpha A W^T + beta C,
+ * with A [m, k] in the list's format. The parts of the weight are computed one after the other.
+ *
+ * A is rounded to 8 bits (quantized_activations.h), and products are sums of integers: by the kernels of
+ * gemm_quantized_x86.h, or else in plain C, which compilers translate to dot products (with gcc and clang on ARM:
+ * -march=armv8.2-a+dotprod). Parts in f32, f16 and bf16 are multiplied as floats.
  */
 #ifndef TE_GEMM_QUANTIZED_H
 #define TE_GEMM_QUANTIZED_H
 
 #include "../../quant/block_formats.h" /* te_quantized_weight, te_dequantize_row */
 #include "../gemm_types.h"             /* te_gemm */
+#include "gemm_quantized_x86.h"        /* te__x86_skinny, te__x86_tile */
 #if !TE_CUDA
 #include "gemm_host.h" /* te__skinny_micro, te__widened */
 #endif
@@ -83,23 +88,155 @@ TE_API void te__by_floats_body(const te__by_floats_args *args, te_block block) {
 }
 TE_KERNEL(te__by_floats, 1, te__by_floats_args, te__by_floats_body(te_args, te_at))
 
+/* ---- by integers ------------------------------------------------------------------------------------------------- */
+
+enum {
+    TE__QUANTIZED_M = 512,            /* rows of A that a block of the kernel multiplies */
+    TE__QUANTIZED_ROWS = 32,          /* rows of the weight that it multiplies, of more than TE__SKINNY_M rows of A */
+    TE__QUANTIZED_BYTES = 64 * 1024,  /* about as many bytes of the weight with fewer rows of A */
+    TE__QUANTIZED_MIN_BLOCKS = 8      /* but the weight is split into about so many blocks, for several threads */
+};
+
+typedef struct te__by_integers_args {
+    const te_gemm *g;
+    te__activations a;
+    const te_weight_part *part;
+    int64_t first; /* the column of D that belongs to the part's first row */
+    int64_t rows;  /* rows of the part that each block multiplies; a multiple of 16 */
+} te__by_integers_args;
+
+TE_FN void te__quantized_store(const te_gemm *g, int64_t i, int64_t j, float v) {
+    const int64_t at = i * g->n + j;
+    te_store(g->d, at, g->alpha * v + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
+}
+
+/* Plain C: sum[i] = the product of row i of the activations and the weight's row at w. Each block of the row is unpacked
+ * once. */
+TE_API void te__plain_row(float *sum, const te__activations *a, const uint8_t *w, te_block_format f) {
+    const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);
+    te__block_codes c;
+    memset(sum, 0, (size_t)a->m * sizeof *sum);
+    for (int64_t k = 0; k < a->k; k += values, w += bytes) {
+        te__block_unpack(&c, w, f);
+        for (int64_t i = 0; i < a->m; i++) {
+            const int64_t at = i * a->k + k;
+            for (int g = 0; g < values; g += group) {
+                const int8_t *q = c.q + g, *y = a->q + at + g;
+                const int64_t of_a = (at + g) / TE__GROUP;
+                int dot = 0;
+                if (group == 16)
+                    for (int e = 0; e < 16; e++) dot += q[e] * y[e];
+                else
+                    for (int e = 0; e < TE__GROUP; e++) dot += q[e] * y[e];
+                sum[i] += c.scale[g / group] * a->scale[of_a] * (float)dot;
+                if (group > 16) sum[i] += c.offset[g / group] * a->scaled_sum[of_a];
+            }
+        }
+    }
+}
+TE_API void te__plain_part(const te__by_integers_args *args, const te__activations *a, int64_t m0, int64_t from,
+                           int64_t to) {
+    const te_weight_part *part = args->part;
+    const size_t stride = te_block_row_bytes(part->format, a->k);
+    float sum[TE__QUANTIZED_M];
+    for (int64_t j = from; j < to; j++) {
+        te__plain_row(sum, a, (const uint8_t *)part->data + (size_t)j * stride, part->format);
+        for (int i = 0; i < (int)a->m; i++) te__quantized_store(args->g, m0 + i, args->first + j, sum[i]);
+    }
+}
+#if TE__QUANTIZED_X86
+TE_API void te__x86_part(const te__by_integers_args *args, const te__activations *a, int64_t m0, int64_t from,
+                         int64_t to) {
+    const te_weight_part *part = args->part;
+    const size_t stride = te_block_row_bytes(part->format, a->k);
+    float out[TE__QUANTIZED_M * TE__X86_ROWS];
+    for (int64_t j = from; j < to; j += TE__X86_ROWS) {
+        const int rows = (int)te_min(TE__X86_ROWS, to - j);
+        te__x86_skinny(out, (const uint8_t *)part->data + (size_t)j * stride, stride, rows, a, part->format);
+        for (int i = 0; i < (int)a->m; i++)
+            for (int r = 0; r < rows; r++)
+                te__quantized_store(args->g, m0 + i, args->first + j + r, out[i * TE__X86_ROWS + r]);
+    }
+}
+#endif
+#ifdef TE__QUANTIZED_TILE
+TE_API void te__x86_panels(const te__by_integers_args *args, const te__activations *a, int64_t m0, int64_t from,
+                           int64_t to) {
+    te__x86_panel p;
+    for (int64_t j = from; j < to; j += TE__PANEL_ROWS) {
+        te__x86_tile(&p, a, args->part, j);
+        for (int i = 0; i < (int)a->m; i++)
+            for (int r = 0; r < TE__PANEL_ROWS && j + r < to; r++)
+                te__quantized_store(args->g, m0 + i, args->first + j + r, p.sum[i][r]);
+    }
+}
+#endif
+TE_API void te__by_integers_body(const te__by_integers_args *args, te_block b) {
+    const int64_t from = b.x * args->rows, to = te_min(args->part->rows, from + args->rows);
+    const int64_t m0 = (int64_t)b.y * TE__QUANTIZED_M;
+    const te__activations a = te__activations_rows(&args->a, m0, te_min(TE__QUANTIZED_M, args->a.m - m0));
+#ifdef TE__QUANTIZED_TILE
+    if (args->a.m > TE__SKINNY_M) te__x86_panels(args, &a, m0, from, to);
+    else te__x86_part(args, &a, m0, from, to);
+#elif TE__QUANTIZED_X86
+    te__x86_part(args, &a, m0, from, to);
+#else
+    te__plain_part(args, &a, m0, from, to);
+#endif
+}
+TE_KERNEL(te__by_integers, 1, te__by_integers_args, te__by_integers_body(te_args, te_at))
+
 /* ---- the product ------------------------------------------------------------------------------------------------- */
 
-/* Bytes of te_gemm.scratch that te__quantized_run needs. */
-TE_API size_t te__quantized_scratch(const te_gemm *g) {
-    return g->dtype == TE_f32 ? 0 : (size_t)g->m * (size_t)g->k * sizeof(float);
+/* The scratch memory of a product: the activations in blocks of 32, in blocks of 256, and as floats. */
+typedef struct te__quantized_scratch_layout { size_t blocks_256, floats, bytes; } te__quantized_scratch_layout;
+TE_API te__quantized_scratch_layout te__quantized_lay_out(const te_gemm *g) {
+    te__quantized_scratch_layout l;
+    const size_t floats = (size_t)te_round_up(g->m * g->k * (int64_t)sizeof(float), 64);
+    l.blocks_256 = g->k % TE__GROUP ? 0 : te__activations_bytes(g->m, g->k);
+    l.floats = l.blocks_256 + (g->k % TE_BLOCK_MAX_VALUES ? 0 : te__activations_bytes(g->m, g->k));
+    l.bytes = l.floats + (g->dtype == TE_f32 ? 0 : floats);
+    return l;
 }
+/* Bytes of te_gemm.scratch that te__quantized_run needs, whatever formats the weight has. */
+TE_API size_t te__quantized_scratch(const te_gemm *g) { return te__quantized_lay_out(g).bytes; }
+
+TE_API te_status te__quantized_by_floats(const te_gemm *g, const float *a, const te_weight_part *part, int64_t first,
+                                         te_context *ctx) {
+    te__by_floats_args args;
+    args.g = g, args.a = a, args.part = part, args.first = first;
+    return te__by_floats_launch(
+        ctx, te__grid_of(te_ceil_div(part->rows, TE__SKINNY_BLOCK), te_ceil_div(g->m, TE__SKINNY_M)), &args);
+}
+TE_API te_status te__quantized_by_integers(const te_gemm *g, const te__activations *a, const te_weight_part *part,
+                                           int64_t first, te_context *ctx) {
+    te__by_integers_args args;
+    const int64_t of_bytes = TE__QUANTIZED_BYTES / (int64_t)te_max(1, (int64_t)te_block_row_bytes(part->format, g->k));
+    const int64_t of_blocks = te_ceil_div(part->rows, TE__QUANTIZED_MIN_BLOCKS);
+    args.g = g, args.a = *a, args.part = part, args.first = first, args.rows = TE__QUANTIZED_ROWS;
+    if (g->m <= TE__SKINNY_M) args.rows = te_round_up(te_max(1, te_min(of_bytes, of_blocks)), 16);
+    return te__by_integers_launch(
+        ctx, te__grid_of(te_ceil_div(part->rows, args.rows), te_ceil_div(g->m, TE__QUANTIZED_M)), &args);
+}
+/* D = alpha A W^T + beta C for a GEMM with b_quantized. */
 TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
-    te__by_floats_args a;
-    float *scratch = g->scratch;
-    a.g = g, a.a = (const float *)g->a, a.first = 0;
-    if (g->dtype != TE_f32) a.a = te__widened(ctx, &scratch, g->a, g->m * g->k, g->dtype);
-    for (int i = 0; i < g->b_quantized->parts; i++) {
-        a.part = &g->b_quantized->part[i];
-        const te_grid grid =
-            te__grid_of(te_ceil_div(a.part->rows, TE__SKINNY_BLOCK), te_ceil_div(g->m, TE__SKINNY_M));
-        TE_TRY(te__by_floats_launch(ctx, grid, &a));
-        a.first += a.part->rows;
+    const te_quantized_weight *w = g->b_quantized;
+    const te__quantized_scratch_layout l = te__quantized_lay_out(g);
+    char *scratch = (char *)g->scratch;
+    const te__activations by_32 = te__activations_at(scratch, g->m, g->k, TE__GROUP),
+                          by_256 = te__activations_at(scratch + l.blocks_256, g->m, g->k, TE_BLOCK_MAX_VALUES);
+    const float *a = g->dtype == TE_f32 ? (const float *)g->a : 0; /* null: A has not been widened yet */
+    int has_32 = 0, has_256 = 0;
+    int64_t first = 0;
+    for (int i = 0; i < w->parts; first += w->part[i++].rows) {
+        const te_weight_part *part = &w->part[i];
+        const int is_float = te__block_is_float(part->format), is_k = te_block_values(part->format) > TE__GROUP;
+        float *floats = (float *)(void *)(scratch + l.floats);
+        if (is_float && !a) a = te__widened(ctx, &floats, g->a, g->m * g->k, g->dtype);
+        if (!is_float && !is_k && !has_32++) TE_TRY(te__activations_of(&by_32, g->a, g->dtype, ctx));
+        if (is_k && !has_256++) TE_TRY(te__activations_of(&by_256, g->a, g->dtype, ctx));
+        if (is_float) TE_TRY(te__quantized_by_floats(g, a, part, first, ctx));
+        else TE_TRY(te__quantized_by_integers(g, is_k ? &by_256 : &by_32, part, first, ctx));
     }
     return TE_OK;
 }
