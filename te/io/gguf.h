@@ -59,7 +59,9 @@ TE_API te_status te__gguf_map_file(te_gguf_file *file, const char *path, te_cont
 /* The end of the path of file `number` (from 0) of a model that is split into `count` files. */
 enum { TE__GGUF_SUFFIX = 20 };
 TE_API void te__gguf_suffix(char text[TE__GGUF_SUFFIX + 1], int64_t number, int64_t count) {
-    snprintf(text, TE__GGUF_SUFFIX + 1, "-%05d-of-%05d.gguf", (int)((number + 1) % 100000), (int)(count % 100000));
+    char wide[64]; /* the numbers have five digits, but the compiler does not know that */
+    snprintf(wide, sizeof wide, "-%05d-of-%05d.gguf", (int)(number + 1), (int)count);
+    memcpy(text, wide, TE__GGUF_SUFFIX), text[TE__GGUF_SUFFIX] = 0;
 }
 /* Map the files behind the first one of a split model. path: a copy of f->path, which is overwritten. */
 TE_API te_status te__gguf_map_splits(te_gguf *f, const te__gguf_split *first, char *path, te_context *ctx) {
