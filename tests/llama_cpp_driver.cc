@@ -4,7 +4,7 @@
 //     llama_cpp_driver MODEL ids FILE              the token ids of each line of FILE, a line each; \n and \\ are read as escapes
 //     llama_cpp_driver MODEL greedy FILE N         N greedy tokens behind each line, and behind each by how much its logit is the
 //                                                  largest: "id:margin"; stops at an end token
-//     llama_cpp_driver MODEL speed ROWS N          tokens/s of a prefill of ROWS tokens and of N tokens one by one
+//     llama_cpp_driver MODEL speed ROWS N          tokens/s of a prefill of ROWS tokens, and of N tokens one by one behind them
 //
 // THREADS=2 in the environment chooses the threads. FORCE=FILE2: with `greedy`, the tokens of FILE2's lines are fed instead of the
 // chosen ones, and each token is followed by the logit's distance from the largest of the fed one: "chosen:margin:fed:distance".
@@ -76,8 +76,6 @@ int main(int argc, char **argv) {
         double t = seconds();
         run(c, ids), llama_synchronize(c);
         const double prefill = rows / (seconds() - t);
-        llama_memory_clear(llama_get_memory(c), true);
-        run(c, {1000});
         t = seconds();
         for (int i = 0; i < count; i++) run(c, {1000 + i}), llama_synchronize(c);
         std::printf("prefill %.1f decode %.1f tokens/s\n", prefill, count / (seconds() - t));

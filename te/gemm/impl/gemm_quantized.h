@@ -2,7 +2,7 @@
  * with A [m, k] in the list's format. The parts of the weight are computed one after the other.
  *
  * A is rounded to 8 bits (quantized_activations.h), and products are sums of integers: by the kernels of
- * gemm_quantized_x86.h, or else in plain C, which compilers translate to dot products (with gcc and clang on ARM:
+ * gemm_quantized_x86.h and gemm_quantized_avx512.h, or else in plain C, which compilers translate to dot products (with gcc and clang on ARM:
  * -march=armv8.2-a+dotprod). Parts in f32, f16 and bf16 are multiplied as floats.
  */
 #ifndef TE_GEMM_QUANTIZED_H
@@ -10,7 +10,7 @@
 
 #include "../../quant/block_formats.h" /* te_quantized_weight, te_dequantize_row */
 #include "../gemm_types.h"             /* te_gemm */
-#include "gemm_quantized_x86.h"        /* te__x86_skinny, te__x86_tile */
+#include "gemm_quantized_avx512.h"     /* te__x86_skinny, te__x86_tile */
 #if !TE_CUDA
 #include "gemm_host.h" /* te__skinny_micro, te__widened */
 #endif

@@ -1,15 +1,8 @@
-/* gemm_quantized_x86.h -- products of weights in few bits on x86: with AVX2, and with the VNNI instructions of AVX-512
- * or AVX-VNNI where the compiler may use them (-march=native).
+/* gemm_quantized_x86.h -- products of weights in few bits on x86 with AVX2, and with AVX-VNNI where the compiler may use
+ * it: one row of a weight times 1, 2 or 4 rows of activations. gemm_quantized_avx512.h has the kernels for AVX-512.
  *
- * Roles:
- *     te__x86_skinny   1 to 8 rows of A, whose time is that of reading the weight: 32 codes at a time are unpacked to a
- *                      register and multiplied by one row of A, or by four. Codes are unsigned there, and a format's
- *                      zero is subtracted as zero times the sum of the activations.
- *     te__x86_tile     more rows, with AVX-512 VNNI: the codes of 16 rows of the weight are unpacked once, transposed so
- *                      that a register has four values of k of each of the 16 rows, and multiplied by up to 512 rows.
- *
- * Floor of the skinny kernels: the weight's bytes at the memory's read rate. Their instructions take less: some 9 for 34
- * bytes of q8_0, 70 for 144 bytes of q4_k.
+ * 32 codes at a time are unpacked to a register. They are unsigned, and a format's zero is subtracted as zero times the
+ * sum of the activations, because the instructions multiply unsigned by signed numbers.
  */
 #ifndef TE_GEMM_QUANTIZED_X86_H
 #define TE_GEMM_QUANTIZED_X86_H
@@ -174,11 +167,12 @@ TE_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
 /* The integer scales of a block: of q4_k and q5_k eight scales, then eight mins; of q6_k sixteen scales. */
 TE_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
     if (f == TE_BLOCK_q6_k) return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(b + 192)));
-    uint32_t w[3];
-    memcpy(w, b + 4, sizeof w);
-    const uint32_t low6 = 0x3f3f3f3f, low4 = 0x0f0f0f0f, top2 = 0x30303030; /* see te__scales_k */
-    const __m128i all = _mm_set_epi32((int)((w[2] >> 4 & low4) | (w[1] >> 2 & top2)), (int)(w[1] & low6),
-                                      (int)((w[2] & low4) | (w[0] >> 2 & top2)), (int)(w[0] & low6));
+    const __m128i x = _mm_loadu_si128((const __m128i *)(b + 4)); /* see te__scales_k */
+    const __m128i low = _mm_shuffle_epi8(x, _mm_setr_epi8(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 8, 9, 10, 11));
+    const __m128i high = _mm_shuffle_epi8(x, _mm_setr_epi8(-1, -1, -1, -1, 0, 1, 2, 3, -1, -1, -1, -1, 4, 5, 6, 7));
+    const __m128i low_mask = _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f);
+    const __m128i low_bits = _mm_and_si128(_mm_srlv_epi32(low, _mm_setr_epi32(0, 0, 0, 4)), low_mask);
+    const __m128i all = _mm_or_si128(low_bits, _mm_and_si128(_mm_srli_epi16(high, 2), _mm_set1_epi8(48)));
     return _mm256_cvtepu8_epi16(all);
 }
 /* The scales of the two halves of group g, each in the lanes of its half. */
@@ -214,12 +208,11 @@ TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations
         for (int r = 0; r < count; r++) {
             const int64_t at = (row[r] * a->k + k) / TE__GROUP;
             const __m256 scale_of_a = _mm256_set1_ps(a->scale[at]);
-            const __m256i sums = te__x86_load(a->sums + 2 * at);
             if (f == TE_BLOCK_q6_k) /* the zero of the codes is 32 */
-                dot[r] = _mm256_sub_epi32(dot[r], _mm256_slli_epi32(_mm256_madd_epi16(scales, sums), 5));
+                dot[r] = _mm256_sub_epi32(dot[r], _mm256_slli_epi32(_mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * at)), 5));
             else {
-                const __m128i pairs = _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-                const __m128i mins = _mm_madd_epi16(_mm256_extracti128_si256(scales, 1), pairs);
+                const __m128i sums = _mm_loadu_si128((const __m128i *)(a->group_sums + at));
+                const __m128i mins = _mm_madd_epi16(_mm256_extracti128_si256(scales, 1), sums);
                 const __m256 m = _mm256_zextps128_ps256(_mm_cvtepi32_ps(mins));
                 sum[r] = _mm256_fnmadd_ps(_mm256_mul_ps(dmin, scale_of_a), m, sum[r]);
             }
@@ -228,163 +221,6 @@ TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations
     }
     for (int r = 0; r < count; r++) out[r] = te__x86_total(sum[r]);
 }
-
-/* ---- skinny: rows of a part -------------------------------------------------------------------------------------- */
-
-/* f and count are constants. */
-TE_FN void te__x86_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                           te_block_format f) {
-    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k) te__x86_columns_k(out, w, a, row, count, f);
-    else te__x86_columns_32(out, w, a, row, count, f);
-}
-/* out[i * TE__X86_ROWS + r] = the product of row i of the activations and the weight's row r, for `rows` rows from w on,
- * `stride` bytes apart. f is a constant. The order of a sum does not depend on the number of rows. */
-TE_FN void te__x86_skinny_of(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
-                             te_block_format f) {
-    for (int64_t i = 0; i < a->m; i += TE__X86_COLUMNS) {
-        const int64_t last = a->m - 1, row[4] = {i, te_min(i + 1, last), te_min(i + 2, last), te_min(i + 3, last)};
-        const int count = (int)te_min(TE__X86_COLUMNS, a->m - i);
-        for (int r = 0; r < rows; r++) {
-            float v[TE__X86_COLUMNS];
-            if (count == 1) te__x86_columns(v, w + (size_t)r * stride, a, row, 1, f);
-            else if (count == 2) te__x86_columns(v, w + (size_t)r * stride, a, row, 2, f);
-            else te__x86_columns(v, w + (size_t)r * stride, a, row, 4, f);
-            for (int c = 0; c < count; c++) out[row[c] * TE__X86_ROWS + r] = v[c];
-        }
-    }
-}
-#define TE__X86_FORMATS(X) X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k)
-#define TE__X86_CASE(f) \
-    case TE_BLOCK_##f: te__x86_skinny_of(out, w, stride, rows, a, TE_BLOCK_##f); break;
-TE_API void te__x86_skinny(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
-                           te_block_format f) {
-    switch ((int)f) { TE__X86_FORMATS(TE__X86_CASE) }
-}
-#undef TE__X86_CASE
-
-/* ---- tile: more rows of A ---------------------------------------------------------------------------------------- */
-
-#if defined __AVX512VNNI__ && defined __AVX512VL__ && defined __AVX512BW__ && !defined TE_BATCH_INVARIANT
-#define TE__QUANTIZED_TILE 1
-enum {
-    TE__PANEL_ROWS = 16,  /* rows of the weight, one for each lane of a register */
-    TE__PANEL_K = 2048,   /* values of each row that are unpacked at a time; a multiple of TE_BLOCK_MAX_VALUES */
-    TE__TILE_ROWS = 8,    /* rows of A that are multiplied at a time */
-    TE__PANEL_M = 512     /* rows of A that a panel is multiplied by */
-};
-typedef struct te__x86_panel {
-    uint8_t q[TE__PANEL_K / 4][TE__PANEL_ROWS][4]; /* unsigned codes */
-    float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];         /* of groups of 32 values, of q6_k 16 */
-    float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS]; /* only of formats with offsets */
-    float sum[TE__PANEL_M][TE__PANEL_ROWS];
-} te__x86_panel;
-
-/* The number that is subtracted from the unsigned codes. */
-TE_FN int te__x86_zero(te_block_format f) {
-    const int bits = te__x86_zero_bits(f);
-    return f == TE_BLOCK_q6_k ? 32 : bits < 0 ? 0 : 1 << (bits < 0 ? 0 : bits);
-}
-/* Unpack `kk` values from k0 on of a row of the weight to row r of the panel. w: the values' first block. f is a
- * constant. */
-TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
-    const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
-    const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : 1, bytes = te_block_bytes(f);
-    for (int at = 0; at < kk; at += groups * TE__GROUP, w += bytes) {
-        uint8_t scale[8], min[8];
-        if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k) te__scales_k(scale, min, w + 4);
-        const float d = te__read_f16(w + (f == TE_BLOCK_q6_k ? 208 : 0)), m = te__read_f16(w + 2);
-        for (int g = 0; g < groups; g++) {
-            const int group = at / TE__GROUP + g;
-            uint32_t q[TE__GROUP / 4];
-            const __m256i codes = is_k ? te__x86_codes_k(w, g, f) : te__x86_unpack(w, f).q;
-            _mm256_storeu_si256((__m256i *)q,
-                                f == TE_BLOCK_q8_0 ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
-            for (int i = 0; i < TE__GROUP / 4; i++) memcpy(p->q[group * (TE__GROUP / 4) + i][r], &q[i], 4);
-            if (f == TE_BLOCK_q6_k)
-                for (int i = 0; i < 2; i++)
-                    p->scale[2 * group + i][r] = d * (float)(int8_t)w[192 + 2 * g + i];
-            else {
-                p->scale[group][r] = is_k ? d * (float)scale[g] : d;
-                p->offset[group][r] = is_k ? -(m * (float)min[g]) : m;
-            }
-        }
-    }
-}
-/* Unpack 16 rows of a part. In place of rows beyond the part's last one, the last one is unpacked. */
-#define TE__X86_CASE(f) \
-    case TE_BLOCK_##f: te__x86_panel_row(p, r, w, kk, TE_BLOCK_##f); break;
-TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k, int64_t k0,
-                               int kk) {
-    for (int r = 0; r < TE__PANEL_ROWS; r++) {
-        const uint8_t *w = (const uint8_t *)part->data + te_block_row_bytes(part->format, k0) +
-                           (size_t)te_min(row + r, part->rows - 1) * te_block_row_bytes(part->format, k);
-        switch ((int)part->format) { TE__X86_FORMATS(TE__X86_CASE) }
-    }
-}
-#undef TE__X86_CASE
-#define TE__X86_EACH(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
-/* Adds to sum[row[r]] the products of the panel and rows row[0] .. row[7] of the activations, over `kk` values of k. f
- * is a constant: one of the format's kind. */
-TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS], int64_t k0,
-                              int kk, te_block_format f) {
-    const int group = te__block_group(f), zero = te__x86_zero(f);
-#define TE__X86_OPEN(r)                                      \
-    __m512 s##r = _mm512_loadu_ps(p->sum[row[r]]);           \
-    const int64_t at##r = row[r] * a->k + k0;                \
-    const int8_t *q##r = a->q + at##r;
-#define TE__X86_INIT(r)                                                                                              \
-    __m512i d##r = group == 16 ? _mm512_set1_epi32(-zero * a->sums[(at##r + k) / 16])                                \
-                   : zero      ? _mm512_set1_epi32(zero * a->minus_sum[(at##r + k) / TE__GROUP])                     \
-                               : _mm512_setzero_si512();
-#define TE__X86_DOT(r)                                                      \
-    memcpy(&four, q##r + k + i, 4), d##r = _mm512_dpbusd_epi32(d##r, w, _mm512_set1_epi32(four));
-#define TE__X86_ADD(r)                                                                                            \
-    s##r = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d##r),                                                              \
-                           _mm512_mul_ps(scale, _mm512_set1_ps(a->scale[(at##r + k) / TE__GROUP])), s##r);        \
-    if (!zero) s##r = _mm512_fmadd_ps(offset, _mm512_set1_ps(a->scaled_sum[(at##r + k) / TE__GROUP]), s##r);
-#define TE__X86_CLOSE(r) _mm512_storeu_ps(p->sum[row[r]], s##r);
-    TE__X86_EACH(TE__X86_OPEN)
-    for (int k = 0; k < kk; k += group) {
-        const __m512 scale = _mm512_loadu_ps(p->scale[k / group]), offset = _mm512_loadu_ps(p->offset[k / TE__GROUP]);
-        TE__X86_EACH(TE__X86_INIT)
-        for (int i = 0; i < group; i += 4) {
-            const __m512i w = _mm512_loadu_si512(p->q[(k + i) / 4]);
-            int32_t four;
-            TE__X86_EACH(TE__X86_DOT)
-        }
-        TE__X86_EACH(TE__X86_ADD)
-    }
-    TE__X86_EACH(TE__X86_CLOSE)
-#undef TE__X86_OPEN
-#undef TE__X86_INIT
-#undef TE__X86_DOT
-#undef TE__X86_ADD
-#undef TE__X86_CLOSE
-}
-#undef TE__X86_EACH
-/* The kinds of formats differ in the size of their groups, and in whether they have offsets. */
-TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk, te_block_format f) {
-    for (int i = 0; i < (int)a->m; i += TE__TILE_ROWS) {
-        int row[TE__TILE_ROWS];
-        for (int r = 0; r < TE__TILE_ROWS; r++) row[r] = (int)te_min(i + r, a->m - 1);
-        if (te__block_has_offset(f)) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_k);
-        else if (f == TE_BLOCK_q8_0) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q8_0);
-        else if (f == TE_BLOCK_q6_k) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q6_k);
-        else if (f == TE_BLOCK_q5_0) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q5_0);
-        else te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_0);
-    }
-}
-/* p->sum[i][r] = the product of row i of the activations and row `row` + r of the part, for up to TE__PANEL_M rows of
- * the activations. */
-TE_API void te__x86_tile(te__x86_panel *p, const te__activations *a, const te_weight_part *part, int64_t row) {
-    memset(p->sum, 0, (size_t)a->m * sizeof p->sum[0]);
-    for (int64_t k0 = 0; k0 < a->k; k0 += TE__PANEL_K) {
-        const int kk = (int)te_min(TE__PANEL_K, a->k - k0);
-        te__x86_panel_load(p, part, row, a->k, k0, kk);
-        te__x86_tile_rows(p, a, k0, kk, part->format);
-    }
-}
-#endif
 
 #endif
 #endif

@@ -25,13 +25,14 @@ typedef struct te__activations {
     float *scale;      /* [m, k / 32]: d of each group of 32; with blocks of 256, d of the group's block */
     float *scaled_sum; /* [m, k / 32]: d times the sum of the group's q */
     int32_t *minus_sum; /* [m, k / 32]: minus the sum of the group's q */
-    int16_t *sums;     /* [m, k / 16]: sums of 16 of q */
+    int16_t *sums;       /* [m, k / 16]: sums of 16 of q */
+    int16_t *group_sums; /* [m, k / 32]: sums of the groups */
 } te__activations;
 
 /* The bytes that activations [m, k] need. */
 TE_API size_t te__activations_bytes(int64_t m, int64_t k) {
     const int64_t groups = te_ceil_div(k, TE__GROUP);
-    return (size_t)(te_round_up(m * k, 64) + 3 * te_round_up(m * groups * 4, 64) + te_round_up(m * groups * 4, 64));
+    return (size_t)(te_round_up(m * k, 64) + 4 * te_round_up(m * groups * 4, 64) + te_round_up(m * groups * 2, 64));
 }
 /* Place the arrays at `memory`, which is aligned to 64 bytes. */
 TE_API te__activations te__activations_at(char *memory, int64_t m, int64_t k, int block) {
@@ -42,7 +43,8 @@ TE_API te__activations te__activations_at(char *memory, int64_t m, int64_t k, in
     a.scale = (float *)(void *)memory, memory += array;
     a.scaled_sum = (float *)(void *)memory, memory += array;
     a.minus_sum = (int32_t *)(void *)memory, memory += array;
-    a.sums = (int16_t *)(void *)memory;
+    a.sums = (int16_t *)(void *)memory, memory += array;
+    a.group_sums = (int16_t *)(void *)memory;
     return a;
 }
 
@@ -51,7 +53,7 @@ TE_API te__activations te__activations_rows(const te__activations *a, int64_t fi
     te__activations rows = *a;
     const int64_t groups = a->k / TE__GROUP;
     rows.m = count, rows.q += first * a->k, rows.scale += first * groups, rows.scaled_sum += first * groups;
-    rows.minus_sum += first * groups, rows.sums += first * 2 * groups;
+    rows.minus_sum += first * groups, rows.sums += first * 2 * groups, rows.group_sums += first * groups;
     return rows;
 }
 
@@ -83,7 +85,7 @@ TE_API int te__activations_sums(te__activations *a, int64_t at) {
     int sum[2] = {0, 0};
     for (int i = 0; i < TE__GROUP; i++) sum[i / 16] += a->q[at * TE__GROUP + i];
     a->sums[2 * at] = (int16_t)sum[0], a->sums[2 * at + 1] = (int16_t)sum[1];
-    a->minus_sum[at] = -(sum[0] + sum[1]);
+    a->minus_sum[at] = -(sum[0] + sum[1]), a->group_sums[at] = (int16_t)(sum[0] + sum[1]);
     return sum[0] + sum[1];
 }
 /* Round the block of a->block activations x that begins with group number `at`. */

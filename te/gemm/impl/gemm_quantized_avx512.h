@@ -1,0 +1,366 @@
+/* gemm_quantized_avx512.h -- products of weights in few bits on x86: kernels for AVX-512 with VNNI, and the choice
+ * between these and the ones of gemm_quantized_x86.h, when the program is compiled (-march=native).
+ *
+ * Roles:
+ *     te__x86_skinny   1 to 8 rows of A, whose time is that of reading the weight: one row of the weight times 1, 2 or 4
+ *                      rows of A, 64 codes in a register.
+ *     te__x86_tile     more rows of A, with AVX-512: the codes of 16 rows of the weight are unpacked once, transposed so
+ *                      that a register has four values of k of each of the 16 rows, and multiplied by up to 512 rows.
+ *
+ * Floor of the skinny kernels: the weight's bytes at the memory's read rate.
+ */
+#ifndef TE_GEMM_QUANTIZED_AVX512_H
+#define TE_GEMM_QUANTIZED_AVX512_H
+
+#include "gemm_quantized_x86.h" /* te__x86_columns_32, te__x86_codes_k */
+
+#if TE__QUANTIZED_X86
+
+/* ---- skinny: blocks of 32 values, four at a time ----------------------------------------------------------------- */
+
+#if defined __AVX512VNNI__ && defined __AVX512VL__ && defined __AVX512BW__
+#define TE__QUANTIZED_AVX512 1
+
+TE_FN __m512i te__avx512_load(const void *p) { return _mm512_loadu_si512(p); }
+/* Two registers of 256 bits as one. */
+TE_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+/* The unsigned codes of two blocks. */
+TE_FN __m512i te__avx512_codes(const uint8_t *b, const uint8_t *next, te_block_format f) {
+    if (f == TE_BLOCK_q8_0)
+        return _mm512_xor_si512(te__avx512_pair(te__x86_load(b + 2), te__x86_load(next + 2)), _mm512_set1_epi8(-128));
+    const int at = f == TE_BLOCK_q4_0 ? 2 : f == TE_BLOCK_q4_1 ? 4 : f == TE_BLOCK_q5_0 ? 6 : 8;
+    const __m128i first = _mm_loadu_si128((const __m128i *)(b + at)),
+                  second = _mm_loadu_si128((const __m128i *)(next + at));
+    __m512i q = _mm512_castsi256_si512(_mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1));
+    q = _mm512_srlv_epi64(_mm512_shuffle_i64x2(q, q, 0x50), _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+    q = _mm512_and_si512(q, _mm512_set1_epi8(15));
+    if (f == TE_BLOCK_q4_0 || f == TE_BLOCK_q4_1) return q;
+    uint32_t low, high;
+    memcpy(&low, b + (f == TE_BLOCK_q5_0 ? 2 : 4), 4), memcpy(&high, next + (f == TE_BLOCK_q5_0 ? 2 : 4), 4);
+    return _mm512_mask_add_epi8(q, (uint64_t)high << 32 | low, q, _mm512_set1_epi8(16));
+}
+/* d of four blocks: d0, d1, d2, d3, .. or, if the format has m, d0, m0, d1, m1, ... */
+TE_FN __m256 te__avx512_scales(const uint8_t *b, int bytes, int has_m) {
+    uint32_t w[4];
+    uint16_t h[4];
+    for (int i = 0; i < 4; i++) memcpy(&w[i], b + i * bytes, 4), memcpy(&h[i], b + i * bytes, 2);
+    if (has_m) return _mm256_cvtph_ps(_mm_setr_epi32((int)w[0], (int)w[1], (int)w[2], (int)w[3]));
+    return _mm256_castps128_ps256(_mm_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], 0, 0, 0, 0)));
+}
+/* Eight times v[first] and eight times v[second]. */
+TE_FN __m512 te__avx512_spread(__m256 v, int first, int second) {
+    const __m512i lanes = te__avx512_pair(_mm256_set1_epi32(first), _mm256_set1_epi32(second));
+    return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(v));
+}
+typedef struct te__avx512_four { __m512i q[2]; __m256 d; } te__avx512_four; /* four blocks */
+TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, te_block_format f) {
+    const int bytes = te__x86_bytes_32(f);
+    te__avx512_four u;
+    u.q[0] = te__avx512_codes(w, w + bytes, f), u.q[1] = te__avx512_codes(w + 2 * bytes, w + 3 * bytes, f);
+    u.d = te__avx512_scales(w, bytes, te__x86_zero_bits(f) < 0);
+    return u;
+}
+typedef struct te__avx512_sums { __m512 even, odd; __m256 m; } te__avx512_sums;
+/* Adds to s the products of four blocks and of the groups from `at` on of the activations. */
+TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
+                           te_block_format f) {
+    const int bits = te__x86_zero_bits(f);
+    const __m128 scale = _mm_loadu_ps(a->scale + at);
+    __m512i even = _mm512_setzero_si512(), odd = even;
+    __m256 d;
+    if (bits < 0) { /* d0 scale0, m0 sum0, d1 scale1, ... */
+        const __m128 sum = _mm_loadu_ps(a->scaled_sum + at);
+        d = _mm256_mul_ps(u->d, _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_unpacklo_ps(scale, sum)),
+                                                     _mm_unpackhi_ps(scale, sum), 1));
+        s->m = _mm256_add_ps(s->m, d);
+    } else {
+        d = _mm256_castps128_ps256(_mm_mul_ps(_mm256_castps256_ps128(u->d), scale));
+        const __m128i sums = _mm_slli_epi32(_mm_loadu_si128((const __m128i *)(a->minus_sum + at)), bits < 0 ? 0 : bits);
+        const __m512i wide = _mm512_castsi128_si512(sums);
+        even = _mm512_maskz_permutexvar_epi32(0x0101, te__avx512_pair(_mm256_setzero_si256(), _mm256_set1_epi32(1)), wide);
+        odd = _mm512_maskz_permutexvar_epi32(0x0101, te__avx512_pair(_mm256_set1_epi32(2), _mm256_set1_epi32(3)), wide);
+    }
+    const int8_t *y = a->q + at * TE__GROUP;
+    even = _mm512_dpbusd_epi32(even, u->q[0], te__avx512_load(y));
+    odd = _mm512_dpbusd_epi32(odd, u->q[1], te__avx512_load(y + 64));
+    const int step = bits < 0 ? 2 : 1;
+    s->even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(even), te__avx512_spread(d, 0, step), s->even);
+    s->odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), te__avx512_spread(d, 2 * step, 3 * step), s->odd);
+}
+/* As te__x86_columns_32. */
+TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
+                                 te_block_format f) {
+    const int64_t blocks = a->k / TE__GROUP;
+    const int bytes = te__x86_bytes_32(f);
+    te__avx512_sums s[TE__X86_COLUMNS];
+    __m256 rest[TE__X86_COLUMNS]; /* of blocks behind the last four */
+    int64_t b = 0;
+    for (int r = 0; r < count; r++)
+        s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = rest[r] = _mm256_setzero_ps();
+    for (; b + 3 < blocks; b += 4, w += 4 * bytes) {
+        const te__avx512_four u = te__avx512_unpack(w, f);
+        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, f);
+    }
+    for (; b < blocks; b++, w += bytes) {
+        const te__x86_block u = te__x86_unpack(w, f);
+        for (int r = 0; r < count; r++) rest[r] = te__x86_step(rest[r], u, a, row[r] * blocks + b, f);
+    }
+    for (int r = 0; r < count; r++) {
+        const __m512 sum = _mm512_add_ps(s[r].even, s[r].odd);
+        const __m256 m = _mm256_blend_ps(_mm256_setzero_ps(), s[r].m, 0xaa); /* lanes with m */
+        __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
+        half = _mm256_add_ps(half, rest[r]);
+        out[r] = te__x86_total(te__x86_zero_bits(f) < 0 ? _mm256_add_ps(half, m) : half);
+    }
+}
+
+/* ---- skinny: k-quants, 64 codes at a time ------------------------------------------------------------------------ */
+
+/* The 256 unsigned codes of a block. */
+TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f) {
+    const __m512i low4 = _mm512_set1_epi8(15);
+    if (f == TE_BLOCK_q6_k) { /* a half has 128 codes, see te__codes_q6_k */
+        const __m512i bits45 = _mm512_set1_epi8(48);
+        for (int half = 0; half < 2; half++) {
+            const __m512i low = te__avx512_load(b + 64 * half);
+            const __m512i high = _mm512_broadcast_i64x4(te__x86_load(b + 128 + 32 * half));
+            const __m512i first = _mm512_sllv_epi64(high, _mm512_setr_epi64(4, 4, 4, 4, 2, 2, 2, 2)),
+                          second = _mm512_srlv_epi64(high, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2));
+            const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(low, 4), low4);
+            q[2 * half] = _mm512_ternarylogic_epi64(_mm512_and_si512(low, low4), first, bits45, 0xf8); /* x | y & z */
+            q[2 * half + 1] = _mm512_ternarylogic_epi64(upper, second, bits45, 0xf8);
+        }
+        return;
+    }
+    const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
+    const __m512i high = _mm512_broadcast_i64x4(te__x86_load(b + 16)); /* of q5_k */
+#define TE__AVX512_PAIR(i) /* groups 2 i and 2 i + 1; their highest bits are rotated to bit 4 */                      \
+    {                                                                                                                 \
+        const __m512i low = _mm512_broadcast_i64x4(te__x86_load(b + (f == TE_BLOCK_q5_k ? 48 : 16) + 32 * (i)));      \
+        q[i] = _mm512_and_si512(_mm512_srlv_epi64(low, shift), low4);                                                 \
+        if (f == TE_BLOCK_q5_k)                                                                                       \
+            q[i] = _mm512_ternarylogic_epi64(                                                                         \
+                q[i], _mm512_rolv_epi64(high, te__avx512_pair(_mm256_set1_epi64x((68 - 2 * (i)) % 64),                \
+                                                              _mm256_set1_epi64x((67 - 2 * (i)) % 64))),              \
+                _mm512_set1_epi8(16), 0xf8);                                                                          \
+    }
+    TE__AVX512_PAIR(0) TE__AVX512_PAIR(1) TE__AVX512_PAIR(2) TE__AVX512_PAIR(3)
+#undef TE__AVX512_PAIR
+}
+/* The scales of 64 codes, each in the lanes of its codes: register i of four. */
+TE_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
+    const __m512i lanes =
+        f == TE_BLOCK_q6_k
+            ? _mm512_add_epi16(_mm512_set1_epi16((short)(4 * i)), _mm512_setr_epi32(0, 0, 0, 0, 0x10001, 0x10001, 0x10001,
+                  0x10001, 0x20002, 0x20002, 0x20002, 0x20002, 0x30003, 0x30003, 0x30003, 0x30003))
+            : te__avx512_pair(_mm256_set1_epi16((short)(2 * i)), _mm256_set1_epi16((short)(2 * i + 1)));
+    return _mm512_permutexvar_epi16(lanes, _mm512_castsi256_si512(scales));
+}
+/* As te__x86_columns_k. */
+TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
+                                te_block_format f) {
+    const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
+    __m512 sum[TE__X86_COLUMNS];
+    __m128 of_mins[TE__X86_COLUMNS];
+    for (int r = 0; r < count; r++) sum[r] = _mm512_setzero_ps(), of_mins[r] = _mm_setzero_ps();
+    for (int64_t k = 0; k < a->k; k += TE_BLOCK_MAX_VALUES, w += bytes) {
+        const __m256i scales = te__x86_scales_k(w, f);
+        const float d = _cvtsh_ss(te__read_u16(w + (f == TE_BLOCK_q6_k ? 208 : 0))), dmin = _cvtsh_ss(te__read_u16(w + 2));
+        __m512i q[4];
+        te__avx512_codes_k(q, w, f);
+        const __m512i s0 = te__avx512_scale(scales, 0, f), s1 = te__avx512_scale(scales, 1, f),
+                      s2 = te__avx512_scale(scales, 2, f), s3 = te__avx512_scale(scales, 3, f);
+        for (int r = 0; r < count; r++) {
+            const int64_t at = row[r] * a->k + k, group = at / TE__GROUP;
+            const int8_t *y = a->q + at;
+            const float scale = a->scale[group];
+            __m512i dot = _mm512_setzero_si512(), odd = dot;
+            if (f == TE_BLOCK_q6_k) /* the zero of the codes is 32 */
+                dot = _mm512_zextsi256_si512(_mm256_slli_epi32(
+                    _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * group))), 5));
+            dot = _mm512_dpwssd_epi32(dot, _mm512_maddubs_epi16(q[0], te__avx512_load(y)), s0);
+            odd = _mm512_dpwssd_epi32(odd, _mm512_maddubs_epi16(q[1], te__avx512_load(y + 64)), s1);
+            dot = _mm512_dpwssd_epi32(dot, _mm512_maddubs_epi16(q[2], te__avx512_load(y + 128)), s2);
+            odd = _mm512_dpwssd_epi32(odd, _mm512_maddubs_epi16(q[3], te__avx512_load(y + 192)), s3);
+            dot = _mm512_add_epi32(dot, odd);
+            sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(d * scale), sum[r]);
+            if (f != TE_BLOCK_q6_k) {
+                const __m128i mins = _mm_madd_epi16(_mm256_extracti128_si256(scales, 1),
+                                                    _mm_loadu_si128((const __m128i *)(a->group_sums + group)));
+                of_mins[r] = _mm_fnmadd_ps(_mm_cvtepi32_ps(mins), _mm_set1_ps(dmin * scale), of_mins[r]);
+            }
+        }
+    }
+    for (int r = 0; r < count; r++) {
+        const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sum[r]), _mm512_extractf32x8_ps(sum[r], 1));
+        out[r] = te__x86_total(_mm256_add_ps(half, _mm256_zextps128_ps256(of_mins[r])));
+    }
+}
+#define TE__COLUMNS_32 te__avx512_columns_32
+#define TE__COLUMNS_K te__avx512_columns_k
+#else
+#define TE__COLUMNS_32 te__x86_columns_32
+#define TE__COLUMNS_K te__x86_columns_k
+#endif
+
+/* ---- skinny: rows of a part -------------------------------------------------------------------------------------- */
+
+/* f and count are constants. */
+TE_FN void te__x86_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
+                           te_block_format f) {
+    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k) TE__COLUMNS_K(out, w, a, row, count, f);
+    else TE__COLUMNS_32(out, w, a, row, count, f);
+}
+/* out[i * TE__X86_ROWS + r] = the product of row i of the activations and the weight's row r, for `rows` rows from w on,
+ * `stride` bytes apart. f is a constant. The order of a sum does not depend on the number of rows. */
+TE_FN void te__x86_skinny_of(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
+                             te_block_format f) {
+    for (int64_t i = 0; i < a->m; i += TE__X86_COLUMNS) {
+        const int64_t last = a->m - 1, row[4] = {i, te_min(i + 1, last), te_min(i + 2, last), te_min(i + 3, last)};
+        const int count = (int)te_min(TE__X86_COLUMNS, a->m - i);
+        for (int r = 0; r < rows; r++) {
+            float v[TE__X86_COLUMNS];
+            if (count == 1) te__x86_columns(v, w + (size_t)r * stride, a, row, 1, f);
+            else if (count == 2) te__x86_columns(v, w + (size_t)r * stride, a, row, 2, f);
+            else te__x86_columns(v, w + (size_t)r * stride, a, row, 4, f);
+            for (int c = 0; c < count; c++) out[row[c] * TE__X86_ROWS + r] = v[c];
+        }
+    }
+}
+#define TE__X86_FORMATS(X) X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k)
+#define TE__X86_CASE(f) \
+    case TE_BLOCK_##f: te__x86_skinny_of(out, w, stride, rows, a, TE_BLOCK_##f); break;
+TE_API void te__x86_skinny(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
+                           te_block_format f) {
+    switch ((int)f) { TE__X86_FORMATS(TE__X86_CASE) }
+}
+#undef TE__X86_CASE
+
+/* ---- tile: more rows of A ---------------------------------------------------------------------------------------- */
+
+#if defined TE__QUANTIZED_AVX512 && !defined TE_BATCH_INVARIANT
+#define TE__QUANTIZED_TILE 1
+enum {
+    TE__PANEL_ROWS = 16,  /* rows of the weight, one for each lane of a register */
+    TE__PANEL_K = 2048,   /* values of each row that are unpacked at a time; a multiple of TE_BLOCK_MAX_VALUES */
+    TE__TILE_ROWS = 8,    /* rows of A that are multiplied at a time */
+    TE__PANEL_M = 512     /* rows of A that a panel is multiplied by */
+};
+typedef struct te__x86_panel {
+    uint8_t q[TE__PANEL_K / 4][TE__PANEL_ROWS][4]; /* unsigned codes */
+    float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];         /* of groups of 32 values, of q6_k 16 */
+    float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS]; /* only of formats with offsets */
+    float sum[TE__PANEL_M][TE__PANEL_ROWS];
+} te__x86_panel;
+
+/* The number that is subtracted from the unsigned codes. */
+TE_FN int te__x86_zero(te_block_format f) {
+    const int bits = te__x86_zero_bits(f);
+    return f == TE_BLOCK_q6_k ? 32 : bits < 0 ? 0 : 1 << (bits < 0 ? 0 : bits);
+}
+/* Unpack `kk` values from k0 on of a row of the weight to row r of the panel. w: the values' first block. f is a
+ * constant. */
+TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
+    const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
+    const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : 1, bytes = te_block_bytes(f);
+    for (int at = 0; at < kk; at += groups * TE__GROUP, w += bytes) {
+        uint8_t scale[8], min[8];
+        if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k) te__scales_k(scale, min, w + 4);
+        const float d = te__read_f16(w + (f == TE_BLOCK_q6_k ? 208 : 0)), m = te__read_f16(w + 2);
+        for (int g = 0; g < groups; g++) {
+            const int group = at / TE__GROUP + g;
+            uint32_t q[TE__GROUP / 4];
+            const __m256i codes = is_k ? te__x86_codes_k(w, g, f) : te__x86_unpack(w, f).q;
+            _mm256_storeu_si256((__m256i *)q,
+                                f == TE_BLOCK_q8_0 ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
+            for (int i = 0; i < TE__GROUP / 4; i++) memcpy(p->q[group * (TE__GROUP / 4) + i][r], &q[i], 4);
+            if (f == TE_BLOCK_q6_k)
+                for (int i = 0; i < 2; i++)
+                    p->scale[2 * group + i][r] = d * (float)(int8_t)w[192 + 2 * g + i];
+            else {
+                p->scale[group][r] = is_k ? d * (float)scale[g] : d;
+                p->offset[group][r] = is_k ? -(m * (float)min[g]) : m;
+            }
+        }
+    }
+}
+/* Unpack 16 rows of a part. In place of rows beyond the part's last one, the last one is unpacked. */
+#define TE__X86_CASE(f) \
+    case TE_BLOCK_##f: te__x86_panel_row(p, r, w, kk, TE_BLOCK_##f); break;
+TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k, int64_t k0,
+                               int kk) {
+    for (int r = 0; r < TE__PANEL_ROWS; r++) {
+        const uint8_t *w = (const uint8_t *)part->data + te_block_row_bytes(part->format, k0) +
+                           (size_t)te_min(row + r, part->rows - 1) * te_block_row_bytes(part->format, k);
+        switch ((int)part->format) { TE__X86_FORMATS(TE__X86_CASE) }
+    }
+}
+#undef TE__X86_CASE
+#define TE__X86_EACH(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
+/* Adds to sum[row[r]] the products of the panel and rows row[0] .. row[7] of the activations, over `kk` values of k. f
+ * is a constant: one of the format's kind. */
+TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS], int64_t k0,
+                              int kk, te_block_format f) {
+    const int group = te__block_group(f), zero = te__x86_zero(f);
+#define TE__X86_OPEN(r)                                      \
+    __m512 s##r = _mm512_loadu_ps(p->sum[row[r]]);           \
+    const int64_t at##r = row[r] * a->k + k0;                \
+    const int8_t *q##r = a->q + at##r;
+#define TE__X86_INIT(r)                                                                                              \
+    __m512i d##r = group == 16 ? _mm512_set1_epi32(-zero * a->sums[(at##r + k) / 16])                                \
+                   : zero      ? _mm512_set1_epi32(zero * a->minus_sum[(at##r + k) / TE__GROUP])                     \
+                               : _mm512_setzero_si512();
+#define TE__X86_DOT(r)                                                      \
+    memcpy(&four, q##r + k + i, 4), d##r = _mm512_dpbusd_epi32(d##r, w, _mm512_set1_epi32(four));
+#define TE__X86_ADD(r)                                                                                            \
+    s##r = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d##r),                                                              \
+                           _mm512_mul_ps(scale, _mm512_set1_ps(a->scale[(at##r + k) / TE__GROUP])), s##r);        \
+    if (!zero) s##r = _mm512_fmadd_ps(offset, _mm512_set1_ps(a->scaled_sum[(at##r + k) / TE__GROUP]), s##r);
+#define TE__X86_CLOSE(r) _mm512_storeu_ps(p->sum[row[r]], s##r);
+    TE__X86_EACH(TE__X86_OPEN)
+    for (int k = 0; k < kk; k += group) {
+        const __m512 scale = _mm512_loadu_ps(p->scale[k / group]), offset = _mm512_loadu_ps(p->offset[k / TE__GROUP]);
+        TE__X86_EACH(TE__X86_INIT)
+        for (int i = 0; i < group; i += 4) {
+            const __m512i w = _mm512_loadu_si512(p->q[(k + i) / 4]);
+            int32_t four;
+            TE__X86_EACH(TE__X86_DOT)
+        }
+        TE__X86_EACH(TE__X86_ADD)
+    }
+    TE__X86_EACH(TE__X86_CLOSE)
+#undef TE__X86_OPEN
+#undef TE__X86_INIT
+#undef TE__X86_DOT
+#undef TE__X86_ADD
+#undef TE__X86_CLOSE
+}
+#undef TE__X86_EACH
+/* The kinds of formats differ in the size of their groups, and in whether they have offsets. */
+TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk, te_block_format f) {
+    for (int i = 0; i < (int)a->m; i += TE__TILE_ROWS) {
+        int row[TE__TILE_ROWS];
+        for (int r = 0; r < TE__TILE_ROWS; r++) row[r] = (int)te_min(i + r, a->m - 1);
+        if (te__block_has_offset(f)) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_k);
+        else if (f == TE_BLOCK_q8_0) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q8_0);
+        else if (f == TE_BLOCK_q6_k) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q6_k);
+        else if (f == TE_BLOCK_q5_0) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q5_0);
+        else te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_0);
+    }
+}
+/* p->sum[i][r] = the product of row i of the activations and row `row` + r of the part, for up to TE__PANEL_M rows of
+ * the activations. */
+TE_API void te__x86_tile(te__x86_panel *p, const te__activations *a, const te_weight_part *part, int64_t row) {
+    memset(p->sum, 0, (size_t)a->m * sizeof p->sum[0]);
+    for (int64_t k0 = 0; k0 < a->k; k0 += TE__PANEL_K) {
+        const int kk = (int)te_min(TE__PANEL_K, a->k - k0);
+        te__x86_panel_load(p, part, row, a->k, k0, kk);
+        te__x86_tile_rows(p, a, k0, kk, part->format);
+    }
+}
+#endif
+
+#endif
+#endif
