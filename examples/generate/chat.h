@@ -1,5 +1,5 @@
-/* chat.h -- a conversation as the text that a model was trained on: the chat templates of Llama 3, Qwen, SmolLM 2, Gemma
- * and Mistral.
+/* chat.h -- a conversation as the text that a model was trained on: the chat templates of Llama 3, Qwen, SmolLM 2,
+ * Gemma and Mistral.
  *
  * Do this:
  *     const chat_message messages[] = {{"system", "Be brief."}, {"user", "Hello!"}};

@@ -15,10 +15,10 @@
 #ifndef FAMILIES_H
 #define FAMILIES_H
 
-#include MODEL_CONFIG        /* MODEL_FAMILY, MODEL_HIDDEN, .. */
-#include "te/infer.h"        /* TE_INFERENCE */
+#include MODEL_CONFIG           /* MODEL_FAMILY, MODEL_HIDDEN, .. */
+#include "te/infer.h"           /* TE_INFERENCE */
 #include "te/io/gguf_weights.h" /* te_gguf_bind */
-#include "te/io/packed.h"    /* te_packed */
+#include "te/io/packed.h"       /* te_packed */
 
 /* The dtype of weights, keys and values; the residual stream and the logits are f32. */
 #ifndef MODEL_DTYPE
@@ -86,7 +86,7 @@
 
 /* Gemma 3: norms of the heads of q and k instead of softcaps; rope has another base in blocks with a window. */
 #define BLOCK_GEMMA3(KIND)                                                                                           \
-    (fork, x1), NORM(GEMMA_NORM, norm1), QKV, HEAD_NORM(GEMMA_HEAD_NORM), ATTENTION_PART(KIND),                           \
+    (fork, x1), NORM(GEMMA_NORM, norm1), QKV, HEAD_NORM(GEMMA_HEAD_NORM), ATTENTION_PART(KIND),                      \
     NORM(GEMMA_NORM, norm1_after), (add, x1),                                                                         \
     (fork, x2), NORM(GEMMA_NORM, norm2), GATED_MLP(geglu), NORM(GEMMA_NORM, norm2_after), (add, x2)
 

@@ -1,8 +1,8 @@
 /* load_gguf.h -- the weights of a model in a GGUF file. Part of load_model.h.
  *
  * The file is mapped. On the host, weights of linears and the table of the embedding are used where they lie, each in
- * the format that it has in the file; with -DMODEL_DEQUANTIZE, and on CUDA, they are converted to MODEL_DTYPE. Norms and
- * biases are always converted.
+ * the format that it has in the file; with -DMODEL_DEQUANTIZE, and on CUDA, they are converted to MODEL_DTYPE. Norms
+ * and biases are always converted.
  */
 #ifndef LOAD_GGUF_H
 #define LOAD_GGUF_H

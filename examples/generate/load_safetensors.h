@@ -1,5 +1,5 @@
-/* load_safetensors.h -- the weights of a model in a folder of Hugging Face: config.json, and model.safetensors or several
- * files with model.safetensors.index.json. Part of load_model.h.
+/* load_safetensors.h -- the weights of a model in a folder of Hugging Face: config.json, and model.safetensors or
+ * several files with model.safetensors.index.json. Part of load_model.h.
  *
  * Files are mapped. On the host the table of the embedding, which is that of a tied head too, is used where it lies if
  * the file has it in MODEL_DTYPE; all other tensors are copied, because q, k and v, and gate and up, become one weight

@@ -45,7 +45,8 @@ typedef struct writer {
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 static void put_bytes(writer *w, const char *p, size_t n) {
-    if (w->status == TE_OK && !tokenizer_append(w->to, p, n)) w->status = te_fail(&w->ctx, TE_ERROR_MEMORY, "no memory");
+    if (w->status == TE_OK && !tokenizer_append(w->to, p, n))
+        w->status = te_fail(&w->ctx, TE_ERROR_MEMORY, "no memory");
 }
 static void put(writer *w, const char *s) { put_bytes(w, s, strlen(s)); }
 static void put_number(writer *w, double x) {
@@ -126,7 +127,8 @@ static void put_scores(writer *w, te_gguf_value tokens) {
     for (int i = 0; w->status == TE_OK && te_gguf_next(&score, &scores); i++) {
         (void)te_gguf_real_of(&score, &x);
         if (!isfinite(x))
-            w->status = te_fail(&w->ctx, TE_ERROR_FORMAT, "%.120s: the score of token %d is not finite", w->file.path, i);
+            w->status = te_fail(&w->ctx, TE_ERROR_FORMAT, "%.120s: the score of token %d is not finite", w->file.path,
+                                i);
         put(w, i ? "," : ""), put_number(w, x);
     }
     put(w, "]");
@@ -223,14 +225,17 @@ static void put_llama(writer *w, te_gguf_value tokens) {
     te_gguf_text text;
     int64_t unk = 0;
     if (w->status == TE_OK && get_bool(w, "tokenizer.ggml.remove_extra_whitespaces", 0))
-        w->status = te_fail(&w->ctx, TE_ERROR_FORMAT, "%.120s: tokenizer.ggml.remove_extra_whitespaces is not supported",
-                            w->file.path);
+        w->status = te_fail(&w->ctx, TE_ERROR_FORMAT,
+                            "%.120s: tokenizer.ggml.remove_extra_whitespaces is not supported", w->file.path);
     put(w, "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"fuse_unk\":false,");
     if (has(w, "tokenizer.ggml.unknown_token_id") && w->status == TE_OK) {
         te_gguf_value rest = tokens;
         w->status = te_gguf_get_integer(&unk, &w->file, "tokenizer.ggml.unknown_token_id", &w->ctx);
-        for (int64_t i = 0; w->status == TE_OK && te_gguf_next(&token, &rest); i++)
-            if (i == unk) (void)te_gguf_string_of(&token, &text), put(w, "\"unk_token\":"), put_string(w, text), put(w, ",");
+        for (int64_t i = 0; w->status == TE_OK && te_gguf_next(&token, &rest); i++) {
+            if (i != unk) continue;
+            (void)te_gguf_string_of(&token, &text);
+            put(w, "\"unk_token\":"), put_string(w, text), put(w, ",");
+        }
     }
     put_vocabulary(w, tokens), put_scores(w, tokens);
     put(w, "},\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
@@ -255,8 +260,8 @@ int tokenizer_gguf_json(const char *path, tokenizer_buffer *to, char error[256])
     if (w.status == TE_OK && is_text(model, "gpt2")) put_gpt2(&w, tokens);
     else if (w.status == TE_OK && is_text(model, "llama")) put_llama(&w, tokens);
     else if (w.status == TE_OK)
-        w.status = te_fail(&w.ctx, TE_ERROR_FORMAT, "%.120s: tokenizer.ggml.model is \"%.*s\"; supported are gpt2 and llama",
-                           path, te__gguf_shown(model), model.p);
+        w.status = te_fail(&w.ctx, TE_ERROR_FORMAT,
+                           "%.120s: tokenizer.ggml.model is \"%.*s\"; supported are gpt2 and llama", path, te__gguf_shown(model), model.p);
     if (w.status != TE_OK) snprintf(error, 256, "%.255s", w.ctx.error);
     te_gguf_close(&w.file);
     return w.status == TE_OK;

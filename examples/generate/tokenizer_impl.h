@@ -1,5 +1,5 @@
-/* tokenizer_impl.h -- what tokenizer_file.c reads from tokenizer.json, or from what tokenizer_gguf.c writes in its place,
- * and tokenizer.c works with. Not for users. */
+/* tokenizer_impl.h -- what tokenizer_file.c reads from tokenizer.json, or from what tokenizer_gguf.c writes in its
+ * place, and tokenizer.c works with. Not for users. */
 #ifndef TOKENIZER_IMPL_H
 #define TOKENIZER_IMPL_H
 

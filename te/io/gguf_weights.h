@@ -122,8 +122,8 @@ TE_API te_status te__gguf_collect(const te__gguf_binding *b, int k, int first, i
         const te_packed *part = &b->parts[n];
         te_gguf_tensor *t = 0;
         if (!te__gguf_is_of(part, p)) continue;
-        TE_REQUIRE(!part->transposed, ctx, TE_ERROR_VALUE, "te_gguf_bind: %.60s: is transposed in the table; weights of "
-                   "a GGUF file are [out, in]", part->name);
+        TE_REQUIRE(!part->transposed, ctx, TE_ERROR_VALUE,
+                   "te_gguf_bind: %.60s: is transposed in the table; weights of a GGUF file are [out, in]", part->name);
         const int64_t units = part->rows ? part->rows : left;
         TE_REQUIRE(units > 0 && units <= left, ctx, TE_ERROR_SHAPE,
                    "te_gguf_bind: %.60s has %lld rows, of %s.%s %lld are left", part->name, (long long)units, p->op,

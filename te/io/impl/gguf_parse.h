@@ -12,8 +12,8 @@
 #define TE_GGUF_PARSE_H
 
 #include "../../core/impl/file.h" /* te__file_open; refuses big-endian machines */
-#include "../gguf_types.h"   /* te_gguf */
-#include "../json.h"         /* te__grow */
+#include "../gguf_types.h"        /* te_gguf */
+#include "../json.h"              /* te__grow */
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
@@ -269,8 +269,8 @@ TE_API te_status te__gguf_begin(uint64_t *tensors, uint64_t *values, te__gguf_cu
     TE_TRY(te__gguf_take(&magic, c, 4));
     TE_REQUIRE(!memcmp(magic, "GGUF", 4), c->ctx, TE_ERROR_FORMAT, "%.120s: is no GGUF file", c->path);
     TE_TRY(te__gguf_u32(&version, c));
-    TE_REQUIRE(version & 0xffff, c->ctx, TE_ERROR_FORMAT, "%.120s: is a big-endian GGUF file; only little-endian ones "
-               "are read", c->path);
+    TE_REQUIRE(version & 0xffff, c->ctx, TE_ERROR_FORMAT,
+               "%.120s: is a big-endian GGUF file; only little-endian ones are read", c->path);
     TE_REQUIRE(version == 2 || version == 3, c->ctx, TE_ERROR_FORMAT,
                "%.120s: has version %u of the format; 2 and 3 are read%s", c->path, (unsigned)version,
                version == 1 ? ", and 1 has not been written since 2023" : "");
