@@ -4,8 +4,9 @@
  *     gcc -std=c11 -O3 -march=native -fopenmp -I. bench/quant.c -o quant -lm
  *     ./quant [out in [part of a format's name]]        default: 4096 x 4096, all formats
  *
- * There are as many copies of the weight as need 256 MiB, more than the caches hold, and each product reads the next one. The times are
- * medians; `of read` is the time of the read divided by that of the product.
+ * There are as many copies of the weight as need 256 MiB, more than the caches hold, and each product reads the next one. Each time is the
+ * least of 15 rounds (5 of more than 8 rows); `of read` is the time of the read divided by that of the product. On a machine that others use,
+ * run it with OMP_NUM_THREADS=1: a loop that waits for a thread which is not running takes milliseconds.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,8 +37,11 @@ static double now(void) {
     timespec_get(&t, TIME_UTC);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-static int ascending(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
-static double median(double *t, int n) { return qsort(t, (size_t)n, sizeof *t, ascending), t[0]; }
+static double least(const double *t, int n) {
+    double min = t[0];
+    for (int i = 1; i < n; i++) min = t[i] < min ? t[i] : min;
+    return min;
+}
 
 /* Reads all bytes, by all threads, each with four streams of loads in flight. */
 static void read_all(const char *p, size_t bytes) {
@@ -81,7 +85,7 @@ static void bench(te_block_format f, int64_t out, int64_t in, const float *row, 
             check(te__quantized_run(&g, &ctx), "product");
             if (r >= 0) product[r] = now() - t;
         }
-        const double a = median(read, rounds), b = median(product, rounds);
+        const double a = least(read, rounds), b = least(product, rounds);
         printf("%-5s %6lld x %6lld  %3d rows  %9.1f us  %6.1f GB/s  read %6.1f GB/s  of read %.2f  %7.1f GFLOP/s\n", te_block_name(f), (long long)out,
                (long long)in, rows[k], 1e6 * b, (double)bytes / b * 1e-9, (double)bytes / a * 1e-9, a / b, 2e-9 * (double)rows[k] * (double)(out * in) / b);
         te_release(&ctx, g.scratch);
@@ -98,7 +102,7 @@ static void bench_f32(int64_t out, int64_t in, const float *w, const float *x, f
             check(te_gemm_run(&g, &ctx), "f32");
             time[r] = now() - t;
         }
-        const double t = median(time, 5);
+        const double t = least(time, 5);
         printf("f32 GEMM %3lld x %6lld  %3d rows  %9.1f us  %6.1f GB/s  %44.1f GFLOP/s\n", (long long)out, (long long)in, rows[k], 1e6 * t,
                4e-9 * (double)(out * in) / t, 2e-9 * (double)rows[k] * (double)(out * in) / t);
     }

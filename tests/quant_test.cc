@@ -7,8 +7,22 @@
 #include <cstring>
 #include <string>
 
-TE_INFERENCE_DIMS(any, (f32, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
-TE_INFERENCE_DIMS(any_bf16, (bf16, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
+/* [quantized] */
+#define LIST (f32, (weights, quantized))
+TE_INFERENCE(head, LIST, (embedding, tokens, 320, 512), (rmsnorm, norm, 512), (tied_linear, logits, 512, 320))
+
+/* blocks: the 320 rows of a tensor in q4_k, for example in a mapped file. Both structs and the blocks stay where they are. */
+static te_status use_blocks(head *m, te_weight_part *part, te_quantized_weight *weight, const void *blocks, te_context *ctx) {
+    part->data = blocks, part->format = TE_BLOCK_q4_k, part->rows = 320;
+    weight->part = part, weight->parts = 1;
+    TE_TRY(te_use_quantized(&m->tokens.weight, weight, ctx));
+    return te_tie(&m->logits.weight, &m->tokens.weight, ctx);
+}
+/* [quantized] */
+#undef LIST
+
+TE_INFERENCE_DIMS(product_list, (f32, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
+TE_INFERENCE_DIMS(product_list_bf16, (bf16, (weights, quantized)), (linear, w, TE_DIM(0), TE_DIM(1)))
 TE_INFERENCE_DIMS(ordinary, f32, (linear, w, TE_DIM(0), TE_DIM(1)))
 TE_INFERENCE(ends, (f32, (weights, quantized)), (embedding, e, 61, 512), (rmsnorm, n, 512), (tied_linear, head, 512, 61))
 TE_INFERENCE(ends_bf16, (bf16, (weights, quantized)), (embedding, e, 61, 512), (rmsnorm, n, 512), (tied_linear, head, 512, 61))
@@ -44,6 +58,12 @@ TEST_CASE("a quantized weight is refused on CUDA") {
     const te_weight_part part = {bytes.data(), TE_BLOCK_q8_0, 96};
     const te_quantized_weight w = {&part, 1};
     CHECK(te_use_quantized(&m.a.weight, &w, ctx) == TE_ERROR_DEVICE);
+    static head h;
+    te_weight_part rows;
+    te_quantized_weight weight;
+    instance_memory of_head(ctx, head_param_bytes());
+    REQUIRE(head_bind(&h, of_head.memory.data(), ctx) == TE_OK);
+    CHECK(use_blocks(&h, &rows, &weight, bytes.data(), ctx) == TE_ERROR_DEVICE);
     says(c, "no kernels for quantized weights on CUDA");
     CHECK(m.a.weight.quantized == nullptr);
 }
@@ -166,7 +186,7 @@ reference::vec activation_error(const reference::vec &x, int64_t k, te_block_for
 struct product {
     reference::vec out, ref, bound;
 };
-// x [m, k] times a weight of these parts, by the list `any`; x_error: of each activation, empty if the rounding is exact. dtype: f32 or bf16.
+// x [m, k] times a weight of these parts, by the list of this dtype, f32 or bf16. exact: the rounding of x to 8 bits is exact.
 product multiply(const std::vector<weight> &parts, const reference::vec &x, int64_t m, te_dtype dtype, bool exact) {
     const context c;
     te_context *const ctx = (te_context *)&c.c;
@@ -176,8 +196,8 @@ product multiply(const std::vector<weight> &parts, const reference::vec &x, int6
     for (const weight &w : parts) n += w.rows, part.push_back(w.part());
     const te_quantized_weight quantized = {part.data(), (int)part.size()};
     const int64_t dims[] = {k, n};
-    any a;
-    any_bf16 b;
+    product_list a;
+    product_list_bf16 b;
     buffer in(ctx, (size_t)(m * k) * te_dtype_bytes(dtype), 16), out(ctx, (size_t)(m * n) * te_dtype_bytes(dtype), 16);
     const te_batch batch = [&] {
         te_batch t;
@@ -187,17 +207,17 @@ product multiply(const std::vector<weight> &parts, const reference::vec &x, int6
     }();
     in.write(x, dtype);
     if (dtype == TE_f32) {
-        REQUIRE(any_set_dims(&a, dims, 2, ctx) == TE_OK);
-        REQUIRE(any_bind(&a, nullptr, ctx) == TE_OK);
+        REQUIRE(product_list_set_dims(&a, dims, 2, ctx) == TE_OK);
+        REQUIRE(product_list_bind(&a, nullptr, ctx) == TE_OK);
         REQUIRE(te_use_quantized(&a.w.weight, &quantized, ctx) == TE_OK);
-        REQUIRE(te_context_reserve(ctx, any_workspace_bytes(&a, m, ctx)) == TE_OK);
-        REQUIRE(any_infer(te_matrix(out.data(), dtype, m, n), te_matrix(in.data(), dtype, m, k), &a, &batch, ctx) == TE_OK);
+        REQUIRE(te_context_reserve(ctx, product_list_workspace_bytes(&a, m, ctx)) == TE_OK);
+        REQUIRE(product_list_infer(te_matrix(out.data(), dtype, m, n), te_matrix(in.data(), dtype, m, k), &a, &batch, ctx) == TE_OK);
     } else {
-        REQUIRE(any_bf16_set_dims(&b, dims, 2, ctx) == TE_OK);
-        REQUIRE(any_bf16_bind(&b, nullptr, ctx) == TE_OK);
+        REQUIRE(product_list_bf16_set_dims(&b, dims, 2, ctx) == TE_OK);
+        REQUIRE(product_list_bf16_bind(&b, nullptr, ctx) == TE_OK);
         REQUIRE(te_use_quantized(&b.w.weight, &quantized, ctx) == TE_OK);
-        REQUIRE(te_context_reserve(ctx, any_bf16_workspace_bytes(&b, m, ctx)) == TE_OK);
-        REQUIRE(any_bf16_infer(te_matrix(out.data(), dtype, m, n), te_matrix(in.data(), dtype, m, k), &b, &batch, ctx) == TE_OK);
+        REQUIRE(te_context_reserve(ctx, product_list_bf16_workspace_bytes(&b, m, ctx)) == TE_OK);
+        REQUIRE(product_list_bf16_infer(te_matrix(out.data(), dtype, m, n), te_matrix(in.data(), dtype, m, k), &b, &batch, ctx) == TE_OK);
     }
     product p;
     p.out = out.read(dtype);
@@ -254,8 +274,8 @@ std::vector<weight> one(te_block_format f, int64_t n, int64_t k, source &s) {
 TEST_CASE("values of each format are those of its definition, bit by bit") {
     source s(fresh_seed());
     CHECK(std::string(te_block_name(TE_BLOCK_q6_k)) == "q6_k");
-    CHECK(std::string(te_block_name((te_block_format)99)) == "unknown");
-    CHECK(te_block_bytes((te_block_format)-1) == 0);
+    CHECK(std::string(te_block_name((te_block_format)15)) == "unknown");
+    CHECK(te_block_bytes(TE_BLOCK_COUNT) == 0);
     CHECK(te_block_row_bytes(TE_BLOCK_q5_k, 1024) == 4 * 176);
     for (const te_block_format f : formats) {
         const weight w(f, 7, 1024, s);
@@ -497,23 +517,23 @@ TEST_CASE("linears in patterns, and lists with ordinary weights") {
     }
     // a list with the option and ordinary weights computes the bits of a list without it
     const int64_t dims[] = {40, 24};
-    any with;
+    product_list with;
     ordinary without;
-    REQUIRE(any_set_dims(&with, dims, 2, ctx) == TE_OK);
+    REQUIRE(product_list_set_dims(&with, dims, 2, ctx) == TE_OK);
     REQUIRE(ordinary_set_dims(&without, dims, 2, ctx) == TE_OK);
-    instance_memory params(ctx, any_param_bytes(&with));
-    REQUIRE(any_bind(&with, params.memory.data(), ctx) == TE_OK);
+    instance_memory params(ctx, product_list_param_bytes(&with));
+    REQUIRE(product_list_bind(&with, params.memory.data(), ctx) == TE_OK);
     REQUIRE(ordinary_bind(&without, params.memory.data(), ctx) == TE_OK);
     CHECK(with.model.plan->quantized != nullptr);
     CHECK(without.model.plan->quantized == nullptr);
     REQUIRE(te_model_randomize(&with.model, 0.1f, 5, 0, ctx) == TE_OK);
-    REQUIRE(te_context_reserve(ctx, any_workspace_bytes(&with, 12, ctx)) == TE_OK);
+    REQUIRE(te_context_reserve(ctx, product_list_workspace_bytes(&with, 12, ctx)) == TE_OK);
     buffer x(ctx, 12 * 40 * 4, 16), y(ctx, 12 * 24 * 4, 16), z(ctx, 12 * 24 * 4, 16);
     x.write(s.draw(12 * 40, TE_f32), TE_f32);
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 1, batch.seq = 12;
-    REQUIRE(any_infer(te_matrix(y.data(), TE_f32, 12, 24), te_matrix(x.data(), TE_f32, 12, 40), &with, &batch, ctx) == TE_OK);
+    REQUIRE(product_list_infer(te_matrix(y.data(), TE_f32, 12, 24), te_matrix(x.data(), TE_f32, 12, 40), &with, &batch, ctx) == TE_OK);
     REQUIRE(ordinary_infer(te_matrix(z.data(), TE_f32, 12, 24), te_matrix(x.data(), TE_f32, 12, 40), &without, &batch, ctx) == TE_OK);
     CHECK(y.raw() == z.raw());
 }
@@ -564,5 +584,19 @@ TEST_CASE("te_use_quantized refuses, by name") {
     CHECK(pattern_infer(te_matrix(y.data(), TE_f32, 1, 256), te_matrix(x.data(), TE_f32, 1, 256), &empty, &batch, ctx) == TE_ERROR_STATE);
     says(c, "a.weight has no memory");
     CHECK(y.poisoned());
+}
+
+TEST_CASE("the example of docs/inference.md") {
+    const context c;
+    te_context *const ctx = (te_context *)&c.c;
+    source s(fresh_seed());
+    static head m;
+    const weight w(TE_BLOCK_q4_k, 320, 512, s);
+    te_weight_part part;
+    te_quantized_weight quantized;
+    instance_memory memory(ctx, head_param_bytes());
+    REQUIRE(head_bind(&m, memory.memory.data(), ctx) == TE_OK);
+    REQUIRE(use_blocks(&m, &part, &quantized, w.data(), ctx) == TE_OK);
+    CHECK(m.logits.weight.quantized == &quantized);
 }
 #endif

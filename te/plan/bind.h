@@ -65,8 +65,8 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i], *owner = p->with;
-        TE_REQUIRE(p->data || p->quantized || (p->fp8.on && p->fp8.data), ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; %s",
-                   plan->name, p->op, p->field,
+        TE_REQUIRE(p->data || p->quantized || (p->fp8.on && p->fp8.data), ctx, TE_ERROR_STATE,
+                   "%s: %s.%s has no memory; %s", plan->name, p->op, p->field,
                    p->tied ? "te_tie it to another parameter" : "bind it to some, or te_weights_use a file");
         TE_REQUIRE(p->dtype == plan->dtype || p->fp8.on, ctx, TE_ERROR_STATE,
                    "%s: %s.%s is in %s, for the optimizer; products read it behind te_recipes_init", plan->name, p->op,
@@ -272,8 +272,8 @@ TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_para
                    "te_use_quantized: %s.%s: part %d has %lld rows, and %lld of the parameter's %lld are left", p->op,
                    p->field, i, (long long)part->rows, (long long)(p->rows - rows), (long long)p->rows);
         TE_REQUIRE(p->cols % te_block_values(f) == 0, ctx, TE_ERROR_SHAPE,
-                   "te_use_quantized: %s.%s: its %lld columns are no multiple of %d, the values of a block of %s", p->op,
-                   p->field, (long long)p->cols, te_block_values(f), te_block_name(f));
+                   "te_use_quantized: %s.%s: its %lld columns are no multiple of %d, the values of a block of %s",
+                   p->op, p->field, (long long)p->cols, te_block_values(f), te_block_name(f));
         rows += part->rows;
     }
     TE_REQUIRE(rows == p->rows, ctx, TE_ERROR_SHAPE, "te_use_quantized: %s.%s: its parts have %lld rows, it has %lld",

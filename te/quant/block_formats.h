@@ -29,11 +29,11 @@
     X(f16, 1, 2) \
     X(bf16, 1, 2) \
     X(q8_0, 32, 34) /* f16 d; int8 q[32] */ \
-    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in its high half */ \
+    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
     X(q5_0, 32, 22) /* f16 d; 32 bits, the highest bits of q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
     X(q5_1, 32, 24) /* f16 d, m; as q5_0, with q */ \
-    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with two groups of 32 values */ \
+    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each of two groups of 32 values */ \
     X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes with highest bits; 128 as in q4_k */ \
     X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
 
@@ -74,15 +74,15 @@ TE_API size_t te_block_row_bytes(te_block_format f, int64_t cols) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* Rows of a weight that lie one behind the other, in host memory and in one format: a tensor of a GGUF file. `data` need
- * not be aligned. */
+/* Rows of a weight that lie one behind the other, in host memory and in one format: a tensor of a GGUF file. `data`
+ * need not be aligned. */
 typedef struct te_weight_part {
     const void *data;
     te_block_format format;
     int64_t rows;
 } te_weight_part;
-/* A weight [rows, cols]: the rows of its parts, one part behind the other. For example, the q, k and v of a file are the
- * three parts of a packed qkv weight, each in its own format. */
+/* A weight [rows, cols]: the rows of its parts, one part behind the other. For example, the q, k and v of a file are
+ * the three parts of a packed qkv weight, each in its own format. */
 typedef struct te_quantized_weight {
     const te_weight_part *part;
     int parts;
@@ -122,9 +122,9 @@ TE_API void te__codes_32(int8_t *q, const uint8_t *low, const uint8_t *high, int
         q[i + 16] = (int8_t)((low[i] >> 4 | (int)((bits >> (i + 16) & 1u) << 4)) - zero);
     }
 }
-/* Unpack the eight scales and mins of q4_k and q5_k, 6 bits each, from 12 bytes: bytes 0 to 3 and 4 to 7 have scales and
- * mins 0 to 3 in their low 6 bits. Bytes 8 to 11 have the low 4 bits of scales and of mins 4 to 7, whose 2 high bits are
- * those of bytes 0 to 7. */
+/* Unpack the eight scales and mins of q4_k and q5_k, 6 bits each, from 12 bytes: bytes 0 to 3 and 4 to 7 have scales
+ * and mins 0 to 3 in their low 6 bits. Bytes 8 to 11 have the low 4 bits of scales and of mins 4 to 7, whose 2 high
+ * bits are those of bytes 0 to 7. */
 TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[12]) {
     for (int i = 0; i < 4; i++) {
         scale[i] = packed[i] & 63, min[i] = packed[i + 4] & 63;
@@ -215,8 +215,8 @@ TE_API float te__largest_of(const float *x, int n) {
     for (int i = 0; i < n; i++) largest = fabsf(x[i]) > fabsf(largest) ? x[i] : largest;
     return largest;
 }
-/* v rounded to the nearest integer and clamped to 0 .. max. bias: 0.5 plus the number that codes are above integers. The
- * formats' reference truncates v + bias. */
+/* v rounded to the nearest integer and clamped to 0 .. max. bias: 0.5 plus the number that codes are above integers.
+ * The formats' reference truncates v + bias. */
 TE_API int te__code_of(float v, float bias, int max) {
     const float t = v + bias;
     return t >= (float)max ? max : t > 0.0f ? (int)t : 0;
@@ -258,8 +258,8 @@ TE_API void te__quantize_q8_0(uint8_t *y, const float *x) {
     te__write_f16(y, d);
     for (int i = 0; i < 32; i++) y[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
 }
-/* The scale and min of a group of a k-quant: x is about scale q - min with q = 0 .. max, and min is not negative. Of the
- * scales from 0.9 to 1.1 times (largest - smallest) / max the one with the least squared error is taken. */
+/* The scale and min of a group of a k-quant: x is about scale q - min with q = 0 .. max, and min is not negative. Of
+ * the scales from 0.9 to 1.1 times (largest - smallest) / max the one with the least squared error is taken. */
 TE_API void te__group_search(float *scale, float *min, const float *x, int max) {
     float low = 0.0f, high = x[0], best = INFINITY;
     for (int i = 0; i < 32; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;

@@ -2,8 +2,8 @@
  * with A [m, k] in the list's format. The parts of the weight are computed one after the other.
  *
  * A is rounded to 8 bits (quantized_activations.h), and products are sums of integers: by the kernels of
- * gemm_quantized_x86.h and gemm_quantized_avx512.h, or else in plain C, which compilers translate to dot products (with gcc and clang on ARM:
- * -march=armv8.2-a+dotprod). Parts in f32, f16 and bf16 are multiplied as floats.
+ * gemm_quantized_x86.h and gemm_quantized_avx512.h; on ARM with dot products (-march=armv8.2-a+dotprod) by a loop with
+ * these; or else in plain C. Parts in f32, f16 and bf16 are multiplied as floats.
  */
 #ifndef TE_GEMM_QUANTIZED_H
 #define TE_GEMM_QUANTIZED_H
@@ -13,6 +13,9 @@
 #include "gemm_quantized_avx512.h"     /* te__x86_skinny, te__x86_tile */
 #if !TE_CUDA
 #include "gemm_host.h" /* te__skinny_micro, te__widened */
+#ifdef __ARM_FEATURE_DOTPROD
+#include <arm_neon.h> /* vdotq_s32 */
+#endif
 #endif
 
 #if !TE_CUDA
@@ -110,8 +113,20 @@ TE_FN void te__quantized_store(const te_gemm *g, int64_t i, int64_t j, float v) 
     te_store(g->d, at, g->alpha * v + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
 }
 
-/* Plain C: sum[i] = the product of row i of the activations and the weight's row at w. Each block of the row is unpacked
- * once. */
+/* The sum of n products; n is a constant, 16 or 32. */
+TE_FN int te__plain_dot(const int8_t *q, const int8_t *y, int n) {
+#ifdef __ARM_FEATURE_DOTPROD
+    int32x4_t dot = vdotq_s32(vdupq_n_s32(0), vld1q_s8(q), vld1q_s8(y));
+    if (n > 16) dot = vdotq_s32(dot, vld1q_s8(q + 16), vld1q_s8(y + 16));
+    return vaddvq_s32(dot);
+#else
+    int dot = 0;
+    for (int i = 0; i < n; i++) dot += q[i] * y[i];
+    return dot;
+#endif
+}
+/* Plain C: sum[i] = the product of row i of the activations and the weight's row at w. Each block of the row is
+ * unpacked once. */
 TE_API void te__plain_row(float *sum, const te__activations *a, const uint8_t *w, te_block_format f) {
     const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);
     te__block_codes c;
@@ -123,11 +138,7 @@ TE_API void te__plain_row(float *sum, const te__activations *a, const uint8_t *w
             for (int g = 0; g < values; g += group) {
                 const int8_t *q = c.q + g, *y = a->q + at + g;
                 const int64_t of_a = (at + g) / TE__GROUP;
-                int dot = 0;
-                if (group == 16)
-                    for (int e = 0; e < 16; e++) dot += q[e] * y[e];
-                else
-                    for (int e = 0; e < TE__GROUP; e++) dot += q[e] * y[e];
+                const int dot = group == 16 ? te__plain_dot(q, y, 16) : te__plain_dot(q, y, TE__GROUP);
                 sum[i] += c.scale[g / group] * a->scale[of_a] * (float)dot;
                 if (group > 16) sum[i] += c.offset[g / group] * a->scaled_sum[of_a];
             }
@@ -222,21 +233,26 @@ TE_API te_status te__quantized_by_integers(const te_gemm *g, const te__activatio
 TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
     const te_quantized_weight *w = g->b_quantized;
     const te__quantized_scratch_layout l = te__quantized_lay_out(g);
-    char *scratch = (char *)g->scratch;
-    const te__activations by_32 = te__activations_at(scratch, g->m, g->k, TE__GROUP),
-                          by_256 = te__activations_at(scratch + l.blocks_256, g->m, g->k, TE_BLOCK_MAX_VALUES);
+    char *scratch = (char *)g->scratch; /* may be null if all parts are floats */
+    te__activations by_32, by_256;
     const float *a = g->dtype == TE_f32 ? (const float *)g->a : 0; /* null: A has not been widened yet */
-    int has_32 = 0, has_256 = 0;
     int64_t first = 0;
+    by_32.m = by_256.m = 0; /* A has not been rounded yet */
     for (int i = 0; i < w->parts; first += w->part[i++].rows) {
         const te_weight_part *part = &w->part[i];
-        const int is_float = te__block_is_float(part->format), is_k = te_block_values(part->format) > TE__GROUP;
-        float *floats = (float *)(void *)(scratch + l.floats);
-        if (is_float && !a) a = te__widened(ctx, &floats, g->a, g->m * g->k, g->dtype);
-        if (!is_float && !is_k && !has_32++) TE_TRY(te__activations_of(&by_32, g->a, g->dtype, ctx));
-        if (is_k && !has_256++) TE_TRY(te__activations_of(&by_256, g->a, g->dtype, ctx));
-        if (is_float) TE_TRY(te__quantized_by_floats(g, a, part, first, ctx));
-        else TE_TRY(te__quantized_by_integers(g, is_k ? &by_256 : &by_32, part, first, ctx));
+        if (te__block_is_float(part->format)) {
+            float *floats = (float *)(void *)(scratch ? scratch + l.floats : 0);
+            if (!a) a = te__widened(ctx, &floats, g->a, g->m * g->k, g->dtype);
+            TE_TRY(te__quantized_by_floats(g, a, part, first, ctx));
+            continue;
+        }
+        const int block = te_block_values(part->format);
+        te__activations *rounded = block == TE__GROUP ? &by_32 : &by_256;
+        if (!rounded->m) {
+            *rounded = te__activations_at(scratch + (block == TE__GROUP ? 0 : l.blocks_256), g->m, g->k, block);
+            TE_TRY(te__activations_of(rounded, g->a, g->dtype, ctx));
+        }
+        TE_TRY(te__quantized_by_integers(g, rounded, part, first, ctx));
     }
     return TE_OK;
 }

@@ -2,10 +2,10 @@
  * between these and the ones of gemm_quantized_x86.h, when the program is compiled (-march=native).
  *
  * Roles:
- *     te__x86_skinny   1 to 8 rows of A, whose time is that of reading the weight: one row of the weight times 1, 2 or 4
- *                      rows of A, 64 codes in a register.
- *     te__x86_tile     more rows of A, with AVX-512: the codes of 16 rows of the weight are unpacked once, transposed so
- *                      that a register has four values of k of each of the 16 rows, and multiplied by up to 512 rows.
+ *     te__x86_skinny   1 to 8 rows of A, whose time is that of reading the weight: one row of the weight times 1, 2 or
+ * 4 rows of A, 64 codes in a register. te__x86_tile     more rows of A, with AVX-512: the codes of 16 rows of the
+ * weight are unpacked once, transposed so that a register has four values of k of each of the 16 rows, and multiplied
+ * by up to 512 rows.
  *
  * Floor of the skinny kernels: the weight's bytes at the memory's read rate.
  */
@@ -47,14 +47,18 @@ TE_FN __m256 te__avx512_scales(const uint8_t *b, int bytes, int has_m) {
     uint16_t h[4];
     for (int i = 0; i < 4; i++) memcpy(&w[i], b + i * bytes, 4), memcpy(&h[i], b + i * bytes, 2);
     if (has_m) return _mm256_cvtph_ps(_mm_setr_epi32((int)w[0], (int)w[1], (int)w[2], (int)w[3]));
-    return _mm256_castps128_ps256(_mm_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], 0, 0, 0, 0)));
+    return _mm256_castps128_ps256(
+        _mm_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], 0, 0, 0, 0)));
 }
 /* Eight times v[first] and eight times v[second]. */
 TE_FN __m512 te__avx512_spread(__m256 v, int first, int second) {
     const __m512i lanes = te__avx512_pair(_mm256_set1_epi32(first), _mm256_set1_epi32(second));
     return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(v));
 }
-typedef struct te__avx512_four { __m512i q[2]; __m256 d; } te__avx512_four; /* four blocks */
+typedef struct te__avx512_four {
+    __m512i q[2];
+    __m256 d;
+} te__avx512_four; /* four blocks */
 TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, te_block_format f) {
     const int bytes = te__x86_bytes_32(f);
     te__avx512_four u;
@@ -62,7 +66,10 @@ TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, te_block_format f) {
     u.d = te__avx512_scales(w, bytes, te__x86_zero_bits(f) < 0);
     return u;
 }
-typedef struct te__avx512_sums { __m512 even, odd; __m256 m; } te__avx512_sums;
+typedef struct te__avx512_sums {
+    __m512 even, odd;
+    __m256 m;
+} te__avx512_sums;
 /* Adds to s the products of four blocks and of the groups from `at` on of the activations. */
 TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
                            te_block_format f) {
@@ -79,7 +86,8 @@ TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const t
         d = _mm256_castps128_ps256(_mm_mul_ps(_mm256_castps256_ps128(u->d), scale));
         const __m128i sums = _mm_slli_epi32(_mm_loadu_si128((const __m128i *)(a->minus_sum + at)), bits < 0 ? 0 : bits);
         const __m512i wide = _mm512_castsi128_si512(sums);
-        even = _mm512_maskz_permutexvar_epi32(0x0101, te__avx512_pair(_mm256_setzero_si256(), _mm256_set1_epi32(1)), wide);
+        even =
+            _mm512_maskz_permutexvar_epi32(0x0101, te__avx512_pair(_mm256_setzero_si256(), _mm256_set1_epi32(1)), wide);
         odd = _mm512_maskz_permutexvar_epi32(0x0101, te__avx512_pair(_mm256_set1_epi32(2), _mm256_set1_epi32(3)), wide);
     }
     const int8_t *y = a->q + at * TE__GROUP;
@@ -97,10 +105,10 @@ TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activat
     te__avx512_sums s[TE__X86_COLUMNS];
     __m256 rest[TE__X86_COLUMNS]; /* of blocks behind the last four */
     int64_t b = 0;
-    for (int r = 0; r < count; r++)
-        s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = rest[r] = _mm256_setzero_ps();
+    for (int r = 0; r < count; r++) s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = rest[r] = _mm256_setzero_ps();
     for (; b + 3 < blocks; b += 4, w += 4 * bytes) {
         const te__avx512_four u = te__avx512_unpack(w, f);
+        te__x86_prefetch(w, 4 * bytes);
         for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, f);
     }
     for (; b < blocks; b++, w += bytes) {
@@ -136,15 +144,16 @@ TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f)
     }
     const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
     const __m512i high = _mm512_broadcast_i64x4(te__x86_load(b + 16)); /* of q5_k */
-#define TE__AVX512_PAIR(i) /* groups 2 i and 2 i + 1; their highest bits are rotated to bit 4 */                      \
-    {                                                                                                                 \
-        const __m512i low = _mm512_broadcast_i64x4(te__x86_load(b + (f == TE_BLOCK_q5_k ? 48 : 16) + 32 * (i)));      \
-        q[i] = _mm512_and_si512(_mm512_srlv_epi64(low, shift), low4);                                                 \
-        if (f == TE_BLOCK_q5_k)                                                                                       \
-            q[i] = _mm512_ternarylogic_epi64(                                                                         \
-                q[i], _mm512_rolv_epi64(high, te__avx512_pair(_mm256_set1_epi64x((68 - 2 * (i)) % 64),                \
-                                                              _mm256_set1_epi64x((67 - 2 * (i)) % 64))),              \
-                _mm512_set1_epi8(16), 0xf8);                                                                          \
+#define TE__AVX512_PAIR(i) /* groups 2 i and 2 i + 1; their highest bits are rotated to bit 4 */                 \
+    {                                                                                                            \
+        const __m512i low = _mm512_broadcast_i64x4(te__x86_load(b + (f == TE_BLOCK_q5_k ? 48 : 16) + 32 * (i))); \
+        q[i] = _mm512_and_si512(_mm512_srlv_epi64(low, shift), low4);                                            \
+        if (f == TE_BLOCK_q5_k)                                                                                  \
+            q[i] = _mm512_ternarylogic_epi64(                                                                    \
+                q[i],                                                                                            \
+                _mm512_rolv_epi64(high, te__avx512_pair(_mm256_set1_epi64x((68 - 2 * (i)) % 64),                 \
+                                                        _mm256_set1_epi64x((67 - 2 * (i)) % 64))),               \
+                _mm512_set1_epi8(16), 0xf8);                                                                     \
     }
     TE__AVX512_PAIR(0) TE__AVX512_PAIR(1) TE__AVX512_PAIR(2) TE__AVX512_PAIR(3)
 #undef TE__AVX512_PAIR
@@ -153,8 +162,9 @@ TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f)
 TE_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
     const __m512i lanes =
         f == TE_BLOCK_q6_k
-            ? _mm512_add_epi16(_mm512_set1_epi16((short)(4 * i)), _mm512_setr_epi32(0, 0, 0, 0, 0x10001, 0x10001, 0x10001,
-                  0x10001, 0x20002, 0x20002, 0x20002, 0x20002, 0x30003, 0x30003, 0x30003, 0x30003))
+            ? _mm512_add_epi16(_mm512_set1_epi16((short)(4 * i)),
+                               _mm512_setr_epi32(0, 0, 0, 0, 0x10001, 0x10001, 0x10001, 0x10001, 0x20002, 0x20002,
+                                                 0x20002, 0x20002, 0x30003, 0x30003, 0x30003, 0x30003))
             : te__avx512_pair(_mm256_set1_epi16((short)(2 * i)), _mm256_set1_epi16((short)(2 * i + 1)));
     return _mm512_permutexvar_epi16(lanes, _mm512_castsi256_si512(scales));
 }
@@ -167,9 +177,11 @@ TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activati
     for (int r = 0; r < count; r++) sum[r] = _mm512_setzero_ps(), of_mins[r] = _mm_setzero_ps();
     for (int64_t k = 0; k < a->k; k += TE_BLOCK_MAX_VALUES, w += bytes) {
         const __m256i scales = te__x86_scales_k(w, f);
-        const float d = _cvtsh_ss(te__read_u16(w + (f == TE_BLOCK_q6_k ? 208 : 0))), dmin = _cvtsh_ss(te__read_u16(w + 2));
+        const float d = _cvtsh_ss(te__read_u16(w + (f == TE_BLOCK_q6_k ? 208 : 0))),
+                    dmin = _cvtsh_ss(te__read_u16(w + 2));
         __m512i q[4];
         te__avx512_codes_k(q, w, f);
+        te__x86_prefetch(w, bytes);
         const __m512i s0 = te__avx512_scale(scales, 0, f), s1 = te__avx512_scale(scales, 1, f),
                       s2 = te__avx512_scale(scales, 2, f), s3 = te__avx512_scale(scales, 3, f);
         for (int r = 0; r < count; r++) {
@@ -178,8 +190,10 @@ TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activati
             const float scale = a->scale[group];
             __m512i dot = _mm512_setzero_si512(), odd = dot;
             if (f == TE_BLOCK_q6_k) /* the zero of the codes is 32 */
-                dot = _mm512_zextsi256_si512(_mm256_slli_epi32(
-                    _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * group))), 5));
+                dot = _mm512_zextsi256_si512(
+                    _mm256_slli_epi32(_mm256_sub_epi32(_mm256_setzero_si256(),
+                                                       _mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * group))),
+                                      5));
             dot = _mm512_dpwssd_epi32(dot, _mm512_maddubs_epi16(q[0], te__avx512_load(y)), s0);
             odd = _mm512_dpwssd_epi32(odd, _mm512_maddubs_epi16(q[1], te__avx512_load(y + 64)), s1);
             dot = _mm512_dpwssd_epi32(dot, _mm512_maddubs_epi16(q[2], te__avx512_load(y + 128)), s2);
@@ -210,11 +224,13 @@ TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activati
 /* f and count are constants. */
 TE_FN void te__x86_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                            te_block_format f) {
-    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k) TE__COLUMNS_K(out, w, a, row, count, f);
-    else TE__COLUMNS_32(out, w, a, row, count, f);
+    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k)
+        TE__COLUMNS_K(out, w, a, row, count, f);
+    else
+        TE__COLUMNS_32(out, w, a, row, count, f);
 }
-/* out[i * TE__X86_ROWS + r] = the product of row i of the activations and the weight's row r, for `rows` rows from w on,
- * `stride` bytes apart. f is a constant. The order of a sum does not depend on the number of rows. */
+/* out[i * TE__X86_ROWS + r] = the product of row i of the activations and the weight's row r, for `rows` rows from w
+ * on, `stride` bytes apart. f is a constant. The order of a sum does not depend on the number of rows. */
 TE_FN void te__x86_skinny_of(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
                              te_block_format f) {
     for (int64_t i = 0; i < a->m; i += TE__X86_COLUMNS) {
@@ -222,9 +238,12 @@ TE_FN void te__x86_skinny_of(float *out, const uint8_t *w, size_t stride, int ro
         const int count = (int)te_min(TE__X86_COLUMNS, a->m - i);
         for (int r = 0; r < rows; r++) {
             float v[TE__X86_COLUMNS];
-            if (count == 1) te__x86_columns(v, w + (size_t)r * stride, a, row, 1, f);
-            else if (count == 2) te__x86_columns(v, w + (size_t)r * stride, a, row, 2, f);
-            else te__x86_columns(v, w + (size_t)r * stride, a, row, 4, f);
+            if (count == 1)
+                te__x86_columns(v, w + (size_t)r * stride, a, row, 1, f);
+            else if (count == 2)
+                te__x86_columns(v, w + (size_t)r * stride, a, row, 2, f);
+            else
+                te__x86_columns(v, w + (size_t)r * stride, a, row, 4, f);
             for (int c = 0; c < count; c++) out[row[c] * TE__X86_ROWS + r] = v[c];
         }
     }
@@ -243,13 +262,13 @@ TE_API void te__x86_skinny(float *out, const uint8_t *w, size_t stride, int rows
 #if defined TE__QUANTIZED_AVX512 && !defined TE_BATCH_INVARIANT
 #define TE__QUANTIZED_TILE 1
 enum {
-    TE__PANEL_ROWS = 16,  /* rows of the weight, one for each lane of a register */
-    TE__PANEL_K = 2048,   /* values of each row that are unpacked at a time; a multiple of TE_BLOCK_MAX_VALUES */
-    TE__TILE_ROWS = 8,    /* rows of A that are multiplied at a time */
-    TE__PANEL_M = 512     /* rows of A that a panel is multiplied by */
+    TE__PANEL_ROWS = 16, /* rows of the weight, one for each lane of a register */
+    TE__PANEL_K = 2048,  /* values of each row that are unpacked at a time; a multiple of TE_BLOCK_MAX_VALUES */
+    TE__TILE_ROWS = 8,   /* rows of A that are multiplied at a time */
+    TE__PANEL_M = 512    /* rows of A that a panel is multiplied by */
 };
 typedef struct te__x86_panel {
-    uint8_t q[TE__PANEL_K / 4][TE__PANEL_ROWS][4]; /* unsigned codes */
+    uint8_t q[TE__PANEL_K / 4][TE__PANEL_ROWS][4];         /* unsigned codes */
     float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];         /* of groups of 32 values, of q6_k 16 */
     float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS]; /* only of formats with offsets */
     float sum[TE__PANEL_M][TE__PANEL_ROWS];
@@ -277,8 +296,7 @@ TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, 
                                 f == TE_BLOCK_q8_0 ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
             for (int i = 0; i < TE__GROUP / 4; i++) memcpy(p->q[group * (TE__GROUP / 4) + i][r], &q[i], 4);
             if (f == TE_BLOCK_q6_k)
-                for (int i = 0; i < 2; i++)
-                    p->scale[2 * group + i][r] = d * (float)(int8_t)w[192 + 2 * g + i];
+                for (int i = 0; i < 2; i++) p->scale[2 * group + i][r] = d * (float)(int8_t)w[192 + 2 * g + i];
             else {
                 p->scale[group][r] = is_k ? d * (float)scale[g] : d;
                 p->offset[group][r] = is_k ? -(m * (float)min[g]) : m;
@@ -304,19 +322,18 @@ TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int
 TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS], int64_t k0,
                               int kk, te_block_format f) {
     const int group = te__block_group(f), zero = te__x86_zero(f);
-#define TE__X86_OPEN(r)                                      \
-    __m512 s##r = _mm512_loadu_ps(p->sum[row[r]]);           \
-    const int64_t at##r = row[r] * a->k + k0;                \
+#define TE__X86_OPEN(r)                            \
+    __m512 s##r = _mm512_loadu_ps(p->sum[row[r]]); \
+    const int64_t at##r = row[r] * a->k + k0;      \
     const int8_t *q##r = a->q + at##r;
-#define TE__X86_INIT(r)                                                                                              \
-    __m512i d##r = group == 16 ? _mm512_set1_epi32(-zero * a->sums[(at##r + k) / 16])                                \
-                   : zero      ? _mm512_set1_epi32(zero * a->minus_sum[(at##r + k) / TE__GROUP])                     \
+#define TE__X86_INIT(r)                                                                          \
+    __m512i d##r = group == 16 ? _mm512_set1_epi32(-zero * a->sums[(at##r + k) / 16])            \
+                   : zero      ? _mm512_set1_epi32(zero * a->minus_sum[(at##r + k) / TE__GROUP]) \
                                : _mm512_setzero_si512();
-#define TE__X86_DOT(r)                                                      \
-    memcpy(&four, q##r + k + i, 4), d##r = _mm512_dpbusd_epi32(d##r, w, _mm512_set1_epi32(four));
-#define TE__X86_ADD(r)                                                                                            \
-    s##r = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d##r),                                                              \
-                           _mm512_mul_ps(scale, _mm512_set1_ps(a->scale[(at##r + k) / TE__GROUP])), s##r);        \
+#define TE__X86_DOT(r) memcpy(&four, q##r + k + i, 4), d##r = _mm512_dpbusd_epi32(d##r, w, _mm512_set1_epi32(four));
+#define TE__X86_ADD(r)                                                                                     \
+    s##r = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d##r),                                                       \
+                           _mm512_mul_ps(scale, _mm512_set1_ps(a->scale[(at##r + k) / TE__GROUP])), s##r); \
     if (!zero) s##r = _mm512_fmadd_ps(offset, _mm512_set1_ps(a->scaled_sum[(at##r + k) / TE__GROUP]), s##r);
 #define TE__X86_CLOSE(r) _mm512_storeu_ps(p->sum[row[r]], s##r);
     TE__X86_EACH(TE__X86_OPEN)
@@ -343,11 +360,16 @@ TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_
     for (int i = 0; i < (int)a->m; i += TE__TILE_ROWS) {
         int row[TE__TILE_ROWS];
         for (int r = 0; r < TE__TILE_ROWS; r++) row[r] = (int)te_min(i + r, a->m - 1);
-        if (te__block_has_offset(f)) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_k);
-        else if (f == TE_BLOCK_q8_0) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q8_0);
-        else if (f == TE_BLOCK_q6_k) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q6_k);
-        else if (f == TE_BLOCK_q5_0) te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q5_0);
-        else te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_0);
+        if (te__block_has_offset(f))
+            te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_k);
+        else if (f == TE_BLOCK_q8_0)
+            te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q8_0);
+        else if (f == TE_BLOCK_q6_k)
+            te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q6_k);
+        else if (f == TE_BLOCK_q5_0)
+            te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q5_0);
+        else
+            te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_0);
     }
 }
 /* p->sum[i][r] = the product of row i of the activations and row `row` + r of the part, for up to TE__PANEL_M rows of

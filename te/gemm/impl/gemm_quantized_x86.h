@@ -1,5 +1,5 @@
-/* gemm_quantized_x86.h -- products of weights in few bits on x86 with AVX2, and with AVX-VNNI where the compiler may use
- * it: one row of a weight times 1, 2 or 4 rows of activations. gemm_quantized_avx512.h has the kernels for AVX-512.
+/* gemm_quantized_x86.h -- products of weights in few bits on x86 with AVX2, and with AVX-VNNI where the compiler may
+ * use it: one row of a weight times 1, 2 or 4 rows of activations. gemm_quantized_avx512.h has the kernels for AVX-512.
  *
  * 32 codes at a time are unpacked to a register. They are unsigned, and a format's zero is subtracted as zero times the
  * sum of the activations, because the instructions multiply unsigned by signed numbers.
@@ -27,8 +27,11 @@
 #endif
 
 enum {
-    TE__X86_ROWS = 16,  /* rows of the weight that are multiplied by all rows of A, before the next ones are read */
-    TE__X86_COLUMNS = 4 /* rows of A that are multiplied at a time */
+    TE__X86_ROWS = 16,   /* rows of the weight that are multiplied by all rows of A, before the next ones are read */
+    TE__X86_COLUMNS = 4, /* rows of A that are multiplied at a time */
+    /* How many bytes ahead of the codes the weight is fetched into the cache. One Zen 5 core read q8_0 at 0.77 of the
+     * rate of a plain read without it, at 0.76 with 2 KB, 0.90 with 8 KB and 0.91 with 24 KB. */
+    TE__X86_AHEAD = 8192
 };
 
 /* sum + u v, for 16 pairs of neighbouring numbers of 16 bits. */
@@ -52,6 +55,10 @@ TE_FN float te__x86_total(__m256 v) {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+/* Fetches into the cache the `bytes` bytes that lie TE__X86_AHEAD bytes behind w. */
+TE_FN void te__x86_prefetch(const uint8_t *w, int bytes) {
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + TE__X86_AHEAD + i, _MM_HINT_T0);
+}
 TE_FN __m256i te__x86_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 /* The f16 at p, in all lanes. */
 TE_FN __m256 te__x86_f16(const uint8_t *p) {
@@ -63,7 +70,10 @@ TE_FN __m256 te__x86_first(float v) { return _mm256_zextps128_ps256(_mm_set_ss(v
 
 /* ---- skinny: blocks of 32 values --------------------------------------------------------------------------------- */
 
-typedef struct te__x86_block { __m256i q; __m256 d, m; } te__x86_block;
+typedef struct te__x86_block {
+    __m256i q;
+    __m256 d, m;
+} te__x86_block;
 
 TE_FN int te__x86_bytes_32(te_block_format f) {
     return f == TE_BLOCK_q8_0 ? 34 : f == TE_BLOCK_q4_0 ? 18 : f == TE_BLOCK_q4_1 ? 20 : f == TE_BLOCK_q5_0 ? 22 : 24;
@@ -94,11 +104,16 @@ TE_FN te__x86_block te__x86_unpack(const uint8_t *b, te_block_format f) {
     te__x86_block u;
     u.d = te__x86_f16(b), u.m = u.d;
     if (te__x86_zero_bits(f) < 0) u.m = te__x86_f16(b + 2);
-    if (f == TE_BLOCK_q8_0) u.q = te__x86_load(b + 2);
-    else if (f == TE_BLOCK_q4_0) u.q = te__x86_nibbles(b + 2);
-    else if (f == TE_BLOCK_q4_1) u.q = te__x86_nibbles(b + 4);
-    else if (f == TE_BLOCK_q5_0) u.q = te__x86_fifth_bits(te__x86_nibbles(b + 6), b + 2);
-    else u.q = te__x86_fifth_bits(te__x86_nibbles(b + 8), b + 4);
+    if (f == TE_BLOCK_q8_0)
+        u.q = te__x86_load(b + 2);
+    else if (f == TE_BLOCK_q4_0)
+        u.q = te__x86_nibbles(b + 2);
+    else if (f == TE_BLOCK_q4_1)
+        u.q = te__x86_nibbles(b + 4);
+    else if (f == TE_BLOCK_q5_0)
+        u.q = te__x86_fifth_bits(te__x86_nibbles(b + 6), b + 2);
+    else
+        u.q = te__x86_fifth_bits(te__x86_nibbles(b + 8), b + 4);
     return u;
 }
 /* sum + the product of block u and group `at` of the activations. */
@@ -121,8 +136,9 @@ TE_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activations *a,
     sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
     return bits < 0 ? _mm256_fmadd_ps(u.m, te__x86_first(a->scaled_sum[at]), sum) : sum;
 }
-/* The products of the weight's row w and of the rows row[0] .. row[count - 1] of the activations. `count` is a constant,
- * 1, 2 or 4. Blocks with even and with odd numbers have sums of their own, because each sum waits for the one before. */
+/* The products of the weight's row w and of the rows row[0] .. row[count - 1] of the activations. `count` is a
+ * constant, 1, 2 or 4. Blocks with even and with odd numbers have sums of their own, because each sum waits for the one
+ * before. */
 TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                               te_block_format f) {
     const int64_t blocks = a->k / TE__GROUP;
@@ -131,6 +147,7 @@ TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activation
     for (int r = 0; r < count; r++) even[r] = odd[r] = _mm256_setzero_ps();
     for (int64_t b = 0; b + 1 < blocks; b += 2, w += 2 * bytes) {
         const te__x86_block u = te__x86_unpack(w, f), v = te__x86_unpack(w + bytes, f);
+        te__x86_prefetch(w, 2 * bytes);
         for (int r = 0; r < count; r++) even[r] = te__x86_step(even[r], u, a, row[r] * blocks + b, f);
         for (int r = 0; r < count; r++) odd[r] = te__x86_step(odd[r], v, a, row[r] * blocks + b + 1, f);
     }
@@ -143,7 +160,8 @@ TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activation
 
 /* ---- skinny: k-quants -------------------------------------------------------------------------------------------- */
 
-/* The codes of group g of 32 values of a block of q4_k, q5_k or q6_k: without the zero of q6_k, so they are unsigned. */
+/* The codes of group g of 32 values of a block of q4_k, q5_k or q6_k: without the zero of q6_k, so they are unsigned.
+ */
 TE_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
     const __m256i low4 = _mm256_set1_epi8(15);
     if (f == TE_BLOCK_q6_k) { /* a half of the block has 4 groups */
@@ -181,8 +199,8 @@ TE_FN __m256i te__x86_scale_of_group(const int16_t scale[16], int g, te_block_fo
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi16(scale[2 * g])),
                                    _mm_set1_epi16(scale[2 * g + 1]), 1);
 }
-/* The products of the weight's row w and of the rows row[0] .. row[count - 1] of the activations. `count` is a constant,
- * 1, 2 or 4. */
+/* The products of the weight's row w and of the rows row[0] .. row[count - 1] of the activations. `count` is a
+ * constant, 1, 2 or 4. */
 TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                              te_block_format f) {
     const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
@@ -193,23 +211,26 @@ TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations
         const __m256 d = te__x86_f16(w + (f == TE_BLOCK_q6_k ? 208 : 0)), dmin = te__x86_f16(w + 2);
         int16_t scale[16];
         __m256i dot[TE__X86_COLUMNS];
+        te__x86_prefetch(w, bytes);
         _mm256_storeu_si256((__m256i *)scale, scales);
         for (int r = 0; r < count; r++) dot[r] = _mm256_setzero_si256();
-#define TE__X86_GROUP(g)                                                                                           \
-    {                                                                                                              \
-        const __m256i q = te__x86_codes_k(w, g, f), s = te__x86_scale_of_group(scale, g, f);                       \
-        for (int r = 0; r < count; r++)                                                                            \
-            dot[r] = te__x86_add_pairs(                                                                            \
-                dot[r], _mm256_maddubs_epi16(q, te__x86_load(a->q + row[r] * a->k + k + (g) * TE__GROUP)), s);     \
+#define TE__X86_GROUP(g)                                                                                     \
+    {                                                                                                        \
+        const __m256i q = te__x86_codes_k(w, g, f), s = te__x86_scale_of_group(scale, g, f);                 \
+        for (int r = 0; r < count; r++)                                                                      \
+            dot[r] = te__x86_add_pairs(                                                                      \
+                dot[r], _mm256_maddubs_epi16(q, te__x86_load(a->q + row[r] * a->k + k + (g)*TE__GROUP)), s); \
     }
-        TE__X86_GROUP(0) TE__X86_GROUP(1) TE__X86_GROUP(2) TE__X86_GROUP(3)
-        TE__X86_GROUP(4) TE__X86_GROUP(5) TE__X86_GROUP(6) TE__X86_GROUP(7)
+        TE__X86_GROUP(0)
+        TE__X86_GROUP(1) TE__X86_GROUP(2) TE__X86_GROUP(3) TE__X86_GROUP(4) TE__X86_GROUP(5) TE__X86_GROUP(6)
+            TE__X86_GROUP(7)
 #undef TE__X86_GROUP
-        for (int r = 0; r < count; r++) {
+                for (int r = 0; r < count; r++) {
             const int64_t at = (row[r] * a->k + k) / TE__GROUP;
             const __m256 scale_of_a = _mm256_set1_ps(a->scale[at]);
             if (f == TE_BLOCK_q6_k) /* the zero of the codes is 32 */
-                dot[r] = _mm256_sub_epi32(dot[r], _mm256_slli_epi32(_mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * at)), 5));
+                dot[r] = _mm256_sub_epi32(
+                    dot[r], _mm256_slli_epi32(_mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * at)), 5));
             else {
                 const __m128i sums = _mm_loadu_si128((const __m128i *)(a->group_sums + at));
                 const __m128i mins = _mm_madd_epi16(_mm256_extracti128_si256(scales, 1), sums);

@@ -72,8 +72,8 @@ TE_API float te__activations_amax(const float *x, int n) {
     }
     return te_float_of_bits(max);
 }
-/* q[i] = x[i] inverse, rounded to nearest even: adding 1.5 2^23 rounds to an integer, which is then in the low bits. All
- * products are at most 127.5 in magnitude. */
+/* q[i] = x[i] inverse, rounded to nearest even: adding 1.5 2^23 rounds to an integer, which is then in the low bits.
+ * All products are at most 127.5 in magnitude. */
 TE_API void te__activations_round(int8_t *q, const float *x, int n, float inverse) {
     for (int i = 0; i < n; i++) {
         const float scaled = x[i] * inverse, rounded = scaled + 12582912.0f;

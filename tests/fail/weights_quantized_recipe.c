@@ -1,0 +1,7 @@
+// expect: te: m: (weights, quantized) is of a list without a recipe
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_INFERENCE(m, (bf16, (recipe, fp8_row)), (linear, fc, 64, 32))
+#else
+TE_INFERENCE(m, (bf16, (recipe, fp8_row), (weights, quantized)), (linear, fc, 64, 32))
+#endif
