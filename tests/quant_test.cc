@@ -346,7 +346,7 @@ TEST_CASE("rows are quantized to the nearest codes") {
 TEST_CASE("products of all formats, from 1 to many rows") {
     source s(fresh_seed());
     struct size { int64_t m, n, k; };
-    std::vector<size> sizes = {{1, 1, 256}, {1, 5, 512}, {2, 16, 256}, {3, 17, 768}, {4, 33, 256}, {5, 3, 512}, {8, 35, 512}, {9, 37, 512}, {16, 16, 256}, {33, 31, 768}};
+    std::vector<size> sizes = {{1, 1, 256}, {1, 5, 512}, {2, 16, 256}, {3, 17, 768}, {4, 33, 256}, {5, 3, 512}, {8, 35, 512}, {9, 37, 512}, {16, 16, 256}, {24, 18, 256}, {25, 16, 512}, {33, 31, 768}};
     if (!brief()) sizes.insert(sizes.end(), {{1, 131, 2304}, {7, 40, 2560}, {21, 50, 2304}, {530, 19, 256}, {1030, 33, 512}});
     for (const te_block_format f : formats)
         for (const size &z : sizes)
@@ -357,7 +357,7 @@ TEST_CASE("products of all formats, from 1 to many rows") {
     // k of one block, or of an odd number of blocks; of one column for floats
     for (const int64_t k : {32, 96, 544, 2080})
         for (const te_block_format f : {TE_BLOCK_q8_0, TE_BLOCK_q4_0, TE_BLOCK_q4_1, TE_BLOCK_q5_0, TE_BLOCK_q5_1})
-            for (const int64_t m : {1, 6, 13})
+            for (const int64_t m : {1, 6, 29})
                 check_product(std::string(te_block_name(f)) + " k " + std::to_string(k), multiply(one(f, 21, k, s), exact_rows(m, k, s), m, TE_f32, true));
     for (const int64_t k : {1, 7, 33, 1025})
         for (const te_block_format f : {TE_BLOCK_f32, TE_BLOCK_f16, TE_BLOCK_bf16})
@@ -368,7 +368,7 @@ TEST_CASE("products of all formats, from 1 to many rows") {
 TEST_CASE("products of activations that are rounded to 8 bits") {
     source s(fresh_seed());
     for (const te_block_format f : formats)
-        for (const int64_t m : {1, 4, 12}) {
+        for (const int64_t m : {1, 4, 36}) {
             const product p = multiply(one(f, 24, 768, s), s.draw((size_t)(m * 768), TE_bf16, 0.1, 3), m, TE_f32, false);
             check_product(te_block_name(f), p);
             double squares = 0, whole = 0; // the error of a row of 768 independent roundings is far below the sum of their bounds
@@ -394,18 +394,18 @@ TEST_CASE("a weight of parts in several formats") {
         for (const te_dtype dtype : {TE_f32, TE_bf16}) check_product("parts", multiply(w, exact_rows(m, 512, s), m, dtype, true));
 }
 
-TEST_CASE("a row's result does not depend on the other rows, up to 8 rows; NaN and infinity stay in their row") {
+TEST_CASE("a row's result does not depend on the other rows, up to 24 rows; NaN and infinity stay in their row") {
     source s(fresh_seed());
     for (const te_block_format f : {TE_BLOCK_q8_0, TE_BLOCK_q4_1, TE_BLOCK_q5_0, TE_BLOCK_q4_k, TE_BLOCK_q6_k}) {
         const std::vector<weight> w = one(f, 19, 512, s);
-        reference::vec x = s.draw(8 * 512, TE_f32);
-        const reference::vec all = multiply(w, x, 8, TE_f32, false).out;
-        for (const size_t m : {(size_t)1, (size_t)2, (size_t)3, (size_t)5}) {
+        reference::vec x = s.draw(24 * 512, TE_f32);
+        const reference::vec all = multiply(w, x, 24, TE_f32, false).out;
+        for (const size_t m : {(size_t)1, (size_t)2, (size_t)3, (size_t)9}) {
             const reference::vec part = multiply(w, reference::vec(x.begin(), x.begin() + (long)(m * 512)), (int64_t)m, TE_f32, false).out;
             CHECK(part == reference::vec(all.begin(), all.begin() + (long)part.size()));
         }
         for (const double bad : {(double)NAN, (double)INFINITY})
-            for (const int64_t m : {2, 16}) {
+            for (const int64_t m : {2, 32}) {
                 reference::vec y = s.draw((size_t)m * 512, TE_f32);
                 y[512 + 77] = bad;
                 const reference::vec out = multiply(w, y, m, TE_f32, false).out;

@@ -23,7 +23,16 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #elif defined(__F16C__)
+/* g++ 12 warns of variables in this header that are left uninitialised on purpose (its bug 105593). */
+#ifndef __clang__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#ifndef __clang__
+#pragma GCC diagnostic pop
+#endif
 #endif
 
 /* ---- formats ----------------------------------------------------------------------------------------------------- */

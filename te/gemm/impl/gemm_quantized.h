@@ -94,10 +94,11 @@ TE_KERNEL(te__by_floats, 1, te__by_floats_args, te__by_floats_body(te_args, te_a
 /* ---- by integers ------------------------------------------------------------------------------------------------- */
 
 enum {
-    TE__QUANTIZED_M = 512,            /* rows of A that a block of the kernel multiplies */
-    TE__QUANTIZED_ROWS = 32,          /* rows of the weight that it multiplies, of more than TE__SKINNY_M rows of A */
-    TE__QUANTIZED_BYTES = 64 * 1024,  /* about as many bytes of the weight with fewer rows of A */
-    TE__QUANTIZED_MIN_BLOCKS = 8      /* but the weight is split into about so many blocks, for several threads */
+    TE__QUANTIZED_SKINNY = 24,       /* up to so many rows of A the skinny kernels are faster than tiles */
+    TE__QUANTIZED_M = 512,           /* rows of A that a block of the kernel multiplies */
+    TE__QUANTIZED_ROWS = 32,         /* rows of the weight that it multiplies by more rows of A than these 24 */
+    TE__QUANTIZED_BYTES = 64 * 1024, /* about as many bytes of the weight with fewer rows of A */
+    TE__QUANTIZED_MIN_BLOCKS = 8     /* but the weight is split into about so many blocks, for several threads */
 };
 
 typedef struct te__by_integers_args {
@@ -187,7 +188,7 @@ TE_API void te__by_integers_body(const te__by_integers_args *args, te_block b) {
     const int64_t m0 = (int64_t)b.y * TE__QUANTIZED_M;
     const te__activations a = te__activations_rows(&args->a, m0, te_min(TE__QUANTIZED_M, args->a.m - m0));
 #ifdef TE__QUANTIZED_TILE
-    if (args->a.m > TE__SKINNY_M) te__x86_panels(args, &a, m0, from, to);
+    if (args->a.m > TE__QUANTIZED_SKINNY) te__x86_panels(args, &a, m0, from, to);
     else te__x86_part(args, &a, m0, from, to);
 #elif TE__QUANTIZED_X86
     te__x86_part(args, &a, m0, from, to);
@@ -225,7 +226,7 @@ TE_API te_status te__quantized_by_integers(const te_gemm *g, const te__activatio
     const int64_t of_bytes = TE__QUANTIZED_BYTES / (int64_t)te_max(1, (int64_t)te_block_row_bytes(part->format, g->k));
     const int64_t of_blocks = te_ceil_div(part->rows, TE__QUANTIZED_MIN_BLOCKS);
     args.g = g, args.a = *a, args.part = part, args.first = first, args.rows = TE__QUANTIZED_ROWS;
-    if (g->m <= TE__SKINNY_M) args.rows = te_round_up(te_max(1, te_min(of_bytes, of_blocks)), 16);
+    if (g->m <= TE__QUANTIZED_SKINNY) args.rows = te_round_up(te_max(1, te_min(of_bytes, of_blocks)), 16);
     return te__by_integers_launch(
         ctx, te__grid_of(te_ceil_div(part->rows, args.rows), te_ceil_div(g->m, TE__QUANTIZED_M)), &args);
 }

@@ -2,10 +2,11 @@
  * between these and the ones of gemm_quantized_x86.h, when the program is compiled (-march=native).
  *
  * Roles:
- *     te__x86_skinny   1 to 8 rows of A, whose time is that of reading the weight: one row of the weight times 1, 2 or
- * 4 rows of A, 64 codes in a register. te__x86_tile     more rows of A, with AVX-512: the codes of 16 rows of the
- * weight are unpacked once, transposed so that a register has four values of k of each of the 16 rows, and multiplied
- * by up to 512 rows.
+ *     te__x86_skinny   up to 24 rows of A: one row of the weight times 1, 2 or 4 rows of A, 64 codes in a register.
+ *                      With a few rows of A the time is that of reading the weight.
+ *     te__x86_tile     more rows of A, with AVX-512: the codes of 16 rows of the weight are unpacked once, transposed
+ *                      so that a register has four values of k of each of the 16 rows, and multiplied by up to 512
+ *                      rows of A.
  *
  * Floor of the skinny kernels: the weight's bytes at the memory's read rate.
  */
@@ -41,11 +42,11 @@ TE_FN __m512i te__avx512_codes(const uint8_t *b, const uint8_t *next, te_block_f
     memcpy(&low, b + (f == TE_BLOCK_q5_0 ? 2 : 4), 4), memcpy(&high, next + (f == TE_BLOCK_q5_0 ? 2 : 4), 4);
     return _mm512_mask_add_epi8(q, (uint64_t)high << 32 | low, q, _mm512_set1_epi8(16));
 }
-/* d of four blocks: d0, d1, d2, d3, .. or, if the format has m, d0, m0, d1, m1, ... */
-TE_FN __m256 te__avx512_scales(const uint8_t *b, int bytes, int has_m) {
+/* d of the four blocks b[0] to b[3]: d0, d1, d2, d3, .. or, if the format has m, d0, m0, d1, m1, ... */
+TE_FN __m256 te__avx512_scales(const uint8_t *const b[4], int has_m) {
     uint32_t w[4];
     uint16_t h[4];
-    for (int i = 0; i < 4; i++) memcpy(&w[i], b + i * bytes, 4), memcpy(&h[i], b + i * bytes, 2);
+    for (int i = 0; i < 4; i++) memcpy(&w[i], b[i], 4), memcpy(&h[i], b[i], 2);
     if (has_m) return _mm256_cvtph_ps(_mm_setr_epi32((int)w[0], (int)w[1], (int)w[2], (int)w[3]));
     return _mm256_castps128_ps256(
         _mm_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], 0, 0, 0, 0)));
@@ -59,26 +60,31 @@ typedef struct te__avx512_four {
     __m512i q[2];
     __m256 d;
 } te__avx512_four; /* four blocks */
-TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, te_block_format f) {
+/* Unpack the `count` blocks at w. In place of the other ones up to four, the last one is unpacked again. */
+TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int count, te_block_format f) {
     const int bytes = te__x86_bytes_32(f);
+    const uint8_t *b[4];
     te__avx512_four u;
-    u.q[0] = te__avx512_codes(w, w + bytes, f), u.q[1] = te__avx512_codes(w + 2 * bytes, w + 3 * bytes, f);
-    u.d = te__avx512_scales(w, bytes, te__x86_zero_bits(f) < 0);
+    for (int i = 0; i < 4; i++) b[i] = w + (i < count ? i : count - 1) * bytes;
+    u.q[0] = te__avx512_codes(b[0], b[1], f), u.q[1] = te__avx512_codes(b[2], b[3], f);
+    u.d = te__avx512_scales(b, te__x86_zero_bits(f) < 0);
     return u;
 }
 typedef struct te__avx512_sums {
     __m512 even, odd;
     __m256 m;
 } te__avx512_sums;
-/* Adds to s the products of four blocks and of the groups from `at` on of the activations. */
+/* Adds to s the products of the first `count` of four blocks and of the groups from `at` on of the activations. The
+ * scales of the other blocks are 0. (Their activations are whatever follows in the scratch memory.) */
 TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
-                           te_block_format f) {
+                           int count, te_block_format f) {
+    const __mmask8 there = (__mmask8)((1 << count) - 1);
     const int bits = te__x86_zero_bits(f);
-    const __m128 scale = _mm_loadu_ps(a->scale + at);
+    const __m128 scale = _mm_maskz_loadu_ps(there, a->scale + at);
     __m512i even = _mm512_setzero_si512(), odd = even;
     __m256 d;
     if (bits < 0) { /* d0 scale0, m0 sum0, d1 scale1, ... */
-        const __m128 sum = _mm_loadu_ps(a->scaled_sum + at);
+        const __m128 sum = _mm_maskz_loadu_ps(there, a->scaled_sum + at);
         d = _mm256_mul_ps(u->d, _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_unpacklo_ps(scale, sum)),
                                                      _mm_unpackhi_ps(scale, sum), 1));
         s->m = _mm256_add_ps(s->m, d);
@@ -103,23 +109,22 @@ TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activat
     const int64_t blocks = a->k / TE__GROUP;
     const int bytes = te__x86_bytes_32(f);
     te__avx512_sums s[TE__X86_COLUMNS];
-    __m256 rest[TE__X86_COLUMNS]; /* of blocks behind the last four */
     int64_t b = 0;
-    for (int r = 0; r < count; r++) s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = rest[r] = _mm256_setzero_ps();
+    for (int r = 0; r < count; r++) s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = _mm256_setzero_ps();
     for (; b + 3 < blocks; b += 4, w += 4 * bytes) {
-        const te__avx512_four u = te__avx512_unpack(w, f);
+        const te__avx512_four u = te__avx512_unpack(w, 4, f);
         te__x86_prefetch(w, 4 * bytes);
-        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, f);
+        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, 4, f);
     }
-    for (; b < blocks; b++, w += bytes) {
-        const te__x86_block u = te__x86_unpack(w, f);
-        for (int r = 0; r < count; r++) rest[r] = te__x86_step(rest[r], u, a, row[r] * blocks + b, f);
+    if (b < blocks) {
+        const int rest = (int)(blocks - b);
+        const te__avx512_four u = te__avx512_unpack(w, rest, f);
+        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, rest, f);
     }
     for (int r = 0; r < count; r++) {
         const __m512 sum = _mm512_add_ps(s[r].even, s[r].odd);
         const __m256 m = _mm256_blend_ps(_mm256_setzero_ps(), s[r].m, 0xaa); /* lanes with m */
-        __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
-        half = _mm256_add_ps(half, rest[r]);
+        const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
         out[r] = te__x86_total(te__x86_zero_bits(f) < 0 ? _mm256_add_ps(half, m) : half);
     }
 }
