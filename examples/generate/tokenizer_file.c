@@ -28,20 +28,23 @@ typedef struct loader {
     char *error; /* [256] */
 } loader;
 
-static int fail(loader *l, const char *format, ...) {
-    va_list list;
-    int n = snprintf(l->error, 256, "%.120s: ", l->path);
-    va_start(list, format);
-    if (n > 0 && n < 256) vsnprintf(l->error + n, (size_t)(256 - n), format, list);
-    va_end(list);
-    /* A name of the file may have been cut in the middle of a character. */
-    for (char *p = l->error; *p;) {
+/* '?' for what is not UTF-8 in an error's text: a name of the file may have been cut in the middle of a character. */
+static int only_characters(char *error) {
+    for (char *p = error; *p;) {
         int state;
-        n = tokenizer_utf8(p, strlen(p), &state);
+        const int n = tokenizer_utf8(p, strlen(p), &state);
         if (state != 1) memset(p, '?', (size_t)n);
         p += n;
     }
     return 0;
+}
+static int fail(loader *l, const char *format, ...) {
+    va_list list;
+    const int n = snprintf(l->error, 256, "%.120s: ", l->path);
+    va_start(list, format);
+    if (n > 0 && n < 256) vsnprintf(l->error + n, (size_t)(256 - n), format, list);
+    va_end(list);
+    return only_characters(l->error);
 }
 static int no_memory(loader *l) { return fail(l, "cannot allocate"); }
 
@@ -139,6 +142,7 @@ static int open_json(loader *l, json_file *f, int may_be_missing) {
         tokenizer_buffer text = {NULL, 0, 0};
         ok = tokenizer_gguf_json(l->path, &text, l->error), f->text = text.p, n = text.n;
         if (ok) f->text[n] = 0;
+        else (void)only_characters(l->error);
     } else ok = read_bytes(l, file, f, &n);
     fclose(file);
     if (!ok) return 0;
