@@ -18,12 +18,12 @@ read -ra flags <<<"$(pkg-config --cflags --libs "${libraries[@]}")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-sources=(examples/generate/{tokenizer,tokenizer_file,tokenizer_json,tokenizer_regex,chat}.c tests/tokenizer_driver.c)
+sources=(examples/generate/{tokenizer,tokenizer_file,tokenizer_gguf,tokenizer_json,tokenizer_regex,chat}.c tests/tokenizer_driver.c)
 warnings=(-Wall -Wextra -Wshadow -pedantic -Werror)
-"${CC:-gcc}" -std=c11 -O2 "${warnings[@]}" "${sources[@]}" -o "$work/driver" "${flags[@]}"
+"${CC:-gcc}" -std=c11 -O2 -I. "${warnings[@]}" "${sources[@]}" -o "$work/driver" "${flags[@]}"
 sanitize=(-g -fsanitize=address,undefined -fno-sanitize-recover=all)
-"${CC:-gcc}" -std=c11 -O1 "${sanitize[@]}" "${sources[@]}" -o "$work/sanitized" "${flags[@]}"
-"${CXX:-g++}" -std=c++17 -x c++ -O1 "${warnings[@]}" "${sources[@]}" -o "$work/as_cpp" "${flags[@]}"
+"${CC:-gcc}" -std=c11 -O1 -I. "${sanitize[@]}" "${sources[@]}" -o "$work/sanitized" "${flags[@]}"
+"${CXX:-g++}" -std=c++17 -x c++ -O1 -I. "${warnings[@]}" "${sources[@]}" -o "$work/as_cpp" "${flags[@]}"
 
 "$python" tests/tokenizer.py "$work/driver" "$work" "${1:-1000}" time
 echo "with sanitizers:"

@@ -3,6 +3,7 @@
  *     tokenizer_driver FILE                   answers requests from the standard input, see answer()
  *     tokenizer_driver --open FILE...         opens and closes each; prints "ok" or the error
  *     tokenizer_driver --time FILE TEXT       prints seconds to load, to encode and to decode, and the number of tokens
+ *     tokenizer_driver --ids FILE TEXT        prints the ids of each line of TEXT, where \n and \\ are escapes
  *     tokenizer_driver --chat FILE FORMAT FIRST END
  *                                             the fixed messages from FIRST to before END as text; FORMAT may be ""
  */
@@ -115,6 +116,28 @@ static void time_it(const char *file, const char *path) {
     tokenizer_close(t);
 }
 
+static void print_ids(const char *file, const char *path) {
+    enum { MAX_LINE = 1 << 20 };
+    char error[256], *line = (char *)memory(MAX_LINE);
+    int32_t *ids = (int32_t *)memory(MAX_LINE * sizeof *ids);
+    tokenizer *t = tokenizer_open(file, error);
+    FILE *f = fopen(path, "rb");
+    if (!t) die(error);
+    if (!f) die("no text");
+    for (int c = getc(f); c != EOF; c = getc(f)) {
+        size_t n = 0;
+        for (; c != EOF && c != '\n' && n < MAX_LINE; c = getc(f)) {
+            if (c == '\\') c = getc(f) == 'n' ? '\n' : '\\';
+            line[n++] = (char)c;
+        }
+        const int count = tokenizer_encode(t, line, n, 1, ids, MAX_LINE);
+        for (int i = 0; i < count; i++) printf(i ? " %d" : "%d", (int)ids[i]);
+        printf("\n");
+    }
+    fclose(f), free(line), free(ids);
+    tokenizer_close(t);
+}
+
 static void chat(const char *file, const char *name, int first, int end) {
     static const chat_message messages[] = {{"system", "Be brief."}, {"user", "Hello!\n"}, {"assistant", "Hi."},
                                             {"user", "How are you?"}, {"tool", "-"}, {"system", "-"}};
@@ -134,6 +157,7 @@ static void chat(const char *file, const char *name, int first, int end) {
 int main(int argc, char **argv) {
     char error[256];
     if (argc == 4 && !strcmp(argv[1], "--time")) return time_it(argv[2], argv[3]), 0;
+    if (argc == 4 && !strcmp(argv[1], "--ids")) return print_ids(argv[2], argv[3]), 0;
     if (argc == 6 && !strcmp(argv[1], "--chat")) return chat(argv[2], argv[3], atoi(argv[4]), atoi(argv[5])), 0;
     const int opens = argc > 2 && !strcmp(argv[1], "--open");
     for (int i = 2; opens && i < argc; i++) {

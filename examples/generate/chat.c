@@ -18,6 +18,8 @@ static int is_token(const tokenizer *t, const char *name) {
     return tokenizer_encode(t, name, strlen(name), 0, &id, 1) == 1 && id == tokenizer_token_id(t, name);
 }
 chat_format chat_format_of(const tokenizer *t) {
+    const char *template_text = tokenizer_chat_template(t);
+    if (template_text && strstr(template_text, "named SmolLM")) return CHAT_smollm; /* its default system message */
     for (int i = 1; i < CHAT_COUNT; i++) /* of two formats with the same tokens the one with more of them is first */
         if (*formats[i].mark && is_token(t, formats[i].mark) && is_token(t, formats[i].end)) return (chat_format)i;
     return CHAT_none;
@@ -50,7 +52,7 @@ static void put_message(output *o, chat_format format, const chat_message *m, co
         put(o, "<|start_header_id|>"), put(o, m->role), put(o, "<|end_header_id|>\n\n");
         put_trimmed(o, m->content), put(o, "<|eot_id|>");
         break;
-    case CHAT_qwen2: case CHAT_qwen3:
+    case CHAT_qwen2: case CHAT_qwen3: case CHAT_smollm:
         put(o, "<|im_start|>"), put(o, m->role), put(o, "\n"), put(o, m->content), put(o, "<|im_end|>\n");
         break;
     case CHAT_gemma:
@@ -69,13 +71,15 @@ static void put_message(output *o, chat_format format, const chat_message *m, co
 
 size_t chat_text(chat_format format, const chat_message *messages, int count, int add_answer, char *text,
                  size_t capacity) {
-    static const chat_message own = {"system", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."};
+    static const chat_message qwen = {"system", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."};
+    static const chat_message smollm = {"system", "You are a helpful AI assistant named SmolLM, trained by Hugging Face"};
+    const chat_message *own = format == CHAT_qwen2 ? &qwen : format == CHAT_smollm ? &smollm : NULL;
     output o = {text, 0, capacity};
     const char *system = NULL; /* of formats that have no such role, until a user message has taken it */
     int last_user = -1;
     if (format <= CHAT_none || format >= CHAT_COUNT) return 0;
     put(&o, formats[format].bos);
-    if (format == CHAT_qwen2 && (!count || strcmp(messages[0].role, "system"))) put_message(&o, format, &own, NULL);
+    if (own && (!count || strcmp(messages[0].role, "system"))) put_message(&o, format, own, NULL);
     for (int i = 0; i < count; i++)
         if (!strcmp(messages[i].role, "user")) last_user = i;
     for (int i = 0; i < count; i++) {

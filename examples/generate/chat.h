@@ -1,5 +1,5 @@
-/* chat.h -- a conversation as the text that a model was trained on: the chat templates of Llama 3, Qwen, Gemma and
- * Mistral.
+/* chat.h -- a conversation as the text that a model was trained on: the chat templates of Llama 3, Qwen, SmolLM 2,
+ * Gemma and Mistral.
  *
  * Do this:
  *     const chat_message messages[] = {{"system", "Be brief."}, {"user", "Hello!"}};
@@ -30,6 +30,7 @@ typedef struct chat_message { const char *role, *content; } chat_message; /* rol
       "<|start_header_id|>")                                                                                           \
     X(qwen3, "", "<|im_start|>assistant\n", "<|im_end|>", "<think>")      /* ChatML */                                 \
     X(qwen2, "", "<|im_start|>assistant\n", "<|im_end|>", "<|im_start|>") /* and a default system message */           \
+    X(smollm, "", "<|im_start|>assistant\n", "<|im_end|>", "")           /* the same with another; by its template */ \
     X(gemma, "<bos>", "<start_of_turn>model\n", "<end_of_turn>", "<start_of_turn>")                                    \
     X(mistral, "<s>", "", "</s>", "[INST]")                               /* from v0.3 on, where [INST] is a token */  \
     X(mistral_v1, "<s>", "", "</s>", "")                                  /* before, where it is text; only by name */
@@ -37,7 +38,8 @@ typedef struct chat_message { const char *role, *content; } chat_message; /* rol
 typedef enum chat_format { CHAT_none, CHAT_FORMATS(CHAT_FORMAT_ENUM) CHAT_COUNT } chat_format;
 
 chat_format chat_format_named(const char *name);   /* CHAT_none: no such name */
-chat_format chat_format_of(const tokenizer *t);    /* by the vocabulary's special tokens; CHAT_none: none is known */
+chat_format chat_format_of(const tokenizer *t);    /* by the template of a GGUF file that has one, else by the
+                                                      vocabulary's special tokens; CHAT_none: none is known */
 const char *chat_format_name(chat_format format);
 const char *chat_end_token(chat_format format);
 

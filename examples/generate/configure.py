@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Writes the sizes of a Hugging Face model as the header that generate_model.c is compiled with.
+"""Writes the sizes of a model as the header that generate_model.c is compiled with.
 
-    examples/generate/configure.py FOLDER >model.h
+    examples/generate/configure.py FOLDER >model.h          a model of Hugging Face: its config.json is read
+    examples/generate/configure.py FILE.gguf >model.h       a model of llama.cpp: the file's metadata are read
 
-FOLDER has the model's config.json. A model that families.h cannot compute exactly is refused: the message names the key
-of config.json and its value. Python's standard library is enough.
+A model that families.h cannot compute exactly is refused: the message names the key of config.json or of the metadata,
+and its value. Python's standard library is enough.
 """
 import json
 import pathlib
 import struct
 import sys
+
+import gguf_config
+from gguf_config import Unsupported
 
 # Keys that config.json may leave out, with the values that transformers then assumes.
 LLAMA = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1e4, max_position_embeddings=2048,
@@ -35,10 +39,6 @@ ONLY = dict(attention_bias=False, mlp_bias=False, partial_rotary_factor=1, scale
 REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "quantization_config", "kv_lora_rank")
 
 
-class Unsupported(Exception):
-    pass
-
-
 def number(x):
     """A C literal of the nearest float."""
     return repr(float(x)) + "f"
@@ -51,7 +51,8 @@ def bf16(x):
 
 
 def checksum(data):
-    """FNV-1a in 64 bits; generate_model.c computes it again of the config.json that it finds."""
+    """FNV-1a in 64 bits; generate_model.c computes it again of the config.json, or the header of the GGUF file, that it
+    finds."""
     h = 0xCBF29CE484222325
     for byte in data:
         h = (h ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
@@ -129,11 +130,17 @@ def ids_of(value):
     return [] if value is None else list(value) if isinstance(value, list) else [value]
 
 
-def model(folder):
+def model(path):
     """The definitions of the header, name and value."""
-    text = (folder / "config.json").read_bytes()
-    name, config = family_of(json.loads(text))
-    generation = folder / "generation_config.json"
+    is_gguf = path.is_file()
+    if is_gguf:
+        file = gguf_config.read(path)
+        text, config = file.header, gguf_config.config(file)
+    else:
+        text = (path / "config.json").read_bytes()
+        config = json.loads(text)
+    name, config = family_of(config)
+    generation = path / "generation_config.json"
     eos = ids_of(json.loads(generation.read_bytes()).get("eos_token_id")) if generation.exists() else []
     eos = eos or ids_of(config.get("eos_token_id"))
     gpt2 = name == "gpt2"
@@ -147,7 +154,8 @@ def model(folder):
     defines = {
         "MODEL_FAMILY": name.upper(),
         "MODEL_TYPE": f'"{name}"',
-        "MODEL_CHECKSUM": f"{checksum(text):#x}u /* of config.json */",
+        "MODEL_GGUF": int(is_gguf),
+        "MODEL_CHECKSUM": f"{checksum(text):#x}u /* of {'the header' if is_gguf else 'config.json'} */",
         "MODEL_LAYERS": layers,
         "MODEL_HIDDEN": hidden,
         "MODEL_FFN": ffn,
@@ -176,21 +184,23 @@ def model(folder):
         defines["MODEL_EMBEDDING_SCALE_f16"] = number(struct.unpack("<e", struct.pack("<e", scale))[0])
     if not gpt2:
         for kind in ("full", "sliding"):
-            defines[f"MODEL_ROPE_{kind}"] = rope(config, kind)
+            # llama.cpp has permuted the rows of q and k of this architecture for pairs of neighbours
+            interleaved = ", (interleaved, 1)" if is_gguf and name == "llama" else ""
+            defines[f"MODEL_ROPE_{kind}"] = rope(config, kind) + interleaved
     return defines
 
 
 def main(arguments):
     if len(arguments) != 1:
-        sys.exit("usage: configure.py FOLDER >model.h      FOLDER: has the model's config.json")
-    folder = pathlib.Path(arguments[0])
+        sys.exit("usage: configure.py FOLDER|FILE.gguf >model.h      FOLDER: has the model's config.json")
+    path = pathlib.Path(arguments[0])
     try:
-        defines = model(folder)
+        defines = model(path)
     except (Unsupported, OSError, ValueError) as error:
-        sys.exit(f"configure.py: {folder}: {error}")
+        sys.exit(f"configure.py: {path}: {error}")
     except KeyError as error:
-        sys.exit(f"configure.py: {folder}: config.json has no {error.args[0]}")
-    print(f"/* model.h -- the sizes of {folder.resolve().name}, by examples/generate/configure.py. */")
+        sys.exit(f"configure.py: {path}: {'the file' if path.is_file() else 'config.json'} has no {error.args[0]}")
+    print(f"/* model.h -- the sizes of {path.resolve().name}, by examples/generate/configure.py. */")
     for name, value in defines.items():
         print(f"#define {name} {value}")
 

@@ -1,28 +1,37 @@
 /* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 and GPT-2, for inference with a key-value
- * cache, and the names of their tensors in the files of Hugging Face.
+ * cache, and the names of their tensors in the files of Hugging Face and in GGUF files.
  *
  * Do this:
- *     examples/generate/configure.py FOLDER >model.h           sizes, and which family: MODEL_FAMILY and others
+ *     examples/generate/configure.py FOLDER|FILE.gguf >model.h     sizes, and which family: MODEL_FAMILY and others
  *     cc -DMODEL_CONFIG='"model.h"' ..
  *
  * A model is these lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window (a model
  * has one kind of blocks or both); last, the norm of each sequence's last token; head, its logits; choose, the next
  * token.
  * BLOCK_<family>(KIND) is a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
- * NAMES_ of its name here, and its model_type and defaults in configure.py.
+ * NAMES_ of its name here, and its model_type and defaults in configure.py; for GGUF files, GGUF_ here and its
+ * architecture in gguf_config.py.
  */
 #ifndef FAMILIES_H
 #define FAMILIES_H
 
-#include MODEL_CONFIG        /* MODEL_FAMILY, MODEL_HIDDEN, .. */
-#include "te/infer.h"        /* TE_INFERENCE */
-#include "te/io/packed.h"    /* te_packed */
+#include MODEL_CONFIG           /* MODEL_FAMILY, MODEL_HIDDEN, .. */
+#include "te/infer.h"           /* TE_INFERENCE */
+#include "te/io/gguf_weights.h" /* te_gguf_bind */
+#include "te/io/packed.h"       /* te_packed */
 
 /* The dtype of weights, keys and values; the residual stream and the logits are f32. */
 #ifndef MODEL_DTYPE
 #define MODEL_DTYPE TE_JOIN1(MODEL_DTYPE_, TE_CUDA)
 #define MODEL_DTYPE_0 f32
 #define MODEL_DTYPE_1 bf16
+#endif
+
+/* The format of a list with weights. In a GGUF file they may be in few bits, each tensor in another format. */
+#if MODEL_GGUF
+#define LIST_FORMAT(...) (MODEL_DTYPE, (weights, quantized), __VA_ARGS__)
+#else
+#define LIST_FORMAT(...) (MODEL_DTYPE, __VA_ARGS__)
 #endif
 
 /* ---- parts of the lists ------------------------------------------------------------------------------------------ */
@@ -61,16 +70,25 @@
     (fork, x1), NORM(rmsnorm, norm1), QKV, HEAD_NORM(head_norm), ATTENTION_PART(KIND), (add, x1),                    \
     (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
 
-/* Gemma 2: norms behind attention and MLP as well, all with 1 + weight; scores and logits are softcapped. */
+/* Gemma's norms have 1 + weight; the weights of a GGUF file have the 1 in them. */
+#if MODEL_GGUF
+#define GEMMA_NORM rmsnorm
+#define GEMMA_HEAD_NORM head_norm
+#else
+#define GEMMA_NORM rmsnorm1p
+#define GEMMA_HEAD_NORM head_norm1p
+#endif
+
+/* Gemma 2: norms behind attention and MLP as well; scores and logits are softcapped. */
 #define BLOCK_GEMMA2(KIND)                                                                                           \
-    (fork, x1), NORM(rmsnorm1p, norm1), QKV, ATTENTION_PART(KIND), NORM(rmsnorm1p, norm1_after), (add, x1),          \
-    (fork, x2), NORM(rmsnorm1p, norm2), GATED_MLP(geglu), NORM(rmsnorm1p, norm2_after), (add, x2)
+    (fork, x1), NORM(GEMMA_NORM, norm1), QKV, ATTENTION_PART(KIND), NORM(GEMMA_NORM, norm1_after), (add, x1),          \
+    (fork, x2), NORM(GEMMA_NORM, norm2), GATED_MLP(geglu), NORM(GEMMA_NORM, norm2_after), (add, x2)
 
 /* Gemma 3: norms of the heads of q and k instead of softcaps; rope has another base in blocks with a window. */
 #define BLOCK_GEMMA3(KIND)                                                                                           \
-    (fork, x1), NORM(rmsnorm1p, norm1), QKV, HEAD_NORM(head_norm1p), ATTENTION_PART(KIND),                           \
-    NORM(rmsnorm1p, norm1_after), (add, x1),                                                                         \
-    (fork, x2), NORM(rmsnorm1p, norm2), GATED_MLP(geglu), NORM(rmsnorm1p, norm2_after), (add, x2)
+    (fork, x1), NORM(GEMMA_NORM, norm1), QKV, HEAD_NORM(GEMMA_HEAD_NORM), ATTENTION_PART(KIND),                      \
+    NORM(GEMMA_NORM, norm1_after), (add, x1),                                                                         \
+    (fork, x2), NORM(GEMMA_NORM, norm2), GATED_MLP(geglu), NORM(GEMMA_NORM, norm2_after), (add, x2)
 
 #define BLOCK_GPT2(KIND)                                                                                             \
     (fork, x1), NORM(layernorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS), ATTENTION(KIND), PROJ,                \
@@ -96,8 +114,8 @@
 #define LAST_MISTRAL NORM(rmsnorm, norm)
 #define LAST_QWEN2 NORM(rmsnorm, norm)
 #define LAST_QWEN3 NORM(rmsnorm, norm)
-#define LAST_GEMMA2 NORM(rmsnorm1p, norm)
-#define LAST_GEMMA3 NORM(rmsnorm1p, norm)
+#define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
+#define LAST_GEMMA3 NORM(GEMMA_NORM, norm)
 #define LAST_GPT2 NORM(layernorm, norm)
 
 #if MODEL_TIED
@@ -118,17 +136,17 @@
 #define FAMILY_JOIN(a, b) FAMILY_JOIN2(a, b)
 #define FAMILY_JOIN2(a, b) a##b
 
-TE_INFERENCE(embed, (MODEL_DTYPE, (out, f32)), OF_FAMILY(EMBED_))
+TE_INFERENCE(embed, LIST_FORMAT((out, f32)), OF_FAMILY(EMBED_))
 #if MODEL_HAS_full
-TE_INFERENCE(full, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(full))
+TE_INFERENCE(full, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(full))
 #endif
 #if MODEL_HAS_sliding
-TE_INFERENCE(sliding, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(sliding))
+TE_INFERENCE(sliding, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(sliding))
 #endif
 /* The rest is three lists. A row that `last` reads is a token of a prompt, of which there are many, and a row of `head`
  * is a sequence: so the workspace is for logits of sequences alone. `choose` is a list in f32, for logits in f32. */
 TE_INFERENCE(last, (MODEL_DTYPE, (in, f32)), (last_token, end), OF_FAMILY(LAST_))
-TE_INFERENCE(head, (MODEL_DTYPE, (out, f32)), LM_HEAD)
+TE_INFERENCE(head, LIST_FORMAT((out, f32)), LM_HEAD)
 TE_INFERENCE(choose, f32, CHOOSE)
 
 /* ---- tensors of the files ---------------------------------------------------------------------------------------- */
@@ -168,7 +186,30 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"mlp.c_fc.weight", "fc1", "weight", 0, 1}, {"mlp.c_fc.bias", "fc1_bias", "bias", 0, 0},                         \
     {"mlp.c_proj.weight", "fc2", "weight", 0, 1}, {"mlp.c_proj.bias", "fc2_bias", "bias", 0, 0}
 
-static const te_packed block_tensors[] = {OF_FAMILY(TENSORS_), END};
+/* The names in GGUF files. */
+#define GGUF_LLAMA                                                                                                   \
+    {"attn_norm.weight", "norm1", "weight", 0, 0}, {"attn_q.weight", "qkv", "weight", MODEL_Q_ROWS, 0},              \
+    {"attn_k.weight", "qkv", "weight", MODEL_KV_ROWS, 0}, {"attn_v.weight", "qkv", "weight", MODEL_KV_ROWS, 0},      \
+    {"attn_output.weight", "proj", "weight", 0, 0}, {"ffn_norm.weight", "norm2", "weight", 0, 0},                    \
+    {"ffn_gate.weight", "fc1", "weight", MODEL_FFN, 0}, {"ffn_up.weight", "fc1", "weight", MODEL_FFN, 0},            \
+    {"ffn_down.weight", "fc2", "weight", 0, 0}
+#define GGUF_QWEN2                                                                                                   \
+    GGUF_LLAMA, {"attn_q.bias", "qkv_bias", "bias", MODEL_Q_ROWS, 0},                                                \
+    {"attn_k.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0}, {"attn_v.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0}
+#define GGUF_HEAD_NORM                                                                                               \
+    {"attn_q_norm.weight", "heads", "q_weight", 0, 0}, {"attn_k_norm.weight", "heads", "k_weight", 0, 0}
+#define GGUF_QWEN3 GGUF_LLAMA, GGUF_HEAD_NORM
+#define GGUF_GEMMA2                                                                                                  \
+    GGUF_LLAMA, {"post_attention_norm.weight", "norm1_after", "weight", 0, 0},                                       \
+    {"post_ffw_norm.weight", "norm2_after", "weight", 0, 0}
+#define GGUF_GEMMA3 GGUF_GEMMA2, GGUF_HEAD_NORM
+#define GGUF_GPT2                                                                                                    \
+    {"attn_norm.weight", "norm1", "weight", 0, 0}, {"attn_norm.bias", "norm1", "bias", 0, 0},                        \
+    {"attn_qkv.weight", "qkv", "weight", 0, 0}, {"attn_qkv.bias", "qkv_bias", "bias", 0, 0},                         \
+    {"attn_output.weight", "proj", "weight", 0, 0}, {"attn_output.bias", "proj_bias", "bias", 0, 0},                 \
+    {"ffn_norm.weight", "norm2", "weight", 0, 0}, {"ffn_norm.bias", "norm2", "bias", 0, 0},                          \
+    {"ffn_up.weight", "fc1", "weight", 0, 0}, {"ffn_up.bias", "fc1_bias", "bias", 0, 0},                             \
+    {"ffn_down.weight", "fc2", "weight", 0, 0}, {"ffn_down.bias", "fc2_bias", "bias", 0, 0}
 
 /* In which the families differ: names of the embedding's and the last norm's tensors, and of the layers. */
 #define NAMES_LLAMA 0
@@ -178,6 +219,22 @@ static const te_packed block_tensors[] = {OF_FAMILY(TENSORS_), END};
 #define NAMES_GEMMA2 0
 #define NAMES_GEMMA3 0
 #define NAMES_GPT2 1
+#if MODEL_GGUF
+#define TABLE_OF_BLOCK OF_FAMILY(GGUF_)
+#if OF_FAMILY(NAMES_)
+static const te_packed embed_tensors[] = {{"token_embd.weight", "wte", "weight", 0, 0},
+                                          {"position_embd.weight", "wpe", "weight", 0, 0}, END};
+static const te_packed last_tensors[] = {{"output_norm.weight", "norm", "weight", 0, 0},
+                                         {"output_norm.bias", "norm", "bias", 0, 0}, END};
+#else
+static const te_packed embed_tensors[] = {{"token_embd.weight", "embed_tokens", "weight", 0, 0}, END};
+static const te_packed last_tensors[] = {{"output_norm.weight", "norm", "weight", 0, 0}, END};
+#endif
+static const te_packed head_tensors[] = {{"output.weight", "lm_head", "weight", 0, 0}, END};
+static const char *const layer_prefix = "blk.%d.";
+#else
+#define TABLE_OF_BLOCK OF_FAMILY(TENSORS_)
+static const te_packed head_tensors[] = {{"lm_head.weight", "lm_head", "weight", 0, 0}, END};
 #if OF_FAMILY(NAMES_)
 static const te_packed embed_tensors[] = {{"wte.weight", "wte", "weight", 0, 0}, {"wpe.weight", "wpe", "weight", 0, 0},
                                           END};
@@ -192,6 +249,7 @@ static const te_packed last_tensors[] = {{"norm.weight", "norm", "weight", 0, 0}
 static const char *const layer_prefix = "layers.%d.";
 static const char *const name_prefixes[] = {"model.", "language_model.model.", "model.language_model.", ""};
 #endif
-static const te_packed head_tensors[] = {{"lm_head.weight", "lm_head", "weight", 0, 0}, END};
+#endif
+static const te_packed block_tensors[] = {TABLE_OF_BLOCK, END};
 
 #endif

@@ -1,6 +1,6 @@
-/* generate_model.c -- continues texts, or answers in a chat, with a model from Hugging Face: Llama 3, Mistral, Qwen 2.5
- * and 3, Gemma 2 and 3, GPT-2. It runs on a CPU or, built by nvcc, on a GPU. Sizes are constants of the program, which
- * is compiled for one model: configure.py writes them out of the model's config.json.
+/* generate_model.c -- continues texts, or answers in a chat, with a model from Hugging Face or in a GGUF file: Llama 3,
+ * Mistral, Qwen 2.5 and 3, Gemma 2 and 3, GPT-2. It runs on a CPU or, built by nvcc, on a GPU. Sizes are constants of
+ * the program, which is compiled for one model: configure.py writes them out of the model's config.json, or of the file.
  *
  *     examples/generate/configure.py Llama-3.2-1B-Instruct >model.h
  *     gcc -O3 -march=native -fopenmp -DTE_CBLAS -DMODEL_CONFIG='"model.h"' -I. examples/generate/generate_model.c \
@@ -137,7 +137,7 @@ static void encode(sequence *s, const char *p, size_t n, int add_special) {
     s->ids = (int32_t *)memory(s->ids, (size_t)options.capacity * sizeof *s->ids);
     (void)tokenizer_encode(words, p, n, add_special, s->ids, count);
     for (int i = 0; i < count; i++)
-        if (s->ids[i] >= MODEL_VOCABULARY) die("tokenizer.json has tokens that the model does not have", "");
+        if (s->ids[i] >= MODEL_VOCABULARY) die("the tokenizer has tokens that the model does not have", "");
     s->prompt = s->count = count;
     s->limit = (int)te_min((int64_t)count + options.tokens, options.capacity);
 }
@@ -467,12 +467,19 @@ static void converse(void) {
 
 /* ---- command line ------------------------------------------------------------------------------------------------ */
 
+#if MODEL_GGUF
+#define MODEL_PATH "FILE.gguf"
+#define MODEL_PATH_MEANS "FILE.gguf: a model in a GGUF file"
+#else
+#define MODEL_PATH "FOLDER"
+#define MODEL_PATH_MEANS "FOLDER: a model of Hugging Face"
+#endif
 static const char usage[] =
-    "usage: generate FOLDER [OPTION]... [PROMPT]      FOLDER: a model of Hugging Face, of family " MODEL_TYPE "\n"
+    "usage: generate " MODEL_PATH " [OPTION]... [PROMPT]      " MODEL_PATH_MEANS ", of family " MODEL_TYPE "\n"
     "  PROMPT            the text to continue; without it the standard input\n"
     "  --chat            PROMPT is a message, which the model answers; without it each line of the standard input is\n"
     "  --system TEXT     the system message of --chat\n"
-    "  --format NAME     of --chat, if the tokenizer does not tell: llama3, qwen2, qwen3, gemma, mistral, mistral_v1\n"
+    "  --format NAME     of --chat, if the tokenizer does not tell: llama3, qwen2, qwen3, smollm, gemma, mistral\n"
     "  --batch FILE      a prompt (or a message) in each line, all at once; prints a line for each\n"
     "  --slots N         with --batch: prompts at work at a time, 8\n"
     "  --tokens N        tokens to generate at most, 256\n"
@@ -532,7 +539,7 @@ static void read_arguments(char *const *argv) {
         else if (!options.prompt) options.prompt = argv[i];
         else die("too many arguments (see --help)", argv[i]);
     }
-    if (!options.folder) die("no folder of a model (see --help)", "");
+    if (!options.folder) die("no model (see --help)", "");
     if (options.batch && options.prompt) die("a prompt besides --batch", options.prompt);
     if (options.system && !options.chat) die("--system without --chat", "");
     if (options.format && !options.chat) die("--format without --chat", "");
@@ -540,7 +547,7 @@ static void read_arguments(char *const *argv) {
 }
 static void open_tokenizer(void) {
     char path[MAX_PATH], error[256];
-    snprintf(path, sizeof path, "%s/tokenizer.json", options.folder);
+    snprintf(path, sizeof path, MODEL_GGUF ? "%s" : "%s/tokenizer.json", options.folder);
     words = tokenizer_open(path, error);
     if (!words) die("tokenizer", error);
     if (options.chat) format = options.format ? chat_format_named(options.format) : chat_format_of(words);

@@ -127,6 +127,7 @@ int tokenizer_eos(const tokenizer *t, int32_t *ids, int capacity) {
     for (int i = 0; i < t->eos.count && i < capacity; i++) ids[i] = t->eos.id[i];
     return t->eos.count;
 }
+const char *tokenizer_chat_template(const tokenizer *t) { return t->chat_template.p; }
 
 /* ---- one call of tokenizer_encode -------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
-/* tokenizer.h -- text to token ids and back, from the tokenizer.json of a Hugging Face model: byte-level BPE (GPT-2,
- * Llama 3, Qwen) and SentencePiece's BPE with byte fallback (Gemma, Mistral, Llama 2). The ids are those of the
- * package `tokenizers`.
+/* tokenizer.h -- text to token ids and back, from the tokenizer.json of a Hugging Face model or the metadata of a GGUF
+ * file: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece's BPE with byte fallback (Gemma, Mistral, Llama 2). The
+ * ids are those of the package `tokenizers` and, of a GGUF file, those of llama.cpp.
  *
  * Do this:
  *     char error[256];
@@ -32,8 +32,8 @@ extern "C" {
 
 typedef struct tokenizer tokenizer;
 
-/* Read a tokenizer.json. Null after an error. The folder's generation_config.json, where there is one, says which
- * tokens end a text (tokenizer_eos). */
+/* Read a tokenizer.json or a GGUF file. Null after an error. The folder's generation_config.json, where there is one,
+ * says which tokens end a text (tokenizer_eos); a GGUF file says so itself. */
 tokenizer *tokenizer_open(const char *path, char error[256]);
 void tokenizer_close(tokenizer *t); /* null is fine */
 
@@ -73,6 +73,8 @@ int tokenizer_vocabulary(const tokenizer *t);
 /* The tokens that end a text: eos_token_id of generation_config.json or, without it, those special tokens of the
  * vocabulary that do so in the families above. Returns their number, of which the first `capacity` are in ids. */
 int tokenizer_eos(const tokenizer *t, int32_t *ids, int capacity);
+/* The chat template of a GGUF file, a program in Jinja; null if there is none. */
+const char *tokenizer_chat_template(const tokenizer *t);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* tokenizer_file.c -- reads a tokenizer.json (tokenizer.h). What is kept is copied, and the rest
- * freed.
+/* tokenizer_file.c -- reads a tokenizer.json, or the tokenizer of a GGUF file (tokenizer_gguf.c). What is kept is copied,
+ * and the rest freed.
  *
  * A file may come from anybody: each value is checked for its type, and what this code does not know is refused by
  * name. Functions return 0 after an error, whose text is then in l->error.
@@ -15,7 +15,7 @@
 
 #include "tokenizer_impl.h" /* tokenizer */
 
-enum { MAX_FILE = 256 << 20, MAX_VOCABULARY = 1 << 24, MAX_TOKEN = 1 << 16, BLOCK = 1 << 16 };
+enum { MAX_FILE = 256 << 20, MAX_VOCABULARY = 1 << 24, MAX_TOKEN = 1 << 16, MAX_SCORED = 1 << 10, BLOCK = 1 << 16 };
 
 /* Strings are in a list of blocks, which are freed together. */
 struct tokenizer_block { struct tokenizer_block *next; size_t used, capacity; };
@@ -28,20 +28,23 @@ typedef struct loader {
     char *error; /* [256] */
 } loader;
 
-static int fail(loader *l, const char *format, ...) {
-    va_list list;
-    int n = snprintf(l->error, 256, "%.120s: ", l->path);
-    va_start(list, format);
-    if (n > 0 && n < 256) vsnprintf(l->error + n, (size_t)(256 - n), format, list);
-    va_end(list);
-    /* A name of the file may have been cut in the middle of a character. */
-    for (char *p = l->error; *p;) {
+/* '?' for what is not UTF-8 in an error's text: a name of the file may have been cut in the middle of a character. */
+static int only_characters(char *error) {
+    for (char *p = error; *p;) {
         int state;
-        n = tokenizer_utf8(p, strlen(p), &state);
+        const int n = tokenizer_utf8(p, strlen(p), &state);
         if (state != 1) memset(p, '?', (size_t)n);
         p += n;
     }
     return 0;
+}
+static int fail(loader *l, const char *format, ...) {
+    va_list list;
+    const int n = snprintf(l->error, 256, "%.120s: ", l->path);
+    va_start(list, format);
+    if (n > 0 && n < 256) vsnprintf(l->error + n, (size_t)(256 - n), format, list);
+    va_end(list);
+    return only_characters(l->error);
 }
 static int no_memory(loader *l) { return fail(l, "cannot allocate"); }
 
@@ -110,7 +113,7 @@ static const char *type_of(const json *object) {
 static int is(const json *object, const char *type) { return !strcmp(type_of(object), type); }
 
 /* A file in memory: its bytes, and their tree. */
-typedef struct json_file { char *text; tokenizer_json_document document; } json_file;
+typedef struct json_file { char *text; tokenizer_json_document document; int is_gguf; } json_file;
 
 static void close_json(json_file *f) {
     tokenizer_json_free(&f->document);
@@ -129,10 +132,18 @@ static int read_bytes(loader *l, FILE *file, json_file *f, size_t *n) {
  * be missing. close_json in any case. */
 static int open_json(loader *l, json_file *f, int may_be_missing) {
     size_t n = 0, at = 0;
+    char magic[4] = {0, 0, 0, 0};
     memset(f, 0, sizeof *f);
     FILE *file = fopen(l->path, "rb");
     if (!file) return may_be_missing ? 1 : fail(l, "cannot open it: %s", strerror(errno));
-    const int ok = read_bytes(l, file, f, &n);
+    f->is_gguf = fread(magic, 1, 4, file) == 4 && !memcmp(magic, "GGUF", 4);
+    int ok = 0;
+    if (f->is_gguf) {
+        tokenizer_buffer text = {NULL, 0, 0};
+        ok = tokenizer_gguf_json(l->path, &text, l->error), f->text = text.p, n = text.n;
+        if (ok) f->text[n] = 0;
+        else (void)only_characters(l->error);
+    } else ok = read_bytes(l, file, f, &n);
     fclose(file);
     if (!ok) return 0;
     for (int state = 1; at < n;) {
@@ -372,16 +383,27 @@ static int get_merge(loader *l, const json *item, int number, tokenizer_text pai
     pair[1].p = space + 1, pair[1].n = (size_t)(end - space - 1);
     return 1;
 }
+/* An empty table for so many merges. */
+static int make_merges(loader *l, size_t count) {
+    tokenizer *t = l->t;
+    t->merge_mask = table_mask(count);
+    t->merge = (tokenizer_merge *)allocate(l, (size_t)t->merge_mask + 1, sizeof *t->merge);
+    for (uint32_t i = 0; t->merge && i <= t->merge_mask; i++) t->merge[i].rank = UINT32_MAX;
+    return t->merge != NULL;
+}
+static void enter_merge(tokenizer *t, int32_t left, int32_t right, uint32_t rank, int32_t id) {
+    const uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint32_t at = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) & t->merge_mask;
+    while (t->merge[at].rank != UINT32_MAX && t->merge[at].pair != key) at = (at + 1) & t->merge_mask;
+    t->merge[at].pair = key, t->merge[at].rank = rank, t->merge[at].id = id;
+}
 static int load_merges(loader *l, const json *merges) {
     tokenizer *t = l->t;
     const json *item;
     size_t count = 0;
     char *both = (char *)malloc(2 * MAX_TOKEN);
     for (item = merges ? merges->child : NULL; item; item = item->next) count++;
-    t->merge_mask = table_mask(count);
-    t->merge = (tokenizer_merge *)allocate(l, (size_t)t->merge_mask + 1, sizeof *t->merge);
-    int ok = both && t->merge ? 1 : no_memory(l), rank = 0;
-    for (uint32_t i = 0; ok && i <= t->merge_mask; i++) t->merge[i].rank = UINT32_MAX;
+    int ok = both ? make_merges(l, count) : no_memory(l), rank = 0;
     for (item = merges->child; ok && item; item = item->next, rank++) {
         tokenizer_text pair[2] = {{NULL, 0}, {NULL, 0}};
         int32_t id[3] = {-1, -1, -1};
@@ -396,12 +418,51 @@ static int load_merges(loader *l, const json *merges) {
                       id[0] < 0 ? "the first" : id[1] < 0 ? "the second" : "both together");
             break;
         }
-        const uint64_t key = (uint64_t)(uint32_t)id[0] << 32 | (uint32_t)id[1];
-        uint32_t at = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) & t->merge_mask;
-        while (t->merge[at].rank != UINT32_MAX && t->merge[at].pair != key) at = (at + 1) & t->merge_mask;
-        t->merge[at].pair = key, t->merge[at].rank = (uint32_t)rank, t->merge[at].id = id[2];
+        enter_merge(t, id[0], id[1], (uint32_t)rank, id[2]);
     }
     free(both);
+    return ok;
+}
+typedef struct scored { double score; int32_t id; } scored;
+static int by_score(const void *a, const void *b) {
+    const scored *x = (const scored *)a, *y = (const scored *)b;
+    return x->score != y->score ? (x->score > y->score ? -1 : 1) : 0;
+}
+/* The pairs of tokens that are a token together: of the first token of a pair its first `at` bytes. Returns their
+ * number; with a table of merges, enters them. */
+static size_t scored_pairs(tokenizer *t, int32_t id, uint32_t rank, int enter) {
+    const tokenizer_text text = t->token[id].spelling;
+    size_t count = 0;
+    if (!text.p || tokenizer_find(t, text.p, text.n) != id) return 0; /* another token is spelled the same */
+    for (size_t at = text.n ? (size_t)tokenizer_utf8_bytes(text.p) : 0; at < text.n;
+         at += (size_t)tokenizer_utf8_bytes(text.p + at)) {
+        const int32_t left = tokenizer_find(t, text.p, at), right = tokenizer_find(t, text.p + at, text.n - at);
+        if (left < 0 || right < 0) continue;
+        count++;
+        if (enter) enter_merge(t, left, right, rank, id);
+    }
+    return count;
+}
+/* Merges from scores, as SentencePiece's BPE has them: a pair has the rank of its token by score, and tokens with the
+ * same score have the same rank, so that the pair that is further left is merged first. */
+static int load_scores(loader *l, const json *scores) {
+    tokenizer *t = l->t;
+    scored *order = (scored *)allocate(l, (size_t)t->vocabulary, sizeof *order);
+    size_t count = 0;
+    int n = 0, ok = order != NULL;
+    for (const json *item = scores->child; ok && item; item = item->next, n++) {
+        if (n == t->vocabulary || !is_kind(item, JSON_number)) ok = fail(l, "\"scores\" should be numbers, one a token");
+        else if (t->token[n].spelling.n > MAX_SCORED)
+            ok = fail(l, "\"%.40s..\" has more than %d bytes", t->token[n].spelling.p, MAX_SCORED);
+        else order[n].score = item->number, order[n].id = n, count += scored_pairs(t, n, 0, 0);
+    }
+    ok = ok && make_merges(l, count);
+    if (ok && n) qsort(order, (size_t)n, sizeof *order, by_score);
+    for (int i = 0, rank = 0; ok && i < n; i++) {
+        if (i && order[i].score < order[i - 1].score) rank = i;
+        (void)scored_pairs(t, order[i].id, (uint32_t)rank, 1);
+    }
+    free(order);
     return ok;
 }
 /* An option that would change the ids and that no model of these families uses: it may only be empty. */
@@ -414,17 +475,19 @@ static int load_model(loader *l, const json *root) {
     tokenizer *t = l->t;
     const json *model = member(root, "model"), *unk = member(model, "unk_token");
     const json *vocabulary = member(model, "vocab"), *merges = member(model, "merges");
+    const json *scores = member(model, "scores"); /* of a GGUF file */
     if (!is_kind(model, JSON_object)) return fail(l, "has no \"model\"");
     if (member(model, "type") && !is(model, "BPE"))
         return fail(l, "the model \"%.60s\" is not supported, only BPE is", type_of(model));
     if (!is_kind(vocabulary, JSON_object)) return fail(l, "the model has no \"vocab\"");
-    if (!is_kind(merges, JSON_array)) return fail(l, "the model has no \"merges\"");
+    if (!is_kind(merges, JSON_array) && !is_kind(scores, JSON_array)) return fail(l, "the model has no \"merges\"");
     if (!check_unused(l, model, "dropout") || !check_unused(l, model, "continuing_subword_prefix") ||
         !check_unused(l, model, "end_of_word_suffix")) return 0;
     if (!get_bool(l, model, "byte_fallback", 0, &t->byte_fallback) ||
         !get_bool(l, model, "fuse_unk", 0, &t->fuse_unk) ||
         !get_bool(l, model, "ignore_merges", 0, &t->ignore_merges)) return 0;
-    if (!load_vocabulary(l, vocabulary, member(root, "added_tokens")) || !load_merges(l, merges)) return 0;
+    if (!load_vocabulary(l, vocabulary, member(root, "added_tokens"))) return 0;
+    if (merges ? !load_merges(l, merges) : !load_scores(l, scores)) return 0;
     t->unk = -1;
     if (unk && !is_text(unk)) return fail(l, "\"unk_token\" should be a string");
     if (unk) t->unk = tokenizer_find(t, unk->text.p, unk->text.n);
@@ -529,8 +592,8 @@ static int add_post_processor(loader *l, tokenizer_steps *steps, const json *par
     if (is(part, "TemplateProcessing")) return add_template(l, part);
     return fail(l, "the post_processor \"%.60s\" is not supported", type_of(part));
 }
-/* eos_token_id of the folder's generation_config.json, a number or an array; without it, names. */
-static int load_eos(loader *l) {
+/* eos_token_id of a GGUF file or of the folder's generation_config.json, a number or an array; without it, names. */
+static int load_eos(loader *l, const json *own) {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>",
                                         "<eos>", "<end_of_turn>", "</s>"};
     const char *slash = strrchr(l->path, '/'), name[] = "generation_config.json";
@@ -540,8 +603,9 @@ static int load_eos(loader *l) {
     memcpy(path, l->path, folder), memcpy(path + folder, name, sizeof name);
     loader config = {l->t, path, l->error};
     json_file file;
-    int ok = open_json(&config, &file, 1);
-    const json *value = ok ? member(file.document.root, "eos_token_id") : NULL;
+    memset(&file, 0, sizeof file);
+    int ok = own || open_json(&config, &file, 1);
+    const json *value = own ? own : ok ? member(file.document.root, "eos_token_id") : NULL;
     const json *first = is_kind(value, JSON_array) ? value->child : value;
     for (const json *item = first; ok && item; item = value == first ? NULL : item->next) {
         int32_t id = 0;
@@ -666,7 +730,7 @@ static int load_decoder(loader *l, tokenizer_steps *steps, const json *decoder) 
 static void free_steps(tokenizer_steps *steps) {
     for (int i = 0; i < steps->count; i++) pcre2_code_free(steps->step[i].regex);
 }
-static int load(loader *l, const json *root) {
+static int load(loader *l, const json *root, int is_gguf) {
     tokenizer *t = l->t;
     tokenizer_steps decoder, none;
     decoder.count = none.count = 0;
@@ -676,7 +740,8 @@ static int load(loader *l, const json *root) {
                    add_parts(l, &t->pre_tokenizer, member(root, "pre_tokenizer"), "pretokenizers", add_pre_tokenizer) &&
                    load_added(l, member(root, "added_tokens")) &&
                    add_parts(l, &none, member(root, "post_processor"), "processors", add_post_processor) &&
-                   load_decoder(l, &decoder, member(root, "decoder")) && load_eos(l);
+                   load_decoder(l, &decoder, member(root, "decoder")) && load_eos(l, is_gguf ? member(root, "eos_token_id") : 0) &&
+                   (!is_gguf || !member(root, "chat_template") || get_text(l, root, "chat_template", &t->chat_template));
     free_steps(&decoder);
     return ok;
 }
@@ -690,7 +755,7 @@ tokenizer *tokenizer_open(const char *path, char error[256]) {
         return NULL;
     }
     json_file file;
-    const int ok = open_json(&l, &file, 0) && load(&l, file.document.root);
+    const int ok = open_json(&l, &file, 0) && load(&l, file.document.root, file.is_gguf);
     close_json(&file);
     if (ok) return t;
     tokenizer_close(t);

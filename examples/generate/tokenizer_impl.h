@@ -1,4 +1,5 @@
-/* tokenizer_impl.h -- what tokenizer_file.c reads from tokenizer.json and tokenizer.c works with. Not for users. */
+/* tokenizer_impl.h -- what tokenizer_file.c reads from tokenizer.json, or from what tokenizer_gguf.c writes in its
+ * place, and tokenizer.c works with. Not for users. */
 #ifndef TOKENIZER_IMPL_H
 #define TOKENIZER_IMPL_H
 
@@ -105,6 +106,7 @@ struct tokenizer {
     size_t longest;           /* bytes of the longest decoded token */
 
     tokenizer_ids eos;
+    tokenizer_text chat_template; /* of a GGUF file; p is null if there is none */
 };
 
 /* ---- tokenizer.c ---- */
@@ -150,6 +152,11 @@ typedef struct tokenizer_json_document {
  * Returns 0 where there is no memory or the text is not JSON from byte *at on. tokenizer_json_free in any case. */
 int tokenizer_json_parse(tokenizer_json_document *document, char *text, size_t n, size_t *at);
 void tokenizer_json_free(tokenizer_json_document *document);
+
+/* ---- tokenizer_gguf.c ---- */
+
+/* Append the tokenizer of a GGUF file to a buffer, as the text of a tokenizer.json. 0 after an error. */
+int tokenizer_gguf_json(const char *path, tokenizer_buffer *to, char error[256]);
 
 /* ---- tokenizer_regex.c ---- */
 

@@ -213,16 +213,16 @@ TE_API te_status te__region_check_params(const te__regions *all, const te__regio
     const te_param *p = m->param;
     for (int i = 0; i < m->plan->op_count; i++)
         for (int k = 0; k < m->plan->op[i].params; k++, p++) {
-            const te_scaling scaling = TE_IS_BLOCKWISE(m->plan->op[i].recipe) ? TE_SCALING_BLOCKWISE_2D
-                                                                              : TE_SCALING_ROWWISE;
+            const te_recipe recipe = m->plan->op[i].recipe;
+            const te_scaling scaling = TE_IS_BLOCKWISE(recipe) ? TE_SCALING_BLOCKWISE_2D : TE_SCALING_ROWWISE;
             const size_t n = (size_t)(p->rows * p->cols), bytes = n * te_dtype_bytes(p->dtype);
             const int outside = !te__overlaps(p->data, bytes, m->params, m->param_bytes);
             const te_fp8_product *f = p->fp8.on ? &p->fp8 : 0;
             const int over_data = outside && te__overlaps(to->begin, to->bytes, p->data, bytes);
             const int over_fp8 =
                 f && (te__overlaps(to->begin, to->bytes, f->data, n) ||
-                      te__overlaps(to->begin, to->bytes, f->transposed, n) ||
-                      te__overlaps(to->begin, to->bytes, TE_IS_TENSORWISE(m->plan->op[i].recipe) ? 0 : f->inverse,
+                      te__overlaps(to->begin, to->bytes, TE_IS_ROWWISE(recipe) ? 0 : f->transposed, n) ||
+                      te__overlaps(to->begin, to->bytes, TE_IS_TENSORWISE(recipe) ? 0 : f->inverse,
                                    (size_t)te_scaling_count(scaling, p->rows, p->cols) * sizeof(float)));
             TE_REQUIRE(!to->written || !(over_data || over_fp8), all->run->ctx, TE_ERROR_VALUE,
                        "%s: %s overlaps the parameters (%s.%s%s)", m->plan->name, to->name, p->op, p->field,

@@ -1,0 +1,112 @@
+/* gguf_types.h -- the types of gguf.h: kinds of metadata values, types of tensors, a value, a tensor, and an open file.
+ *
+ * The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. All numbers are little-endian.
+ */
+#ifndef TE_GGUF_TYPES_H
+#define TE_GGUF_TYPES_H
+
+#include "../core/context.h" /* te_context, te_fail */
+
+/* X(name, bytes of a value; 0: the value says itself). The n-th kind has the number n in a file. */
+#define TE_GGUF_KINDS(X)                                                                                             \
+    X(uint8, 1) X(int8, 1) X(uint16, 2) X(int16, 2) X(uint32, 4) X(int32, 4) X(float32, 4) X(bool, 1) X(string, 0)   \
+    X(array, 0) X(uint64, 8) X(int64, 8) X(float64, 8)
+
+#define TE_GGUF_KIND_ENUM(name, bytes) TE_GGUF_##name,
+typedef enum te_gguf_kind { TE_GGUF_KINDS(TE_GGUF_KIND_ENUM) TE_GGUF_KIND_COUNT } te_gguf_kind;
+#undef TE_GGUF_KIND_ENUM
+
+/* X(name, number in a file, values of a block, bytes of a block). A row of a tensor is a whole number of blocks. The
+ * numbers that are left out belong to types that are never in a file, or that have been removed. */
+#define TE_GGUF_TYPES(X)                                                                                             \
+    X(F32, 0, 1, 4) X(F16, 1, 1, 2) X(Q4_0, 2, 32, 18) X(Q4_1, 3, 32, 20) X(Q5_0, 6, 32, 22) X(Q5_1, 7, 32, 24)      \
+    X(Q8_0, 8, 32, 34) X(Q2_K, 10, 256, 84) X(Q3_K, 11, 256, 110) X(Q4_K, 12, 256, 144)                              \
+    X(Q5_K, 13, 256, 176) X(Q6_K, 14, 256, 210) X(Q8_K, 15, 256, 292) X(IQ2_XXS, 16, 256, 66)                        \
+    X(IQ2_XS, 17, 256, 74) X(IQ3_XXS, 18, 256, 98) X(IQ1_S, 19, 256, 50) X(IQ4_NL, 20, 32, 18) X(IQ3_S, 21, 256, 110)\
+    X(IQ2_S, 22, 256, 82) X(IQ4_XS, 23, 256, 136) X(I8, 24, 1, 1) X(I16, 25, 1, 2) X(I32, 26, 1, 4) X(I64, 27, 1, 8) \
+    X(F64, 28, 1, 8) X(IQ1_M, 29, 256, 56) X(BF16, 30, 1, 2) X(TQ1_0, 34, 256, 54) X(TQ2_0, 35, 256, 66)             \
+    X(MXFP4, 39, 32, 17) X(NVFP4, 40, 64, 36) X(Q1_0, 41, 128, 18)
+
+#define TE_GGUF_TYPE_ENUM(name, number, values, bytes) TE_GGUF_##name = number,
+typedef enum te_gguf_type { TE_GGUF_TYPES(TE_GGUF_TYPE_ENUM) TE_GGUF_TYPE_NONE = 255 } te_gguf_type;
+#undef TE_GGUF_TYPE_ENUM
+
+enum {
+    TE_GGUF_MAX_RANK = 4,
+    TE_GGUF_MAX_NAME = 65535,      /* bytes of a key or of a tensor's name */
+    TE_GGUF_MAX_DEPTH = 8,         /* of arrays in arrays */
+    TE_GGUF_MAX_SPLITS = 9999,     /* files of one model */
+    TE_GGUF_MAX_ALIGNMENT = 1 << 20
+};
+
+/* Bytes of the file, without a closing NUL. Keys and names have no NUL inside, strings may. */
+typedef struct te_gguf_text { const char *p; size_t n; } te_gguf_text;
+
+/* A metadata value, or an element of an array. te_gguf_integer and others read it. */
+typedef struct te_gguf_value {
+    te_gguf_text key;        /* {null, 0} for an element of an array */
+    te_gguf_kind kind;
+    te_gguf_kind element;    /* of an array */
+    uint64_t count;          /* of an array: its elements; of a string: its bytes */
+    const unsigned char *at; /* in the file: the number, the string's bytes or the array's first element */
+} te_gguf_value;
+
+typedef struct te_gguf_tensor {
+    te_gguf_text name;
+    te_gguf_type type;
+    int rank;
+    int64_t shape[TE_GGUF_MAX_RANK]; /* the last dimension is contiguous: a matrix is [rows, cols]. The file has the
+                                        dimensions in the opposite order */
+    const void *data;                /* in the mapped file */
+    uint64_t bytes, offset;          /* offset: in the data of its file, in bytes */
+    int file;                        /* which of the files of a split model has it */
+    int uses;                        /* how many parameters te_gguf_bind has taken from it */
+} te_gguf_tensor;
+
+/* The bytes of one file. */
+typedef struct te_gguf_file {
+    const unsigned char *memory;
+    uint64_t bytes, header; /* header: how many of them stand in front of the tensors' data and its padding */
+    int mapped;
+} te_gguf_file;
+
+/* An open model: one file, or several that it is split into. */
+typedef struct te_gguf {
+    te_gguf_value *value;   /* [values], sorted by key; of the first file */
+    te_gguf_tensor *tensor; /* [tensors], sorted by name; of all files */
+    te_gguf_file *file;     /* [files] */
+    int values, tensors, files;
+    char *path;             /* of the first file */
+} te_gguf;
+
+TE_API int te__gguf_kind_bytes(te_gguf_kind kind) {
+#define TE_GGUF_KIND_BYTES(name, bytes) bytes,
+    static const unsigned char sizes[] = {TE_GGUF_KINDS(TE_GGUF_KIND_BYTES)};
+#undef TE_GGUF_KIND_BYTES
+    return (unsigned)kind < (unsigned)TE_GGUF_KIND_COUNT ? sizes[kind] : 0;
+}
+/* The name of a kind as the format's description has it, in lower case: "uint32". */
+TE_API const char *te_gguf_kind_name(te_gguf_kind kind) {
+#define TE_GGUF_KIND_NAME(name, bytes) #name,
+    static const char *const names[] = {TE_GGUF_KINDS(TE_GGUF_KIND_NAME)};
+#undef TE_GGUF_KIND_NAME
+    return (unsigned)kind < (unsigned)TE_GGUF_KIND_COUNT ? names[kind] : "unknown";
+}
+/* What is known of a tensor's type; values is 0 for a number that no type has. */
+typedef struct te_gguf_block { const char *name; int values, bytes; } te_gguf_block;
+TE_API te_gguf_block te_gguf_block_of(te_gguf_type type) {
+    te_gguf_block b;
+    b.name = "unknown", b.values = b.bytes = 0;
+    switch ((unsigned)type) {
+#define TE_GGUF_TYPE_CASE(token, number, v, n)                                                                       \
+    case number: b.name = #token, b.values = v, b.bytes = n; break;
+        TE_GGUF_TYPES(TE_GGUF_TYPE_CASE)
+#undef TE_GGUF_TYPE_CASE
+    default: break;
+    }
+    return b;
+}
+/* At most 60 bytes of a text for messages: printf("%.*s", te__gguf_shown(t), t.p). */
+TE_API int te__gguf_shown(te_gguf_text t) { return t.n < 60 ? (int)t.n : 60; }
+
+#endif

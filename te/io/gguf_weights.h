@@ -1,0 +1,281 @@
+/* gguf_weights.h -- the weights of a model from a GGUF file (gguf.h), by the tables of packed.h.
+ *
+ * Do this:
+ *     static const te_packed parts[] = {{"attn_q.weight", "qkv", "weight", 576, 0},   // rows of the weight, in order
+ *                                       {"attn_k.weight", "qkv", "weight", 192, 0},
+ *                                       {"attn_v.weight", "qkv", "weight", 192, 0}, ..};
+ *     TE_TRY(block_bind(&block, 0, &ctx));                                            // to no memory
+ *     te_gguf_weights w;                                                              // stays as long as the model
+ *     te_gguf_source from = {&file, TE_GGUF_IN_PLACE};
+ *     TE_TRY(te_gguf_bind(&w, &block.model, parts, 9, "blk.0.", &from, &ctx));
+ *     TE_TRY(te_gguf_all_used(&file, &ctx));                                          // behind the last list
+ *     te_gguf_release(&w, &ctx);
+ *
+ * In a list with the option (weights, quantized), the weights of linears and embeddings stay where they lie in the
+ * mapped file, each tensor in its own format (te_use_quantized). Norms and biases, and all weights of other lists and
+ * of lists on a GPU, are converted to the list's dtype, in memory that te_gguf_bind allocates.
+ *
+ * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
+ * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
+ *   (rope, .., (interleaved, 1)). The factors of Llama 3.1's rope are a tensor, rope_freqs.weight.
+ * - Gemma: 1 is added to the weights of norms, so the list has rmsnorm and head_norm, not rmsnorm1p and head_norm1p.
+ * - GPT-2: weights are [out, in], so no entry of the table is transposed.
+ */
+#ifndef TE_GGUF_WEIGHTS_H
+#define TE_GGUF_WEIGHTS_H
+
+#include "../plan/bind.h"           /* te_use_quantized, te_shard_layout_of */
+#include "../quant/block_formats.h" /* te_dequantize_row, te_weight_part */
+#include "gguf.h"                   /* te_gguf */
+#include "packed.h"                 /* te_packed, te__packed_param */
+
+typedef enum te_gguf_use {
+    TE_GGUF_IN_PLACE, /* weights that the list can read in the file stay there */
+    TE_GGUF_CONVERTED /* all are converted to the list's dtype */
+} te_gguf_use;
+typedef struct te_gguf_source {
+    te_gguf *file; /* mapped; must stay open as long as the models are used */
+    te_gguf_use use;
+} te_gguf_source;
+
+/* What an instance uses of a file besides the file itself. Must stay at its address as long as the instance. */
+typedef struct te_gguf_weights {
+    te_weight_part *part;        /* [number of entries of the table] */
+    te_quantized_weight *weight; /* [number of parameters] */
+    void *memory;                /* target memory of converted parameters */
+} te_gguf_weights;
+
+enum { TE_GGUF_MAX_TENSOR_NAME = 256 }; /* bytes of prefix and name together, with the closing NUL */
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+/* The block format of a tensor's type; TE_BLOCK_none if there is none for it. */
+TE_API te_block_format te_gguf_format(te_gguf_type type) {
+    switch (type) {
+    case TE_GGUF_F32: return TE_BLOCK_f32;
+    case TE_GGUF_F16: return TE_BLOCK_f16;
+    case TE_GGUF_BF16: return TE_BLOCK_bf16;
+    case TE_GGUF_Q8_0: return TE_BLOCK_q8_0;
+    case TE_GGUF_Q4_0: return TE_BLOCK_q4_0;
+    case TE_GGUF_Q4_1: return TE_BLOCK_q4_1;
+    case TE_GGUF_Q5_0: return TE_BLOCK_q5_0;
+    case TE_GGUF_Q5_1: return TE_BLOCK_q5_1;
+    case TE_GGUF_Q4_K: return TE_BLOCK_q4_k;
+    case TE_GGUF_Q5_K: return TE_BLOCK_q5_k;
+    case TE_GGUF_Q6_K: return TE_BLOCK_q6_k;
+    default: return TE_BLOCK_none;
+    }
+}
+/* A tensor's type and shape as a text for messages: "Q4_K [640, 1024]". */
+typedef struct te__gguf_shape_text { char text[112]; } te__gguf_shape_text;
+TE_API te__gguf_shape_text te__gguf_shape(const te_gguf_tensor *t) {
+    te__gguf_shape_text s;
+    size_t n = (size_t)snprintf(s.text, sizeof s.text, "%s [", te_gguf_block_of(t->type).name);
+    for (int i = 0; i < t->rank; i++)
+        n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
+    snprintf(s.text + n, sizeof s.text - n, "]");
+    return s;
+}
+
+/* One call of te_gguf_bind. */
+typedef struct te__gguf_binding {
+    te_gguf_weights *w;
+    te_model *m;
+    const te_packed *parts;
+    int count;
+    const char *prefix;
+    te_gguf_source from;
+} te__gguf_binding;
+
+/* Find the tensor of parts[n], and check that it is units x (p's columns) or, for a parameter of one row, of `units`
+ * columns. */
+TE_API te_status te__gguf_tensor_of(te_gguf_tensor **found, const te__gguf_binding *b, int n, const te_param *p,
+                                    int64_t units, te_context *ctx) {
+    char name[TE_GGUF_MAX_TENSOR_NAME];
+    const te_gguf *f = b->from.file;
+    const int64_t rows = p->rows == 1 ? 1 : units, cols = p->rows == 1 ? units : p->cols;
+    const int length = snprintf(name, sizeof name, "%s%s", b->prefix, b->parts[n].name);
+    TE_REQUIRE(length >= 0 && length < TE_GGUF_MAX_TENSOR_NAME, ctx, TE_ERROR_OVERFLOW,
+               "te_gguf_bind: the name %.60s.. is too long", name);
+    const te_gguf_tensor *t = te_gguf_find(f, name);
+    TE_REQUIRE(t, ctx, TE_ERROR_FORMAT, "%.120s: has no tensor %.60s, which should be [%lld, %lld]", f->path, name,
+               (long long)rows, (long long)cols);
+    const int64_t own_cols = t->rank ? t->shape[t->rank - 1] : 1, own_rows = t->rank == 2 ? t->shape[0] : 1;
+    TE_REQUIRE(t->rank <= 2 && own_rows == rows && own_cols == cols, ctx, TE_ERROR_SHAPE,
+               "%.120s: tensor %.60s is %s, it should be [%lld, %lld]", f->path, name, te__gguf_shape(t).text,
+               (long long)rows, (long long)cols);
+    TE_REQUIRE(te_gguf_format(t->type) != TE_BLOCK_none, ctx, TE_ERROR_DTYPE,
+               "%.120s: tensor %.60s is %s, a type that is not supported", f->path, name, te__gguf_shape(t).text);
+    *found = f->tensor + (t - f->tensor);
+    return TE_OK;
+}
+TE_API int te__gguf_is_of(const te_packed *part, const te_param *p) {
+    return !strcmp(part->op, p->op) && !strcmp(part->field, p->field);
+}
+/* Fill in the parts of parameter k, from w->part[first] on; *next: the index behind the last of them. */
+TE_API te_status te__gguf_collect(const te__gguf_binding *b, int k, int first, int *next, te_context *ctx) {
+    const te_param *p = &b->m->param[k];
+    const int64_t extent = p->rows == 1 ? p->cols : p->rows;
+    int64_t left = extent;
+    *next = first;
+    for (int n = 0; n < b->count; n++) {
+        const te_packed *part = &b->parts[n];
+        te_gguf_tensor *t = 0;
+        if (!te__gguf_is_of(part, p)) continue;
+        TE_REQUIRE(!part->transposed, ctx, TE_ERROR_VALUE,
+                   "te_gguf_bind: %.60s: is transposed in the table; weights of a GGUF file are [out, in]", part->name);
+        const int64_t units = part->rows ? part->rows : left;
+        TE_REQUIRE(units > 0 && units <= left, ctx, TE_ERROR_SHAPE,
+                   "te_gguf_bind: %.60s has %lld rows, of %s.%s %lld are left", part->name, (long long)units, p->op,
+                   p->field, (long long)left);
+        TE_TRY(te__gguf_tensor_of(&t, b, n, p, units, ctx));
+        te_weight_part *to = &b->w->part[(*next)++];
+        to->data = t->data, to->format = te_gguf_format(t->type), to->rows = units;
+        left -= units, t->uses++;
+    }
+    TE_REQUIRE(left == 0, ctx, TE_ERROR_SHAPE, "te_gguf_bind: %s: the table names %lld of %lld rows of %s.%s",
+               b->m->plan->name, (long long)(extent - left), (long long)extent, p->op, p->field);
+    b->w->weight[k].part = b->w->part + first, b->w->weight[k].parts = *next - first;
+    return TE_OK;
+}
+
+/* ---- converted parameters ---------------------------------------------------------------------------------------- */
+
+/* Whether parameter p can stay in the file: as a quantized weight or, if it is one tensor of the list's own dtype, as
+ * an ordinary one. */
+TE_API int te__gguf_is_plain(const te_quantized_weight *w, const te_param *p) {
+    const te_block_format f = w->part[0].format;
+    const int same = (f == TE_BLOCK_f32 && p->dtype == TE_f32) || (f == TE_BLOCK_f16 && p->dtype == TE_f16) ||
+                     (f == TE_BLOCK_bf16 && p->dtype == TE_bf16);
+    return same && w->parts == 1 && (uintptr_t)w->part[0].data % TE_ACCESS == 0;
+}
+TE_API int te__gguf_stays(const te__gguf_binding *b, int k) {
+    const te_param *p = &b->m->param[k];
+    int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
+    if (on_device || b->from.use != TE_GGUF_IN_PLACE) return 0;
+    return p->takes_quantized || te__gguf_is_plain(&b->w->weight[k], p);
+}
+/* Convert `rows` rows of a part to p's dtype. row: memory for a row of floats. */
+TE_API te_status te__gguf_convert(char *to, float *row, const te_weight_part *part, int64_t rows, int64_t cols,
+                                  const te_param *p, te_context *ctx) {
+    const size_t row_bytes = te_block_row_bytes(part->format, cols);
+    for (int64_t r = 0; r < rows; r++) {
+        te_dequantize_row(row, (const char *)part->data + (size_t)r * row_bytes, cols, part->format);
+        for (int64_t i = 0; i < cols; i++) {
+            TE_REQUIRE(p->dtype == TE_f32 || !(fabsf(row[i]) <= 3.402823466e38f) ||
+                           fabsf(te_round_to(row[i], p->dtype)) <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
+                       "te_gguf_bind: a value of %s.%s, %g, does not fit %s", p->op, p->field, (double)row[i],
+                       te_dtype_name(p->dtype));
+            te_store(to, r * cols + i, row[i], p->dtype);
+        }
+    }
+    return TE_OK;
+}
+/* Convert all parts of parameter k into target memory. */
+TE_API te_status te__gguf_load(const te__gguf_binding *b, int k, char *to, te_context *ctx) {
+    const te_param *p = &b->m->param[k];
+    const te_quantized_weight *w = &b->w->weight[k];
+    const int64_t max_rows = te_max((int64_t)1, (1 << 20) / p->cols); /* in the staging buffer */
+    const size_t size = te_dtype_bytes(p->dtype);
+    float *row = (float *)malloc((size_t)p->cols * sizeof *row);
+    char *staging = (char *)malloc((size_t)(max_rows * p->cols) * size);
+    te_status status = row && staging ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "te_gguf_bind: cannot allocate");
+    for (int i = 0; i < w->parts && status == TE_OK; i++) {
+        te_weight_part part = w->part[i];
+        const int64_t cols = p->rows == 1 ? part.rows : p->cols, total = p->rows == 1 ? 1 : part.rows;
+        for (int64_t r = 0; r < total && status == TE_OK; r += max_rows) {
+            const int64_t rows = te_min(max_rows, total - r);
+            const size_t bytes = (size_t)(rows * cols) * size;
+            part.data = (const char *)w->part[i].data + (size_t)r * te_block_row_bytes(part.format, cols);
+            status = te__gguf_convert(staging, row, &part, rows, cols, p, ctx);
+            if (status == TE_OK) status = te_copy(ctx, to, staging, bytes);
+            if (status == TE_OK) status = te_synchronize(ctx);
+            to += bytes;
+        }
+    }
+    free(row), free(staging);
+    return status;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+/* Free what te_gguf_bind has allocated. The instance must be bound again before it is used. */
+TE_API void te_gguf_release(te_gguf_weights *w, te_context *ctx) {
+    if (!w) return;
+    te_release(ctx, w->memory);
+    free(w->part), free(w->weight);
+    memset(w, 0, sizeof *w);
+}
+TE_API size_t te__gguf_padded_bytes(const te_param *p) {
+    return (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(p->dtype);
+}
+TE_API te_status te__gguf_bind(const te__gguf_binding *b, te_context *ctx) {
+    int next = 0;
+    size_t bytes = 0;
+    for (int k = 0; k < b->m->param_count; k++) {
+        const te_param *p = &b->m->param[k];
+        if (p->tied) continue;
+        TE_REQUIRE(!p->data && !p->quantized, ctx, TE_ERROR_STATE,
+                   "te_gguf_bind: %s.%s has memory; bind its instance to none", p->op, p->field);
+        TE_TRY(te__gguf_collect(b, k, next, &next, ctx));
+        if (!te__gguf_stays(b, k)) bytes += te__gguf_padded_bytes(p);
+    }
+    if (bytes) TE_TRY(te_allocate(ctx, &b->w->memory, bytes));
+    char *at = (char *)b->w->memory;
+    for (int k = 0; k < b->m->param_count; k++) { /* writes no parameter, so that an error leaves all as they were */
+        if (b->m->param[k].tied || te__gguf_stays(b, k)) continue;
+        TE_TRY(te__gguf_load(b, k, at, ctx));
+        at += te__gguf_padded_bytes(&b->m->param[k]);
+    }
+    at = (char *)b->w->memory;
+    for (int k = 0; k < b->m->param_count; k++) {
+        te_param *p = &b->m->param[k];
+        const te_quantized_weight *w = &b->w->weight[k];
+        if (p->tied) continue;
+        if (!te__gguf_stays(b, k)) p->data = at, at += te__gguf_padded_bytes(p);
+        else if (te__gguf_is_plain(w, p)) p->data = (void *)(uintptr_t)w->part[0].data, p->constant = 1;
+        else TE_TRY(te_use_quantized(p, w, ctx));
+    }
+    return TE_OK;
+}
+/* Take all parameters of m, a list for inference that is bound to no memory, from the tensors that the table names;
+ * tied parameters are tied afterwards (te_tie). The tensors of a parameter must be all of its rows. Waits for the
+ * stream. After an error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is
+ * missing; TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter; TE_ERROR_DTYPE: a tensor has a
+ * type without a te_block_format; TE_ERROR_VALUE: a number does not fit the list's dtype; TE_ERROR_STATE: m has memory,
+ * or its parameters are sharded over ranks; TE_ERROR_MEMORY. */
+TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *parts, int count, const char *prefix,
+                              const te_gguf_source *from, te_context *ctx) {
+    te__gguf_binding b;
+    TE_TRY(te__check_context(ctx, "te_gguf_bind"));
+    TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->file->path && (parts || !count), ctx,
+               TE_ERROR_NULL, "te_gguf_bind: the instance, the table or the prefix is null, or the file is not open");
+    memset(w, 0, sizeof *w);
+    TE_TRY(te__check_bound(m->plan, m, ctx));
+    TE_REQUIRE(te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_STATE, "te_gguf_bind: the context has a tensor group");
+    TE_REQUIRE(!m->plan->training, ctx, TE_ERROR_STATE, "te_gguf_bind: %s: is no list for inference", m->plan->name);
+    TE_REQUIRE(count >= 0 && count <= 1 << 20, ctx, TE_ERROR_SHAPE, "te_gguf_bind: %d parts", count);
+    for (int i = 0; i < count; i++)
+        TE_REQUIRE(parts[i].name && te__packed_param(m, &parts[i]), ctx, TE_ERROR_VALUE,
+                   "te_gguf_bind: %.60s: %s has no parameter %.60s.%.60s", parts[i].name ? parts[i].name : "?",
+                   m->plan->name, parts[i].op, parts[i].field);
+    w->part = (te_weight_part *)calloc((size_t)count + 1, sizeof *w->part);
+    w->weight = (te_quantized_weight *)calloc((size_t)m->param_count + 1, sizeof *w->weight);
+    b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.from = *from;
+    const te_status status = w->part && w->weight ? te__gguf_bind(&b, ctx)
+                                                  : te_fail(ctx, TE_ERROR_MEMORY, "te_gguf_bind: cannot allocate");
+    if (status != TE_OK) te_gguf_release(w, ctx);
+    return status;
+}
+/* Check that every tensor of the file has been used, so that nothing of the model was left out. TE_ERROR_FORMAT names
+ * one that was not. */
+TE_API te_status te_gguf_all_used(const te_gguf *f, te_context *ctx) {
+    TE_REQUIRE(f && f->path, ctx, TE_ERROR_NULL, "te_gguf_all_used: the file is not open");
+    for (int i = 0; i < f->tensors; i++)
+        TE_REQUIRE(f->tensor[i].uses, ctx, TE_ERROR_FORMAT,
+                   "%.120s: has a tensor %.*s, %s, that nothing here is called", f->path,
+                   te__gguf_shown(f->tensor[i].name), f->tensor[i].name.p, te__gguf_shape(&f->tensor[i]).text);
+    return TE_OK;
+}
+
+#endif
