@@ -87,6 +87,10 @@ TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_sk
     return rest < 0 ? head + in_head / 2 + second * (k.rotary / 2)
                     : head + k.rotary + rest + second * ((k.head_dim - k.rotary) / 2);
 }
+/* Returns the column of y that row `row` of a stage belongs to; it is also the row of W that the stage holds there. */
+TE_FN int te__skinny_column_of(const te_skinny *p, int col, int row, const te_skinny_pairing k) {
+    return k.pairs ? te__skinny_column(p, col, row / 8, k) + row % 8 : col + row;
+}
 /* Start the copy of a step's part of W into a stage, with zeros beyond n and k. Each lane copies vectors of 16
  * bytes. */
 TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at,
@@ -95,7 +99,7 @@ TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_ski
     const int lane = (int)threadIdx.x % 32, vector = lane % VECTORS, k = at->k + vector * 8;
     TE_UNROLL for (int i = 0; i < (int)TE_SKINNY_COLUMNS / ROWS; i++) {
         const int row = ROWS * i + lane / VECTORS, ok = at->col + row < p->n && k < p->k;
-        const int weight_row = te__skinny_column(p, at->col, row / 8, pairing) + row % 8;
+        const int weight_row = te__skinny_column_of(p, at->col, row, pairing);
         const uint16_t *from = p->w + (int64_t)(ok ? weight_row : 0) * p->k + (ok ? k : 0);
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(
                          te__skinny_address(ring + (uint32_t)(at->stage * TE_SKINNY_STAGE), row, vector)),
@@ -170,7 +174,7 @@ TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const
     const int row = (int)threadIdx.x / TE_SKINNY_COLUMNS, column = (int)threadIdx.x % TE_SKINNY_COLUMNS;
     te_skinny_scales s = {1.0f, 1.0f};
     if (operands != TE_OPERANDS_FP8 || row >= p->m || col + column >= p->n) return s;
-    const int at = te__skinny_column(p, col, column / 8, pairing) + column % 8;
+    const int at = te__skinny_column_of(p, col, column, pairing);
     if (p->x_inverse) s.x = p->x_inverse[p->rowwise ? row : 0];
     if (p->w_inverse) s.w = p->w_inverse[p->rowwise ? at : 0];
     return s;
