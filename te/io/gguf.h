@@ -70,8 +70,8 @@ TE_API te_status te__gguf_map_splits(te_gguf *f, const te__gguf_split *first, ch
     char expected[TE__GGUF_SUFFIX + 1];
     te__gguf_suffix(expected, 0, first->count);
     TE_REQUIRE(first->number == 0 && !strcmp(suffix, expected), ctx, TE_ERROR_FORMAT,
-               "%.120s: is file %lld of a model in %lld files; open the first, whose name ends in %s", path,
-               (long long)first->number + 1, (long long)first->count, expected);
+               "%.120s: is file %lld of a model in %lld files; open the first, whose name ends in %s",
+               te__gguf_path_end(path), (long long)first->number + 1, (long long)first->count, expected);
     for (int64_t i = 1; i < first->count; i++) {
         te_gguf_file file;
         te__gguf_split split;
@@ -79,7 +79,7 @@ TE_API te_status te__gguf_map_splits(te_gguf *f, const te__gguf_split *first, ch
         TE_TRY(te__gguf_map_file(&file, path, ctx));
         TE_TRY(te__gguf_add(f, file, &split, path, ctx));
         TE_REQUIRE(split.number == i && split.count == first->count, ctx, TE_ERROR_FORMAT,
-                   "%.120s: says that it is file %lld of %lld", path, (long long)split.number + 1,
+                   "%.120s: says that it is file %lld of %lld", te__gguf_path_end(path), (long long)split.number + 1,
                    (long long)split.count);
     }
     return TE_OK;

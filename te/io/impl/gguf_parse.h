@@ -288,6 +288,14 @@ TE_API te_status te__gguf_split_of(te__gguf_split *s, const te_gguf_value *value
     s->count = te_max(s->count, (int64_t)1);
     return TE_OK;
 }
+/* The last 120 bytes of a path, or a few less so that no UTF-8 character is cut. Error texts show the end of a path,
+ * because the parts of a model differ only there. */
+TE_API const char *te__gguf_path_end(const char *path) {
+    const size_t n = strlen(path);
+    if (n > 120) path += n - 120;
+    while (((unsigned char)*path & 0xc0) == 0x80) path++;
+    return path;
+}
 /* Parse file number f->files, whose bytes are in *file, into the tables, and add it. The metadata of the first file
  * stay; the others have only those that say which file they are. */
 TE_API te_status te__gguf_parse(te_gguf *f, te_gguf_file *file, te__gguf_split *split, const char *path,
@@ -296,7 +304,7 @@ TE_API te_status te__gguf_parse(te_gguf *f, te_gguf_file *file, te__gguf_split *
     te_gguf_value *values = 0;
     uint64_t tensors = 0, claimed = 0, alignment = 0;
     int count = 0;
-    c.memory = file->memory, c.bytes = file->bytes, c.at = 0, c.path = path, c.ctx = ctx;
+    c.memory = file->memory, c.bytes = file->bytes, c.at = 0, c.path = te__gguf_path_end(path), c.ctx = ctx;
     te_status status = te__gguf_begin(&tensors, &claimed, &c);
     if (status == TE_OK) status = te__gguf_read_values(&values, &count, &c, claimed);
     if (status == TE_OK) status = te__gguf_split_of(split, values, count, &c);
