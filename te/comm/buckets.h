@@ -51,8 +51,8 @@ typedef struct te_buckets_config {
     int dma;
 } te_buckets_config;
 
-/* The default size of a bucket, in bytes. The fixed cost of a reduction (11 us with NCCL, some 30 us with DMA engines)
- * is a fourteenth of the time that a reduction of 32 MiB takes. */
+/* The default size of a bucket, in bytes. With NCCL the fixed cost of a reduction, 11 us, is a fourteenth of the time
+ * that a reduction of 32 MiB takes. With DMA engines the fixed cost is some 30 us. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {
