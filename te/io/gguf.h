@@ -8,7 +8,7 @@
  *     TE_TRY(te_gguf_map(&file, "model-q4_k_m.gguf", &ctx));                 // checks all of the header
  *     te_status status = te_gguf_get_integer(&layers, &file, "llama.block_count", &ctx);
  *     if (status == TE_OK) status = te_gguf_get_array(&tokens, &file, "tokenizer.ggml.tokens", TE_GGUF_string, &ctx);
- *     while (status == TE_OK && te_gguf_next(&token, &tokens)) te_gguf_string_of(&token, &text) ..
+ *     while (status == TE_OK && te_gguf_next(&token, &tokens)) (void)te_gguf_string_of(&token, &text);
  *     const te_gguf_tensor *t = te_gguf_find(&file, "token_embd.weight");    // null: there is none
  *     te_gguf_close(&file);                                                  // the data of tensors is gone, too
  *

@@ -1,19 +1,22 @@
 /* gguf_weights.h -- the weights of a model from a GGUF file (gguf.h), by the tables of packed.h.
  *
  * Do this:
- *     static const te_packed parts[] = {{"attn_q.weight", "qkv", "weight", 576, 0},   // rows of the weight, in order
- *                                       {"attn_k.weight", "qkv", "weight", 192, 0},
- *                                       {"attn_v.weight", "qkv", "weight", 192, 0}, ..};
- *     TE_TRY(block_bind(&block, 0, &ctx));                                            // to no memory
+ *     static const te_packed parts[] = {{"attn_q.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
+ *                                       {"attn_k.weight", "fc1", "weight", 2, 0},
+ *                                       {"attn_v.weight", "fc1", "weight", 2, 0},
+ *                                       {"attn_output.weight", "proj", "weight", 0, 0}};
+ *     te_gguf model;
  *     te_gguf_weights w;                                                              // stays as long as the model
- *     te_gguf_source from = {&file, TE_GGUF_IN_PLACE};
- *     TE_TRY(te_gguf_bind(&w, &block.model, parts, 9, "blk.0.", &from, &ctx));
- *     TE_TRY(te_gguf_all_used(&file, &ctx));                                          // behind the last list
+ *     TE_TRY(te_gguf_map(&model, "model-q4_k_m.gguf", &ctx));
+ *     te_gguf_source from = {&model, TE_GGUF_IN_PLACE};
+ *     TE_TRY(te_gguf_bind(&w, &block.model, parts, 4, "blk.0.", &from, &ctx));
+ *     TE_TRY(te_gguf_all_used(&model, &ctx));                                         // behind the last list
  *     te_gguf_release(&w, &ctx);
  *
- * In a list with the option (weights, quantized), the weights of linears and embeddings stay where they lie in the
- * mapped file, each tensor in its own format (te_use_quantized). Norms and biases, and all weights of other lists and
- * of lists on a GPU, are converted to the list's dtype, in memory that te_gguf_bind allocates.
+ * The instance, here `block`, must be bound to no memory. In a list with the option (weights, quantized), the weights
+ * of linears and embeddings stay where they lie in the mapped file, each tensor in its own format (te_use_quantized).
+ * Norms and biases, and all weights of other lists and of lists on a GPU, are converted to the list's dtype, in memory
+ * that te_gguf_bind allocates.
  *
  * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
