@@ -5,8 +5,7 @@
  *                                       {"attn_k.weight", "fc1", "weight", 2, 0},
  *                                       {"attn_v.weight", "fc1", "weight", 2, 0},
  *                                       {"attn_output.weight", "proj", "weight", 0, 0}};
- *     te_gguf model;
- *     te_gguf_weights w;                                                              // stays as long as the model
+ *     te_gguf model; te_gguf_weights w;                                               // stay as long as the instance
  *     TE_TRY(te_gguf_map(&model, "model-q4_k_m.gguf", &ctx));
  *     te_gguf_source from = {&model, TE_GGUF_IN_PLACE};
  *     TE_TRY(te_gguf_bind(&w, &block.model, parts, 4, "blk.0.", &from, &ctx));
