@@ -1,5 +1,6 @@
 // nonfinite_test.cc -- infinities and NaNs under the recipes: whatever tensor they come from, skip_nonfinite leaves the step out, delayed scaling's scales keep their
 // values, and the next step is as if nothing had been.
+#include "device_memory.h"
 #include "folder.h"
 #include "te/te.h"
 
@@ -46,10 +47,8 @@ struct list_of {
      [](void *m, te_context *c) { return list##_workspace_bytes((list *)m, ROWS, c); }},
 const list_of lists[] = {LISTS(LIST) LIST(stochastic, fp8_delayed, bf16, )};
 
-struct training {
-    te_context *ctx;
+struct training : device_memory {
     const list_of &list;
-    std::vector<void *> all;
     std::vector<char> model_bytes;
     te_model *model, *models[1];
     te_adamw opt;
@@ -57,7 +56,7 @@ struct training {
     te_tensor x, y, dy, dx;
     te_saved saved;
     te_batch batch;
-    training(te_context *c, const list_of &l) : ctx(c), list(l), model_bytes(l.bytes + 64) {
+    training(te_context *c, const list_of &l) : device_memory(c), list(l), model_bytes(l.bytes + 64) {
         model = (te_model *)(((uintptr_t)model_bytes.data() + 63) / 64 * 64);
         REQUIRE(list.bind(model, get(list.param_bytes()), (float *)get(list.grad_bytes()), ctx) == TE_OK);
         REQUIRE(te_model_randomize(model, 0.1f, 1, 0, ctx) == TE_OK);
@@ -73,18 +72,6 @@ struct training {
         memset(&saved, 0, sizeof saved), saved.bytes = list.saved_bytes(ROWS), saved.memory = get(saved.bytes);
         memset(&batch, 0, sizeof batch), batch.batch = 1, batch.seq = ROWS;
         for (te_tensor *t : {&x, &y, &dy, &dx}) *t = te_matrix(get((size_t)ROWS * WIDTH * 2), list.dtype, ROWS, WIDTH);
-    }
-    training(const training &) = delete;
-    training &operator=(const training &) = delete;
-    ~training() {
-        for (void *p : all) te_release(ctx, p);
-    }
-    void *get(size_t bytes) {
-        void *p = nullptr;
-        REQUIRE(te_allocate(ctx, &p, bytes ? bytes : 1) == TE_OK);
-        REQUIRE(te_fill(ctx, p, 0, bytes) == TE_OK);
-        all.push_back(p);
-        return p;
     }
     template <class T> std::vector<T> read(const void *from, size_t n) {
         std::vector<T> v(n);

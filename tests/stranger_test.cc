@@ -1,5 +1,6 @@
 // stranger_test.cc -- what the library must not take on trust: a te_saved of another instance or batch, a count that is no number, and files whose checksum is right but
 // whose contents nobody can have written: indices, scales, lengths of histories.
+#include "device_memory.h"
 #include "folder.h"
 #include "te/te.h"
 
@@ -22,23 +23,8 @@ TE_INFERENCE(blocks_small, (bf16, (recipe, fp8_block)), (linear, fc1, 128, 128))
 
 enum { ROWS = 8 };
 
-// Memory of a test, which ends with it; zeros at first.
-struct pool {
-    te_context *ctx;
-    std::vector<void *> all;
-    explicit pool(te_context *c) : ctx(c) {}
-    pool(const pool &) = delete;
-    pool &operator=(const pool &) = delete;
-    ~pool() {
-        for (void *p : all) te_release(ctx, p);
-    }
-    void *get(size_t bytes) {
-        void *p = nullptr;
-        REQUIRE(te_allocate(ctx, &p, bytes ? bytes : 1) == TE_OK);
-        REQUIRE(te_fill(ctx, p, 0, bytes) == TE_OK);
-        all.push_back(p);
-        return p;
-    }
+struct pool : device_memory {
+    using device_memory::device_memory;
     te_tensor normal(int cols, te_dtype dtype, unsigned seed) {
         void *p = get((size_t)ROWS * (size_t)cols * te_dtype_bytes(dtype));
         REQUIRE(te_fill_normal(p, dtype, (int64_t)ROWS * cols, 0, 1, seed, 0, ctx) == TE_OK);

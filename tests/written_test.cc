@@ -1,5 +1,6 @@
 // written_test.cc -- weights that something other than the optimizer writes: the next step and the next forward use them, whoever writes them, in whatever order the
 // optimizer, the recipes and the weights are made. Each case compares, bit by bit, with a run that had the weights from the start.
+#include "device_memory.h"
 #include "folder.h"
 #include "te/te.h"
 
@@ -43,10 +44,8 @@ const list_of plain_lists[] = {LIST(in_bf16, TE_bf16), LIST(in_f16, TE_f16), LIS
 const list_of fp8_lists[] = {LIST(delayed, TE_bf16), LIST(current, TE_bf16), LIST(blocks, TE_bf16), LIST(rows, TE_bf16), LIST(f32_weights, TE_bf16)};
 
 // One training: a model, an optimizer and, where the list has a recipe, recipes.
-struct training {
-    te_context *ctx;
+struct training : device_memory {
     const list_of &list;
-    std::vector<void *> all;
     std::vector<char> model_bytes;
     te_model *model, *models[1];
     te_named_model named;
@@ -56,7 +55,7 @@ struct training {
     te_tensor x, y, dy, dx;
     te_saved saved;
     te_batch batch;
-    training(te_context *c, const list_of &l, unsigned seed) : ctx(c), list(l), model_bytes(l.bytes + 64) {
+    training(te_context *c, const list_of &l, unsigned seed) : device_memory(c), list(l), model_bytes(l.bytes + 64) {
         model = (te_model *)(((uintptr_t)model_bytes.data() + 63) / 64 * 64);
         REQUIRE(list.bind(model, get(list.param_bytes()), (float *)get(list.grad_bytes()), ctx) == TE_OK);
         REQUIRE(te_model_randomize(model, 0.1f, seed, 0, ctx) == TE_OK);
@@ -70,18 +69,6 @@ struct training {
             REQUIRE(te_fill_normal(p, list.dtype, (int64_t)ROWS * WIDTH, 0, 1, 77 + i, 0, ctx) == TE_OK);
             *tensors[i] = te_matrix(p, list.dtype, ROWS, WIDTH);
         }
-    }
-    training(const training &) = delete;
-    training &operator=(const training &) = delete;
-    ~training() {
-        for (void *p : all) te_release(ctx, p);
-    }
-    void *get(size_t bytes) {
-        void *p = nullptr;
-        REQUIRE(te_allocate(ctx, &p, bytes ? bytes : 1) == TE_OK);
-        REQUIRE(te_fill(ctx, p, 0, bytes) == TE_OK);
-        all.push_back(p);
-        return p;
     }
     void optimizer(const te_adamw_config &c) {
         const size_t bytes = te_adamw_bytes_of(models, 1, &c);

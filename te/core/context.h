@@ -68,7 +68,8 @@ typedef struct te_context {
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int owns_workspace;
     uint64_t generation;         /* the largest number that te__count_write has used */
-    uint64_t loaded;             /* te__count_write of the last te_safetensors_load into memory of unknown purpose */
+    uint64_t loaded;             /* the number of the last te_safetensors_load (te__count_write) into memory that may
+                                  * have been a parameter's */
     struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null: the context
                                   * is the only rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
@@ -141,8 +142,8 @@ TE_API te_status te_synchronize(te_context *ctx) {
     return ctx->target->synchronize(ctx);
 }
 
-/* Count a write to something: *written becomes a number that it has never had before. Whoever holds a copy of what is
- * written compares the number with the one of the time of the copy. */
+/* Count a write to a parameter: its count *written becomes a number that it has never had before. Code that holds a
+ * copy of the parameter in another format remembers the count, and makes a new copy when the count has changed. */
 TE_API void te__count_write(uint64_t *written, te_context *ctx) {
     ctx->generation = (ctx->generation > *written ? ctx->generation : *written) + 1;
     *written = ctx->generation;

@@ -430,9 +430,9 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
         f->common = s->config.ranks == te_world_group(ctx)->size;
         f->weight = i, f->x = s->count + i, f->dy = 2 * s->count + i;
         f->data = at, at += size.data;
-        f->transposed = at, at += size.transposed;
-        f->inverse = (float *)(void *)at, at += size.scales;
-        f->transposed_inverse = (float *)(void *)at, at += size.transposed_scales;
+        f->transposed = size.transposed ? at : 0, at += size.transposed;
+        f->inverse = size.scales ? (float *)(void *)at : 0, at += size.scales;
+        f->transposed_inverse = size.transposed_scales ? (float *)(void *)at : 0, at += size.transposed_scales;
         f->updated = 0, f->renewal = &s->renewal;
     }
 }

@@ -306,8 +306,8 @@ typedef struct te_plan {
 typedef struct te_fp8_renewal {
     te_status (*renew)(void *of, te_context *ctx);
     void *of;              /* the te_recipes */
-    const te_context *ctx; /* the context of the last cast of all weights, and its `loaded` at that time */
-    uint64_t loaded;
+    const te_context *ctx; /* the context with which all weights were cast last */
+    uint64_t loaded;       /* ctx->loaded at that time */
 } te_fp8_renewal;
 
 /* The FP8 state of a GEMM that has a recipe; the te_param of the GEMM's weight holds it (te/optim/recipes.h). */
@@ -318,13 +318,14 @@ typedef struct te_fp8_product {
     int common;                    /* 1: all ranks of the group have the same FP8 scales */
     const te_scales *scales;       /* the scales of the whole instance */
     int x, weight, dy;             /* the indices, within the te_scales, of the scales of this GEMM's three operands */
-    void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows]; fp8_row
-                                    * has only `data` */
+    void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows], which is
+                                    * null under fp8_row */
     float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of each block or row of `data` (inverse), and
                                           * of each block of `transposed` (transposed_inverse) */
     te_scale_rule own;             /* how a scale is computed from the current tensor's amax */
-    uint64_t written;              /* te__writes_of the weight when `data` was cast from it */
-    struct te_fp8_renewal *renewal; /* casts stale weights; null: the weight exists only in FP8 */
+    uint64_t written;              /* the weight's count of writes (te__writes_of) when it was cast to `data` */
+    struct te_fp8_renewal *renewal; /* casts the weight again if it was written since; null: the weight exists only in
+                                     * FP8 */
     int updated;                   /* 1: the optimizer's update kernel also computes this weight's amax, or casts the
                                     * weight to FP8 (recipes_adamw.h) */
 } te_fp8_product;

@@ -211,6 +211,7 @@ TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_b
 TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
     const te_model *m = all->model;
     const te_param *p = m->param;
+    if (!to->written && all->run->pass != TE_BACKWARD) return TE_OK; /* parameters may be read, and have no gradients */
     for (int i = 0; i < m->plan->op_count; i++)
         for (int k = 0; k < m->plan->op[i].params; k++, p++) {
             const te_recipe recipe = m->plan->op[i].recipe;
@@ -221,8 +222,8 @@ TE_API te_status te__region_check_params(const te__regions *all, const te__regio
             const int over_data = outside && te__overlaps(to->begin, to->bytes, p->data, bytes);
             const int over_fp8 =
                 f && (te__overlaps(to->begin, to->bytes, f->data, n) ||
-                      te__overlaps(to->begin, to->bytes, TE_IS_ROWWISE(recipe) ? 0 : f->transposed, n) ||
-                      te__overlaps(to->begin, to->bytes, TE_IS_TENSORWISE(recipe) ? 0 : f->inverse,
+                      te__overlaps(to->begin, to->bytes, f->transposed, n) ||
+                      te__overlaps(to->begin, to->bytes, f->inverse,
                                    (size_t)te_scaling_count(scaling, p->rows, p->cols) * sizeof(float)));
             TE_REQUIRE(!to->written || !(over_data || over_fp8), all->run->ctx, TE_ERROR_VALUE,
                        "%s: %s overlaps the parameters (%s.%s%s)", m->plan->name, to->name, p->op, p->field,
