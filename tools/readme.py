@@ -56,7 +56,8 @@ def cut(_, file, *names):
 def printed(file):
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "program")
-        compile_ = [os.environ.get("CC", "cc"), "-std=c11", "-O2", "-I.", file, "-o", program, "-lm"]
+        others = [argument for cu in sorted((ROOT / file).parent.glob("*.cu")) for argument in ("-x", "c", str(cu))]
+        compile_ = [os.environ.get("CC", "cc"), "-std=c11", "-O2", "-I.", file, *others, "-o", program, "-lm"]
         subprocess.run(compile_, cwd=ROOT, check=True)
         run = subprocess.run([program], cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
     return run.stdout
