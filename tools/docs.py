@@ -6,7 +6,7 @@
     tools/docs.py check SITE       checks the HTML files in SITE: every link and anchor exists, every page can be reached
                                    from the first one
     tools/docs.py figures          checks that each section of README.md and docs/ with measured figures names where they
-                                   are from: a file of bench/results or a commit
+                                   are from (a file of bench/results, a commit or a note), and that these exist
 
 tools/docs.sh builds the site with MkDocs. tests/docs.sh runs all checks.
 """
@@ -40,6 +40,7 @@ NAVIGATION = [
     ("Help", ["docs/faq.md", "docs/troubleshooting.md", "docs/versions.md", "CHANGELOG.md", "SECURITY.md",
               "CONTRIBUTING.md"]),
 ]
+TITLES = {"README.md": "te", "bench/results/results.md": "Every step on an H200"} # where the heading is too long for a list
 LINK = re.compile(r"(!?\[[^\]\n]*(?:\n[^\]\n]*)?\])\(([^)\s]+)\)")
 FENCE = re.compile(r"^ *```.*?^ *```[ ]*$", re.M | re.S)
 MARKER = re.compile(r"^<!-- .*? -->\n", re.M)
@@ -239,7 +240,8 @@ def configuration(functions):
                 under = functions if entry == "functions" else [p for p in repository_pages() if p.startswith("docs/notes/")]
                 lines += [f"      - {page}" for page in under]
             else:
-                lines.append(f"    - {staged_name(entry)}")
+                title = TITLES.get(entry)
+                lines.append(f"    - {title + ': ' if title else ''}{staged_name(entry)}")
     return "\n".join(lines) + "\n"
 
 
@@ -327,13 +329,18 @@ def figures():
     has_history = history.stdout.strip() == "false"
     for path in ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]:
         text = (ROOT / path).read_text()
-        sections = [text] if path.startswith("docs/notes/") else re.split(r"(?m)^(?=##? )", text)
+        # Notes are measured while the code beside them was written: the commit is that of the note.
+        sections = [] if path.startswith("docs/notes/") else re.split(r"(?m)^(?=##? )", text)
         for section in sections:
             if not FIGURE.search(section):
                 continue
             count += 1
             if not SOURCE.search(section):
                 print(f"{path}: \"{section.splitlines()[0]}\" has measured figures, and names no results file and no commit")
+                good = False
+        for file in set(re.findall(r"bench/results/\w+\.\w+", text)):
+            if not (ROOT / file).exists():
+                print(f"{path}: names {file}, which does not exist")
                 good = False
         for commit in set(COMMIT.findall(text)) if has_history else ():
             found = subprocess.run(["git", "cat-file", "-e", commit + "^{commit}"], cwd=ROOT, capture_output=True)
