@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -152,9 +153,10 @@ def stage_page(folder, path, pages, mistakes):
 # ---- the public functions, from the headers --------------------------------------------------------------------------------
 
 COMMENT = r"/\*(?P<comment>(?:(?!\*/).)*)\*/\n"
-FUNCTION = re.compile(rf"(?:^{COMMENT})?^(?P<code>TE_API [^;{{}}]*?\b(?P<name>te_(?!_)\w+)\([^{{;]*\)) \{{", re.M | re.S)
-STRUCT = re.compile(rf"(?:^{COMMENT})?^(?P<code>typedef (?:struct|enum) (?P<name>te_(?!_)\w+) \{{.*?^\}} \w+;|"
-                    r"typedef (?:struct|enum) (?P<short>te_(?!_)\w+) \{[^\n]*\} \w+;)", re.M | re.S)
+FUNCTION = re.compile(rf"(?:^{COMMENT})?^(?:TE_IF_USED )?(?P<code>TE_API [^;{{}}]*?\b(?P<name>te_(?!_)\w+)\([^{{;]*\)) \{{",
+                      re.M | re.S)
+STRUCT = re.compile(rf"(?:^{COMMENT})?^(?P<code>typedef (?:struct|enum) (?P<name>te_(?!_)\w+) \{{(?:[^\n]*\}} \w+;|\n.*?^\}} \w+;))",
+                    re.M | re.S)
 MACRO = re.compile(rf"^{COMMENT}(?P<code>#define (?P<name>TE_(?!_)[A-Z0-9_]+)\([^)]*\))", re.M | re.S)
 MACRO_HEADERS = ("te/layers.h", "te/fuse/sequential.h", "te/fuse/inference.h", "te/plan/dims.h")
 
@@ -162,17 +164,19 @@ MACRO_HEADERS = ("te/layers.h", "te/fuse/sequential.h", "te/fuse/inference.h", "
 def comment_text(comment):
     """A block comment as Markdown: lines indented by four blanks are code."""
     lines = [re.sub(r"^ \* ?", "", line) for line in comment.strip().split("\n")]
-    out, code, before = [], False, ""
-    for line in lines:
-        is_code = line.startswith("    ") and (code or not before or before.endswith(":"))
-        if is_code != code:
-            out.append("```" if code else "\n```c")
+    out, code, before = [], [], ""
+    for line in [*lines, "end"]:
+        if line.startswith("    ") and (code or not before or before.endswith(":")):
+            code.append(line)
+        else:
             if code:
-                out.append("")
-        code = is_code
-        out.append(line if code else re.sub(r"(?<![`\w])([<*_])", r"\\\1", line))
+                out += ["", "```c", textwrap.dedent("\n".join(code)), "```", ""]
+            code = []
+            parts = line.split("`")
+            parts[::2] = [re.sub(r"([_*\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
+            out.append("`".join(parts))
         before = line.rstrip()
-    return "\n".join(out + (["```"] if code else []))
+    return "\n".join(out[:-1])
 
 
 def header_page(headers):
@@ -188,11 +192,12 @@ def header_page(headers):
         text.append(f"## {header}\n\n{comment_text(head[1]) if head else ''}\n")
         for _, m in sorted(items, key=lambda i: i[0]):
             groups = m.groupdict()
-            name = groups["name"] or groups.get("short")
+            name = groups["name"]
             comment = groups.get("comment") or ""
             if comment.count("*/") or m.start() == 0:
                 comment = ""
-            code = re.sub(r"^TE_API ", "", groups["code"])
+            code = groups["code"].replace("\n       ", "\n") if groups["code"].startswith("TE_API ") else groups["code"]
+            code = re.sub(r"^TE_API ", "", code)
             text.append(f"### {name}\n\n```c\n{code}\n```\n\n{comment_text(comment)}\n")
     return "\n".join(text)
 
@@ -202,8 +207,6 @@ def stage_functions(folder):
     groups = {}
     for header in sorted((ROOT / "te").glob("*.h")) + sorted((ROOT / "te").glob("*/*.h")):
         path = header.relative_to(ROOT)
-        if path.parts[1] == "ops":
-            continue # docs/reference/ops.md has these
         groups.setdefault("te" if len(path.parts) == 2 else f"te/{path.parts[1]}", []).append(str(path))
     names = []
     for group, headers in groups.items():
