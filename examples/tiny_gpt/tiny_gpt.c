@@ -50,7 +50,8 @@ static te_status make(te_context *ctx) {
     /* [optimizer] */
     static te_model *models[] = {&m.model}; /* the optimizer keeps a pointer to the array */
     te_adamw_config config = te_adamw_defaults(3e-3f);
-    config.schedule = te_schedule_of(TE_SCHEDULE_cosine, 3e-3f, 10, STEPS, 0.1f); /* peak, warm-up, steps, last / peak */
+    /* the peak, steps of warm-up, all steps, the last learning rate / the peak */
+    config.schedule = te_schedule_of(TE_SCHEDULE_cosine, 3e-3f, 10, STEPS, 0.1f);
     config.max_norm = 1.0f;
     const size_t bytes = te_adamw_bytes_of(models, 1, &config);
     TE_TRY(te_allocate(ctx, &moments, bytes));
