@@ -49,6 +49,7 @@ static te_status upload(const te_param *p, const void *numbers, te_context *ctx)
     return te_copy(ctx, p->data, numbers, (size_t)(p->rows * p->cols) * sizeof(float));
 }
 
+/* [infer] */
 static te_status infer(float y[ROWS][SCORER_OUT], const float x[ROWS][SCORER_IN], const weights *w, te_context *ctx) {
     static scorer model;
     void *params;
@@ -77,6 +78,7 @@ static te_status infer(float y[ROWS][SCORER_OUT], const float x[ROWS][SCORER_IN]
     te_release(ctx, params), te_release(ctx, tx.data), te_release(ctx, ty.data);
     return TE_OK;
 }
+/* [infer] */
 
 int main(void) {
     float x[ROWS][SCORER_IN], y[ROWS][SCORER_OUT];

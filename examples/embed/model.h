@@ -4,6 +4,7 @@
 #ifndef EMBED_MODEL_H
 #define EMBED_MODEL_H
 
+/* [list] */
 #include "te/te.h"
 
 enum { SCORER_IN = 16, SCORER_HIDDEN = 32, SCORER_OUT = 4 };
@@ -14,5 +15,6 @@ enum { SCORER_IN = 16, SCORER_HIDDEN = 32, SCORER_OUT = 4 };
     (linear, fc2, SCORER_HIDDEN, SCORER_OUT), (bias, fc2_b, SCORER_OUT)
 
 TE_DECLARE(scorer, f32, SCORER_OPS)
+/* [list] */
 
 #endif

@@ -1,11 +1,11 @@
-/* readme.c -- the README's first example. tools/readme.py copies the text between the two marks into the README, and
- * below it what the program prints.
+/* readme.c -- the README's example. tools/readme.py copies the text between marks into the README, and below it the
+ * beginning of what the program prints; tools/plan_picture.py draws the plan.
  *
  *     cc   -O2 -I. examples/readme/readme.c -o readme -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/readme/readme.c -o readme -lcublasLt
  *     ./readme
  */
-/* [example] */
+/* [list] */
 #include "te/te.h"
 
 #define GPT_BLOCK(H, F, HEADS)                                                              \
@@ -16,6 +16,7 @@
     (linear, fc2, F, H), (bias, fc2_b, H), (dropout, drop2, 0.1f), (add, x2)
 
 TE_SEQUENTIAL(block, f32, GPT_BLOCK(768, 3072, 12))
+/* [list] */
 
 static block m;             /* one instance: pointers to its parameters and gradients */
 static block_saved saved;   /* memory for the values that a forward saves for its backward */
@@ -38,8 +39,10 @@ static te_status run(te_context *ctx) {
     TE_TRY(te_fill_normal(memory, TE_f32, 4 * rows * 768, 0.0f, 1.0f, 1, 100, ctx));
 
     batch.batch = 2, batch.seq = 32;
+    /* [passes] */
     TE_TRY(block_forward(y, &saved, x, &m, &batch, ctx));
     TE_TRY(block_backward(dx, dy, &saved, &m, &batch, ctx)); /* and m.fc1.weight.grad, ... */
+    /* [passes] */
     return te_synchronize(ctx);
 }
 
@@ -52,4 +55,3 @@ int main(void) {
     te_context_destroy(&ctx);
     return status != TE_OK;
 }
-/* [example] */

@@ -1,6 +1,6 @@
 /* checkpoint.h -- saves a training state in one safetensors file, and loads it: models by name, the optimizer, the
  * random state, and strings that the caller adds. The results of a run that continues from the file are bitwise
- * identical to those of a run that was never stopped.
+ * identical to those of a run that was never stopped, except under an FP8 recipe on several ranks.
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};

@@ -21,7 +21,7 @@
  * The last query is at the position of the last key: with q queries and k keys, the causal mask and windows treat query
  * i as if it were at position i + k - q among the keys, and ALiBi counts distances from that position. A causal query
  * whose position is before the first key sees no key: its output is 0, and it has no gradient. The other options are
- * those of attention.h. Kernels: te/attention/impl/attention_cuda.h.
+ * those of attention.h. Kernels: te/attention/impl/attention_cuda.h; on Hopper attention_sm90_forward.h, .._backward.h.
  */
 #ifndef TE_OPS_CROSS_ATTENTION_H
 #define TE_OPS_CROSS_ATTENTION_H
