@@ -1,4 +1,4 @@
-// expect: TE_fp16
+// expect: te: block: fp16 is no dtype
 // The half-precision format is called f16.
 #include "te/te.h"
 
