@@ -1,4 +1,5 @@
 // expect: te: m: (add, x) has no (fork, x)
+// lines: 40
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/residual.h"

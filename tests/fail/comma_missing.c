@@ -1,4 +1,5 @@
 // expect: te: block: a comma is missing in (linear, fc1, 64, 256) (bias, b1, 256)
+// lines: 40
 #include "te/te.h"
 
 #ifdef TE_FIXED

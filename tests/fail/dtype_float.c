@@ -1,4 +1,5 @@
 // expect: te: block: float is no dtype; a list is f32, bf16 or f16
+// lines: 40
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,4 +1,5 @@
 // expect: te: block: (linear, fc1) has no output width: (linear, fc1, in, out)
+// lines: 40
 #include "te/te.h"
 
 #ifdef TE_FIXED
