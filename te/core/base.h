@@ -145,7 +145,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
     X(ERROR_NULL, "a required pointer is null")                                                \
     X(ERROR_SHAPE, "a tensor or a count has the wrong shape")                                  \
     X(ERROR_DTYPE, "a tensor has the wrong dtype")                                             \
-    X(ERROR_ALIGNMENT, "a pointer is not aligned to 16 bytes")                                 \
+    X(ERROR_ALIGNMENT, "a pointer is not aligned as it must be")                                \
     X(ERROR_OVERFLOW, "a size does not fit")                                                   \
     X(ERROR_MEMORY, "a buffer is too small, or memory could not be had")                       \
     X(ERROR_VALUE, "an argument has a value that is not allowed")                              \
