@@ -23,8 +23,8 @@ done
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 [[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
 if [[ -x $nvcc ]]; then
-    refused "sm_80 or newer: compile with nvcc -gencode" "$nvcc" -arch=sm_75 -I. -x cu -ptx -o /dev/null
-    if "$nvcc" --version | grep -q 'release 13'; then refused "sm_80 or newer: compile with nvcc -gencode" "$nvcc" -I. -x cu -c -o /dev/null; fi
+    refused "needs sm_80 or newer: compile with nvcc -gencode" "$nvcc" -arch=sm_75 -I. -x cu -ptx -o /dev/null
+    if "$nvcc" --version | grep -q 'release 13'; then refused "needs sm_80 or newer: compile with nvcc -gencode" "$nvcc" -I. -x cu -c -o /dev/null; fi
 else
     echo "nvcc: skipped, there is none"
 fi

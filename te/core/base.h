@@ -19,13 +19,13 @@
 /* What the library cannot be compiled for. Behind an #error compilers go on; a file that is missing stops them. */
 #if !defined __cplusplus && (!defined __STDC_VERSION__ || __STDC_VERSION__ < 201112L)
 #error "te: needs C11 or newer, or C++17: compile with -std=c11"
-#include "te_stops_here.h"
+#include <te_stops_here.h> /* which does not exist */
 #elif !defined __unix__ && !defined __APPLE__ && !defined __wasi__
 #error "te: needs a system with POSIX (Linux, BSD, macOS, WSL); it reads files by open and mmap"
-#include "te_stops_here.h"
+#include <te_stops_here.h> /* which does not exist */
 #elif defined __CUDA_ARCH__ && __CUDA_ARCH__ < 800
-#error "te: needs a GPU of sm_80 or newer: compile with nvcc -gencode arch=compute_80,code=sm_80 (H100: compute_90a, sm_90a)"
-#include "te_stops_here.h"
+#error "te: needs sm_80 or newer: compile with nvcc -gencode arch=compute_80,code=sm_80 (H100: 90a)"
+#include <te_stops_here.h> /* which does not exist */
 #endif
 
 #include <assert.h> /* static_assert, in C11 as in C++ */

@@ -272,8 +272,8 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 #define TE__LAST_DTYPE_B_END
 
 /* The static_asserts for each op of a list. They check the op's position in the list, its rows, its options, and the
- * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. Names and widths were
- * checked before (TE_NAME_CHECKS). */
+ * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. Names and widths
+ * were checked before (TE_NAME_CHECKS). */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
         "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \
