@@ -35,8 +35,8 @@ if [[ ${1-} == --one ]]; then
     exit 0
 fi
 
-export NVCC=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $NVCC ]] || NVCC=$(command -v nvcc || true)
+export NVCC=${NVCC:-${CUDA_HOME:-/usr/local/cuda}/bin/nvcc} # NVCC=none: without it
+[[ $NVCC == none || -x $NVCC ]] || NVCC=$(command -v nvcc || true)
 [[ $# -gt 0 ]] || set -- tests/fail/*.c
 jobs=()
 for file; do
