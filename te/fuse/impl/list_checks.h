@@ -126,8 +126,9 @@
 /* TE__STOP_ASSERT(cond, text) is a static_assert within a function, which ends the compilation in clang.
  * TE__STOP_UNLESS(ok) ends it in g++ if the constant `ok` is 0. -DTE_ALL_ERRORS: compilers go on behind an error. */
 #if defined __clang__ && !defined TE_ALL_ERRORS
-#define TE__STOP_BEGIN \
-    _Pragma("clang diagnostic push") _Pragma("clang diagnostic fatal \"-Wuser-defined-warnings\"")
+#define TE__STOP_BEGIN                                                                                    \
+    _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wgcc-compat\"")                  \
+    _Pragma("clang diagnostic fatal \"-Wuser-defined-warnings\"")
 #define TE__STOP_END _Pragma("clang diagnostic pop")
 #define TE__STOP_ASSERT(cond, text)                                                                       \
     {                                                                                                     \
