@@ -866,9 +866,9 @@ static void check_options(const options *o) {
     if (strcmp(o->sums, "f32") && strcmp(o->sums, "bf16")) die("--sums must be f32 or bf16, and not", o->sums);
     if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);
 }
-static const char *copy_of(const char *text) {
-    char *copy = (char *)host_memory(strlen(text) + 1);
-    return strcpy(copy, text);
+static const char *copy_of(const char *s) {
+    char *copy = (char *)host_memory(strlen(s) + 1);
+    return strcpy(copy, s);
 }
 /* Paths are kept in a checkpoint as one text, with a line for each. */
 static void take_paths(options *o, const char *lines) {
@@ -880,17 +880,17 @@ static void take_paths(options *o, const char *lines) {
 /* The paths as such a text: absolute, because a run may be continued from another folder. Empty if a path has bytes
  * other than printable ASCII, which a checkpoint cannot keep; then --resume needs the files again. */
 static char *paths_text(const options *o) {
-    char *text = (char *)host_memory((size_t)o->paths * (PATH_MAX + 1) + 1), *at = text;
+    char *all = (char *)host_memory((size_t)o->paths * (PATH_MAX + 1) + 1), *at = all;
     for (int i = 0; i < o->paths; i++) {
         char *whole = realpath(o->path[i], NULL);
         const char *path = whole ? whole : o->path[i];
         for (const char *c = path; *c; c++)
-            if (*c < 32 || *c > 126) return free(whole), *text = 0, text;
+            if (*c < 32 || *c > 126) return free(whole), *all = 0, all;
         at += snprintf(at, PATH_MAX + 2, "%s%s", i ? "\n" : "", path);
         free(whole);
     }
     *at = 0;
-    return text;
+    return all;
 }
 static options parse(int argc, char **argv) {
     options o;
