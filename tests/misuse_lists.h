@@ -63,7 +63,7 @@ inline std::vector<list> wrong_lists() {
         add(s.shapes, "");
         all.push_back({"f32", around(s, std::string("(") + s.kind + ")"), std::string("(") + s.kind + ") has no name"});
         all.push_back({"f32", around(s, std::string(s.kind)), "is no op"});
-        all.push_back({"f32", around(s, op_text(s, s.shapes)) + ", " + op_text(s, s.shapes), "is_there_twice"});
+        all.push_back({"f32", around(s, op_text(s, s.shapes)) + ", " + op_text(s, s.shapes), "has the name of an op before it"});
         add(with("(no_such_option, 1)"), called + " takes no option no_such_option");
         add(with("7, 7, 7, 7, 7, 7"), called + " has more arguments than its kind takes");
         for (const auto &o : s.options) add(with("(" + o.first + ", " + o.second + ")"), o.first == "dtype" ? "TE_" : strstr("eps scale base rotary_dim interleaved causal", o.first.c_str()) && o.second[0] != '-' && o.second != "2" && o.second != "3" ? called + ": the option " + o.first + " takes" : s.kind);
@@ -108,7 +108,7 @@ inline compiled compile_lists(const std::string &compiler, const std::vector<lis
     file.close();
     result.compiler = compiler;
     const std::string flags = compiler[0] == 'c' ? " -ferror-limit=0 -fmacro-backtrace-limit=1" : " -fmax-errors=0 -ftrack-macro-expansion=0";
-    const int code = std::system((compiler + flags + " -w -I. -fsyntax-only " + source + " >" + log + " 2>&1").c_str());
+    const int code = std::system((compiler + flags + " -w -DTE_ALL_ERRORS -I. -fsyntax-only " + source + " >" + log + " 2>&1").c_str());
     std::map<int, std::string> first; // the first error of each line
     std::ifstream in(log);
     for (std::string line; std::getline(in, line);) {

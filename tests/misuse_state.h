@@ -111,7 +111,7 @@ inline void optimizer_calls(table &t) {
         refuse<cs>(t, "te_adamw_init: moments of dtype " + std::to_string(moments), TE_ERROR_DTYPE, "moments", [=](cs &s) {
             return s.config.moments = moments, te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx);
         });
-    refuse<cs>(t, "te_adamw_init: muon with moments in e4m3", TE_ERROR_DTYPE, "moments of e4m3 with muon", [](cs &s) {
+    refuse<cs>(t, "te_adamw_init: muon with moments in e4m3", TE_ERROR_DTYPE, "muon: moments of e4m3", [](cs &s) {
         s.config = te_muon_defaults(0.02f), s.config.moments = TE_e4m3;
         return te_adamw_init(&opt, s.free_memory, s.free_bytes, s.models, 1, &s.config, s.ctx);
     });

@@ -21,7 +21,8 @@ same() {
     until grep -q "^step  *4/" "$work/log.parts" || ! kill -0 $child 2>/dev/null; do sleep 0.05; done
     kill -INT $child 2>/dev/null || true
     wait $child && echo "it was not stopped in time" || [[ $? == 130 ]]
-    "$train" --out "$work/parts" --resume "$@" "${options[@]}" | grep '^resumed'
+    # sizes, steps, optimizer and files come from the checkpoint; how often to report is said again
+    "$train" --resume --out "$work/parts" --log 4 --validate 12 --sample 0 | grep '^resumed'
     cmp "$work/whole/checkpoint.safetensors" "$work/parts/checkpoint.safetensors"
     cmp "$work/whole/curve.tsv" "$work/parts/curve.tsv"
     echo "resumed to the same bits${*:+, $*}"

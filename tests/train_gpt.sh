@@ -159,6 +159,41 @@ greedy() { # SEED of the sample; the training seed is in the checkpoint
 [[ -n $(greedy 1) && $(greedy 1) == $(greedy 2) ]] || bad "--temperature 0 depends on chance"
 ok "--temperature 0 takes the likeliest byte"
 
+# ---- options anywhere, and what they say
+runs "options behind files" "$work/text" --out "$work/behind" --steps 2 "${small[@]}"
+[[ -f $work/behind/checkpoint.safetensors ]] || bad "options behind files"
+ok "options may stand behind files"
+runs "-h" -h
+grep -q '^usage: ' "$work/log" || bad "-h"
+ok "-h shows the usage"
+fails "an unknown option behind files" "unknown option.*--stesp" "$work/text" --stesp 3
+fails "an unknown option of one dash" "unknown option.*-x" -x "$work/text"
+fails "a file whose name begins with a dash" "No such file or directory: -none" --out "$work/none" -- -none
+fails "a sequence that is too long" "takes at most 256 tokens a sequence" --seq 500 "$work/text"
+fails "muon with moments in 8bit" "optimizer muon takes --moments f32 or bf16" --optimizer muon --moments 8bit "$work/text"
+fails "--resume without a checkpoint" "no_run/checkpoint.safetensors: cannot open" --resume --out "$work/no_run" "$work/text"
+[[ ! -e $work/no_run && $(grep -o no_run/checkpoint "$work/log" | wc -l) == 1 ]] || bad "--resume without a checkpoint"
+ok "it leaves no folder behind, and names the path once"
+"$train" --out "$work/bytes" --steps 1 "${small[@]}" --sample 300 "$work/text" >"$work/log" 2>&1 # of hardly trained weights
+iconv -f UTF-8 -t UTF-8 "$work/log" >/dev/null && ! LC_ALL=C grep -q $'[\x01-\x08\x0b-\x1f\x7f]' "$work/log" || bad "raw bytes in a sample"
+grep -q '\\x[0-9a-f][0-9a-f]' "$work/log" || bad "a sample without bytes that are no text"
+ok "a sample shows bytes that are no text as \\xNN"
+fails "--init and --resume" "only one of them" --init "$work/good/checkpoint.safetensors" --resume --out "$work/out"
+fails "--init of another size" "has a model of --size tiny" --init "$work/good/checkpoint.safetensors" --size small --out "$work/none" "$work/text"
+fails "--init of a file that is none" "--init: .*/empty: 0 bytes" --init "$work/empty" --out "$work/none" "$work/text"
+runs "--init" --init "$work/good/checkpoint.safetensors" --lr 0 --steps 1 --out "$work/begun" "${small[@]}" "$work/text"
+weights() { # FILE: the values of its first block's weights, without optimizer and metadata
+    python3 - "$1" <<'PY'
+import hashlib, json, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+for name, t in sorted(json.loads(data[8:8 + n]).items()):
+    if name.startswith("h0.") and "adamw" not in name: print(name, hashlib.md5(data[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]]).hexdigest())
+PY
+}
+[[ -n $(weights "$work/good/checkpoint.safetensors") && $(weights "$work/good/checkpoint.safetensors") == "$(weights "$work/begun/checkpoint.safetensors")" ]] || bad "--init: other weights"
+ok "--init begins with the weights of the checkpoint"
+
 # ---- checkpoints of another run
 rm -rf "$work/out" && cp -r "$work/good" "$work/out"
 resume=(--out "$work/out" --resume --steps 3 "${small[@]}")

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The code that a list expands to causes no warnings in a program with strict warnings, and with globals of many short names.
+# -DTE_LIST_WARNINGS: the headers of macros are not marked as system headers, in which compilers hide warnings.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$(mktemp --suffix=.c)
-trap 'rm -f "$source" "$source.cu"' EXIT
+trap 'rm -f "$source" "$source.cu" "$source.conversion.c"' EXIT
 {
     echo '#include "te/te.h"'
     for name in {a..z} dx dy ctx saved rows dims count file batch from to half plan ops spans args grid bytes device seed params grads first o0 o1 f0 width; do
@@ -29,9 +30,16 @@ int main(void) { return !block_plan() || !head_plan() || !wide_plan() || !blocks
 C
 } >"$source"
 for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++" "g++ -std=c++20 -x c++" "clang++ -std=c++20 -x c++"; do
-    read -ra command <<<"$compiler -Wall -Wextra -Wshadow -Wenum-compare -pedantic -Werror -O1 -DTE_KEEP_CALLS -I."
+    read -ra command <<<"$compiler -Wall -Wextra -Wshadow -Wenum-compare -pedantic -Werror -O1 -DTE_KEEP_CALLS -DTE_LIST_WARNINGS -I."
     "${command[@]}" -c "$source" -o /dev/null
     echo "${compiler% -x*}: clean"
+done
+# A program with -Wconversion: the headers, and the code of a list, cause none of its warnings either.
+printf '%s\n' '#include "te/te.h"' '#include "bench/models.h"' 'int main(void) { return !gpt4096_plan(); }' >"$source.conversion.c"
+for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++"; do
+    read -ra command <<<"$compiler -Wall -Wextra -Wconversion -Werror -O1 -DTE_KEEP_CALLS -DTE_LIST_WARNINGS -I."
+    "${command[@]}" -c "$source.conversion.c" -o /dev/null
+    echo "${compiler% -x*} -Wconversion: clean"
 done
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 [[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)

@@ -16,14 +16,15 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-build/gpu} bin=${BIN:-build/gpu/bin} catch2=${CATCH2:+-isystem $CATCH2}
 arch=${ARCH:-90a} jobs=${JOBS:-$(nproc)}
+source tools/progress.sh
 mkdir -p "$out" "$bin"
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
 passed=0 failed=0 skipped=0
 result() { # STATUS NAME: 0 passed, 77 skipped, any other failed
     case $1 in
-        0) passed=$((passed + 1)) && printf 'ok     %s\n' "$2" ;;
-        77) skipped=$((skipped + 1)) && printf 'SKIP   %s\n' "$2" ;;
-        *) failed=$((failed + 1)) && printf 'FAIL %s %s\n' "$1" "$2" ;;
+        0) passed=$((passed + 1)) && progress_part "ok     $2" ;;
+        77) skipped=$((skipped + 1)) && progress_part "SKIP   $2" ;;
+        *) failed=$((failed + 1)) && progress_part "FAIL $1 $2" ;;
     esac
 }
 compile() { # NAME OBJECT OPTION... SOURCE
@@ -167,10 +168,25 @@ section_bench() {
 
 sections=("$@")
 [[ $# == 0 ]] && sections=(build tests losses sanitizer bench)
+# What a section takes on 16 cores, in seconds, and how many results it has.
+declare -A usual=([build]=900 [tests]=300 [each]=900 [losses]=120 [sanitizer]=900 [bench]=300)
+results_of() { # SECTION
+    case $1 in
+        build) echo 2 ;;
+        tests | each) chosen_tests | wc -l ;;
+        losses | bench) echo 4 ;;
+        sanitizer) [[ -s $out/sanitizer.list ]] && grep -cE "${SANITIZER:-.}" "$out/sanitizer.list" || echo 100 ;;
+    esac
+}
+all=0
+for section in "${sections[@]}"; do all=$((all + ${usual[$section]:-60})); done
+progress_total $all
 for section in "${sections[@]}"; do
     echo "=== $section"
-    start=$SECONDS
+    start=$SECONDS progress_begun=$progress_done
+    progress_parts "${usual[$section]:-60}" "$(results_of "$section")"
     "section_$section"
+    progress_done=$((progress_begun + ${usual[$section]:-60}))
     echo "($((SECONDS - start)) s)"
 done
 echo "$passed passed, $failed failed, $skipped skipped"

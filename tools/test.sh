@@ -2,8 +2,11 @@
 # Runs all tests that need no GPU and, where there is a GPU, the CUDA tests. Ends with `N passed, N failed`.
 #
 #     tools/test.sh [section...]      one or more of: fail headers asan clang gcc scripts cuda gpu
+#     tools/test.sh quick             whether the library works here, within four minutes (tools/quick.sh)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [[ ${1-} == quick ]]; then exec tools/quick.sh; fi
+source tools/progress.sh
 log=$(mktemp) output=$(mktemp)
 trap 'rm -f "$log" "$output"' EXIT
 
@@ -53,7 +56,7 @@ bazel_test() { # OPTION...
 }
 run_bazel() { # COMMAND OPTION...
     status=0
-    bazel "$1" --keep_going --noshow_progress --color=no --show_result=10000 "${@:2}" //... 2>&1 | tee "$log" || status=$?
+    bazel "$1" --keep_going --curses=no --show_progress_rate_limit=30 --color=no --show_result=10000 "${@:2}" //... 2>&1 | tee "$log" || status=$?
 }
 count() { # PASS FAIL: count the log's lines that match these patterns; if Bazel failed for another reason, that is one failure
     local pass fail
@@ -64,6 +67,12 @@ count() { # PASS FAIL: count the log's lines that match these patterns; if Bazel
 }
 
 tools/setup.sh
+# What a section does, and what it takes on two cores, in seconds.
+declare -A about=(
+    [fail]="lists that must not compile" [headers]="each header alone" [asan]="the host tests by clang with sanitizers"
+    [clang]="the host tests by clang" [gcc]="the host tests by gcc" [scripts]="the scripts of tests/" [cuda]="all CUDA code by nvcc"
+    [gpu]="the tests on this GPU")
+declare -A usual=([fail]=210 [headers]=60 [asan]=680 [clang]=500 [gcc]=430 [scripts]=480 [cuda]=370 [gpu]=600)
 sections=("$@")
 if [[ $# == 0 ]]; then
     sections=(fail headers asan gcc scripts cuda) # asan is compiled by clang
@@ -73,9 +82,13 @@ fi
 # The lines of a log about failures. They are repeated at the end, because the log of all sections is long.
 failures() { grep -E -A 12 '^FAIL|^//.* (FAILED|TIMEOUT|NO STATUS|FLAKY)|: FAILED:|failed to build|\<error:' "$1" | head -n 60; }
 
+all=0
+for section in "${sections[@]}"; do all=$((all + ${usual[$section]:-60})); done
+progress_total $all
 passed=0 failed=0 summary=() reasons=()
 for section in "${sections[@]}"; do
     echo "=== $section"
+    progress "${usual[$section]:-60}" "section $section: ${about[$section]-}"
     start=$SECONDS
     "section_$section" | tee "$output" || true
     result=$(tail -n 1 "$output")

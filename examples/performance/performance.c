@@ -237,7 +237,8 @@ static te_status show(variant *w, int *same) {
     printf("%-52s %9.3f ms  %5.2f of the plain layer's", w->name, ms, ms / first.ms);
     if (is_first) printf("\n");
     else if (worst == 0) printf("  the same bits\n");
-    else printf("  numbers %s: %.1e of their size apart\n", worst <= allowed(w) ? "agree" : "DIFFER", worst);
+    else printf("  %.1e apart, %s the %.1e of %s\n", worst, worst <= allowed(w) ? "within" : "MORE THAN", allowed(w),
+                w->plan->fp8 ? "FP8" : te_dtype_name(w->plan->dtype));
     fflush(stdout);
     return TE_OK;
 }

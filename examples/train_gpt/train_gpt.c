@@ -4,12 +4,16 @@
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/train_gpt/train_gpt.c -o train_gpt -lcublasLt
  *     ./train_gpt                          two minutes on the C headers of this machine, then a sample
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
- *     ./train_gpt --resume                 continues from where Ctrl-C stopped it, with the same bits as without a stop
+ *     ./train_gpt --resume                 continues from where Ctrl-C stopped it, with its options and texts, to the
+ *                                          same bits as without a stop
+ *     ./train_gpt --init gpt_out/checkpoint.safetensors --out mine ~/my_texts
+ *                                          another run, which starts from the weights of that one
  *     ./train_gpt --recipe fp8_delayed     the GEMMs of the blocks in FP8 (--recipe fp8_block: built with
  *                                          -DGPT_RECIPE=fp8_block)
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
  *     mpirun -n 4 ./train_gpt --dp 4       four replicas, one process each; built with -DTE_COMM and by mpicc, or by
- *                                          nvcc with -lnccl
+ *                                          nvcc with -lnccl. Open MPI wants --oversubscribe if there are fewer than
+ *                                          four cores, and --allow-run-as-root from root
  *     mpirun -n 4 ./train_gpt --tp 2 --sp --dp 2
  *                                          two replicas of two processes each, which shard heads, MLP and vocabulary
  *                                          and, by --sp, tokens; built with -DGPT_RANKS=2, too
@@ -371,7 +375,7 @@ static void read_path(text *t, const char *path, const char *ending, int given) 
         leave_out(t, path, "neither a file nor a folder");
     }
 }
-static text read_texts(char **path, int paths) {
+static text read_texts(const char *const *path, int paths) {
     text t;
     memset(&t, 0, sizeof t);
     if (!paths) read_path(&t, "/usr/include", ".h", 1);
@@ -594,6 +598,27 @@ static int pick(const char *logits, int bytes, te_dtype dtype, double temperatur
     while (next < bytes - 1 && (u -= p[next]) > 0) next++;
     return next;
 }
+/* Print a byte of a text: as it is if it is printable, or with other bytes a character of UTF-8; else as \xNN. -1: the
+ * text ends. */
+static void put_byte(int byte) {
+    static int held[4], count, length; /* the first bytes of a character, and how many bytes it has */
+    const int second = count == 1 ? held[0] : 0; /* the byte in front, if this one is a character's second */
+    const int low = second == 0xc2 || second == 0xe0 ? 0xa0 : second == 0xf0 ? 0x90 : 0x80;
+    const int high = second == 0xed ? 0x9f : second == 0xf4 ? 0x8f : 0xbf;
+    if (count && byte >= low && byte <= high) {
+        held[count++] = byte;
+        if (count < length) return;
+        for (int i = 0; i < count; i++) putchar(held[i]);
+        count = 0;
+        return;
+    }
+    for (int i = 0; i < count; i++) printf("\\x%02x", (unsigned)held[i]);
+    count = 0;
+    if (byte < 0) return;
+    if (byte >= 0xc2 && byte <= 0xf4) held[count++] = byte, length = byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
+    else if ((byte >= 32 && byte < 127) || byte == '\n' || byte == '\t') putchar(byte);
+    else printf("\\x%02x", (unsigned)byte);
+}
 /* All ranks of a tensor group call this. Each computes its columns of the logits; they are gathered, and every rank picks
  * the same byte. With --sp the rows are sharded, so the text is padded until the number of ranks divides its rows.
  * Attention is causal, so the padding does not change the rows before it. */
@@ -611,7 +636,7 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
     if (!n) window[n++] = '\n';
     for (int i = 0; i < n; i++)
         if (window[i] >= g->size->vocabulary) die("--prompt has a byte that the vocabulary of this size has not", prompt);
-    for (int i = 0; i < n; i++) putchar(window[i]);
+    for (int i = 0; i < n; i++) put_byte(window[i]);
     for (int i = 0; i < length && !(sum_over(group, interrupted) > 0); i++) {
         const int rows = (n + g->parts - 1) / g->parts * g->parts;
         const te_batch b = gpt_batch(g, 1, rows);
@@ -628,7 +653,7 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
         check(te_copy(&ctx, row, whole ? whole : last, row_bytes), "sample");
         check(te_synchronize(&ctx), "sample");
         const int next = pick(row, (int)te_min(256, g->size->vocabulary), dtype, temperature, seed, (uint64_t)i);
-        putchar(next);
+        put_byte(next);
         flush_output();
         if (n == longest) { /* the window is full: keep its later half */
             n = longest / 2;
@@ -636,6 +661,7 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
         }
         window[n++] = next;
     }
+    put_byte(-1);
     putchar('\n');
     te_release(&ctx, logits), te_release(&ctx, whole);
     free(window), free(row);
@@ -747,7 +773,9 @@ static int curve_draw(const curve *c, const char *svg) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct options {
-    const char *size, *out, *prompt, *tune, *recipe, *optimizer, *moments, *sums;
+    const char *size, *out, *prompt, *tune, *init, *recipe, *optimizer, *moments, *sums;
+    const char **path; /* [paths]: files and folders of the text */
+    int paths;
     long steps, batch, seq, accumulate, tp, dp, log, validate, sample, save;
     double lr, temperature;
     long seed, sp, zero1, resume, force, plan;
@@ -775,7 +803,9 @@ static const char usage[] =
     "  --validate N      validation loss every N steps, 0: never   250\n"
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
     "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
-    "  --resume          continue from the checkpoint in FOLDER\n"
+    "  --resume          continue from the checkpoint in FOLDER, with its options and texts; only --dp, --tp, --sp\n"
+    "                    and the options on printing are given again\n"
+    "  --init FILE       start from the weights of this checkpoint, with a new optimizer and at step 0\n"
     "  --force           continue even if its checksum is wrong, or it was made with other options or another text\n"
     "  --sample N        bytes of the sample at the end            600\n"
     "  --prompt TEXT     what the sample begins with               \"#ifndef \"\n"
@@ -830,10 +860,39 @@ static void check_options(const options *o) {
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
     check_ranks(o);
     if (moments_of(o->moments) < 0) die("--moments must be f32, bf16 or 8bit, and not", o->moments);
+    if (rule_of(o->optimizer) == TE_RULE_muon && moments_of(o->moments) == TE_e4m3)
+        die("--optimizer muon takes --moments f32 or bf16, and not", o->moments);
+    if (o->init && o->resume) die("--init begins a run and --resume continues one; only one of them can be given", NULL);
     if (strcmp(o->sums, "f32") && strcmp(o->sums, "bf16")) die("--sums must be f32 or bf16, and not", o->sums);
     if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);
 }
-static options parse(int argc, char **argv, int *first_path) {
+static const char *copy_of(const char *s) {
+    char *copy = (char *)host_memory(strlen(s) + 1);
+    return strcpy(copy, s);
+}
+/* Paths are kept in a checkpoint as one text, with a line for each. */
+static void take_paths(options *o, const char *lines) {
+    char *copy = (char *)host_memory(strlen(lines) + 1);
+    strcpy(copy, lines);
+    o->path = (const char **)host_memory((strlen(lines) + 1) * sizeof *o->path);
+    for (char *line = strtok(copy, "\n"); line; line = strtok(NULL, "\n")) o->path[o->paths++] = line;
+}
+/* The paths as such a text: absolute, because a run may be continued from another folder. Empty if a path has bytes
+ * other than printable ASCII, which a checkpoint cannot keep; then --resume needs the files again. */
+static char *paths_text(const options *o) {
+    char *all = (char *)host_memory((size_t)o->paths * (PATH_MAX + 1) + 1), *at = all;
+    for (int i = 0; i < o->paths; i++) {
+        char *whole = realpath(o->path[i], NULL);
+        const char *path = whole ? whole : o->path[i];
+        for (const char *c = path; *c; c++)
+            if (*c < 32 || *c > 126) return free(whole), *all = 0, all;
+        at += snprintf(at, PATH_MAX + 2, "%s%s", i ? "\n" : "", path);
+        free(whole);
+    }
+    *at = 0;
+    return all;
+}
+static options parse(int argc, char **argv) {
     options o;
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ", o.recipe = "none";
@@ -843,7 +902,7 @@ static options parse(int argc, char **argv, int *first_path) {
     o.temperature = 0.8, o.lr = NAN; /* not given */
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
-        {"--tune", &o.tune, 0, 0, 0},       {"--recipe", &o.recipe, 0, 0, 0},
+        {"--tune", &o.tune, 0, 0, 0},       {"--init", &o.init, 0, 0, 0},         {"--recipe", &o.recipe, 0, 0, 0},
         {"--optimizer", &o.optimizer, 0, 0, 0}, {"--moments", &o.moments, 0, 0, 0},
         {"--sums", &o.sums, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
@@ -854,13 +913,21 @@ static options parse(int argc, char **argv, int *first_path) {
         {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},
         {"--resume", 0, 0, 0, &o.resume},   {"--force", 0, 0, 0, &o.force},       {"--plan", 0, 0, 0, &o.plan}};
     const int rows = (int)(sizeof table / sizeof table[0]);
-    int i = 1;
-    for (; i < argc && !strncmp(argv[i], "--", 2); i++) {
+    int given[sizeof table / sizeof table[0]] = {0}, ended = 0;
+    o.path = (const char **)host_memory((size_t)argc * sizeof *o.path);
+    for (int i = 1; i < argc; i++) {
         int k = 0;
         char *end = NULL;
-        if (!strcmp(argv[i], "--help")) fputs(usage, stdout), exit(0);
+        if (ended || argv[i][0] != '-' || !argv[i][1]) { /* options may also follow files; behind "--" there are none */
+            o.path[o.paths++] = argv[i];
+            continue;
+        }
+        ended = !strcmp(argv[i], "--");
+        if (ended) continue;
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) fputs(usage, stdout), exit(0);
         while (k < rows && strcmp(argv[i], table[k].name)) k++;
         if (k == rows) die("unknown option (see --help)", argv[i]);
+        given[k] = 1;
         if (table[k].flag) {
             *table[k].flag = 1;
             continue;
@@ -874,7 +941,24 @@ static options parse(int argc, char **argv, int *first_path) {
         if (errno == ERANGE || (table[k].real && !isfinite(*table[k].real)))
             die("too large a number, or too small", argv[i]);
     }
-    *first_path = i;
+    if (o.resume) { /* take from the checkpoint what is not given: its metadata have the names of options */
+        char path[4096];
+        te_safetensors file;
+        if (strlen(o.out) > 4000) die("--out: the path is too long", NULL);
+        snprintf(path, sizeof path, "%s/checkpoint.safetensors", o.out);
+        check(te_safetensors_open(&file, path, &ctx), "--resume");
+        for (int k = 0; k < rows; k++) {
+            const char *was = given[k] ? NULL : te_safetensors_metadata(&file, table[k].name + 2);
+            if (!was) continue;
+            if (table[k].text) *table[k].text = copy_of(was);
+            if (table[k].number) *table[k].number = strtol(was, NULL, 10);
+            if (table[k].real) *table[k].real = strtod(was, NULL);
+            if (table[k].number == &o.batch && o.dp > 0) o.batch /= o.dp; /* there it is that of all replicas */
+        }
+        const char *files = te_safetensors_metadata(&file, "files");
+        if (!o.paths && files) take_paths(&o, files);
+        te_safetensors_close(&file);
+    }
     check_options(&o);
     return o;
 }
@@ -883,18 +967,15 @@ static options parse(int argc, char **argv, int *first_path) {
 /* the checkpoint: weights, optimizer, random state, and the options on which further steps depend. The number of     */
 /* steps so far is the optimizer's count of updates, made and skipped.                                                */
 
-enum { SETTINGS = 11 };
+enum { SETTINGS = 11, FILES = SETTINGS };
 typedef struct state {
     te_named_model *models; /* [g->models], as name; state_free frees both */
-    char (*name)[16], value[SETTINGS][64];
-    te_safetensors_pair pairs[SETTINGS];
+    char (*name)[16], value[SETTINGS][64], *files;
+    te_safetensors_pair pairs[SETTINGS + 1]; /* the last: FILES, the paths of the text */
     te_checkpoint all;
 } state;
 
-static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
-    const char *keys[SETTINGS] = {"size", "batch",  "seq",       "accumulate", "steps", "seed", "lr",
-                                  "text", "recipe", "optimizer", "moments"};
-    const long numbers[SETTINGS] = {0, o->batch * replicas, o->seq, o->accumulate, o->steps, o->seed};
+static void name_models(state *s, const gpt *g) {
     memset(s, 0, sizeof *s);
     s->models = (te_named_model *)host_memory((size_t)g->models * sizeof *s->models);
     s->name = (char (*)[16])host_memory((size_t)g->models * sizeof *s->name);
@@ -904,12 +985,21 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
         else snprintf(s->name[i], sizeof s->name[i], "h%d", i - 1);
         s->models[i].name = s->name[i], s->models[i].model = g->all[i];
     }
+}
+static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
+    const char *keys[SETTINGS] = {"size", "batch",  "seq",       "accumulate", "steps", "seed", "lr",
+                                  "text", "recipe", "optimizer", "moments"};
+    const long numbers[SETTINGS] = {0, o->batch * replicas, o->seq, o->accumulate, o->steps, o->seed};
+    name_models(s, g);
     for (int i = 0; i < SETTINGS; i++) {
         snprintf(s->value[i], sizeof s->value[i], "%ld", numbers[i]);
         s->pairs[i].key = keys[i], s->pairs[i].value = s->value[i];
     }
     snprintf(s->value[0], sizeof s->value[0], "%s", g->size->name);
-    snprintf(s->value[6], sizeof s->value[6], "%g", o->lr);
+    for (int digits = 6; digits <= 9; digits++) { /* as few as tell this float from others */
+        snprintf(s->value[6], sizeof s->value[6], "%.*g", digits, o->lr);
+        if ((float)strtod(s->value[6], NULL) == (float)o->lr) break;
+    }
     snprintf(s->value[7], sizeof s->value[7], "%lld bytes, %016llx", (long long)c->total,
              (unsigned long long)c->fingerprint);
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
@@ -917,9 +1007,10 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
     s->all.recipes = g->in_fp8 && processes == 1 ? &g->recipes : NULL; /* several ranks compute new scales */
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
-    s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
+    s->files = paths_text(o), s->pairs[FILES].key = "files", s->pairs[FILES].value = s->files;
+    s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS + 1, s->all.force = (int)o->force;
 }
-static void state_free(state *s) { free(s->models), free(s->name); }
+static void state_free(state *s) { free(s->models), free(s->name), free(s->files); }
 /* If weights are not finite this fails, and the last checkpoint stays. */
 static void save(const char *path, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
     state s;
@@ -950,8 +1041,8 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
     state s;
     te_safetensors file;
     state_of(&s, g, opt, o, c);
-    check(te_safetensors_open(&file, path, &ctx), path);
-    if (!o->force) check(te_safetensors_verify(&file, &ctx), path);
+    check(te_safetensors_open(&file, path, &ctx), "--resume");
+    if (!o->force) check(te_safetensors_verify(&file, &ctx), "--resume");
     if (!te_safetensors_metadata(&file, TE_SAFETENSORS_SUM))
         fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
     if (differences(&s, &file, path) && !o->force) die("--force continues all the same", NULL);
@@ -959,7 +1050,7 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
     if (has_scales && processes > 1)
         die("it has the FP8 scales of one process, and several cannot continue from those; --tp 1 --dp 1 can", path);
     if (!has_scales) s.all.recipes = NULL; /* written by several processes: compute the scales anew */
-    check(te_checkpoint_load(&s.all, &file, &ctx), path);
+    check(te_checkpoint_load(&s.all, &file, &ctx), "--resume");
     if (g->in_fp8 && !s.all.recipes) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
     const char *written = te_safetensors_metadata(&file, "step"); /* only older versions wrote this */
     const long at = steps_of(opt);
@@ -967,6 +1058,24 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
     te_safetensors_close(&file);
     state_free(&s);
     return at;
+}
+
+/* Load the weights of a checkpoint, and nothing else of it. The optimizer does not exist yet. */
+static void load_weights(const char *path, gpt *g, const options *o) {
+    state s;
+    te_safetensors file;
+    name_models(&s, g);
+    check(te_safetensors_open(&file, path, &ctx), "--init");
+    const char *size = te_safetensors_metadata(&file, "size");
+    if (size && strcmp(size, o->size)) {
+        fprintf(stderr, "train_gpt: --init: %s has a model of --size %s, and this one is of size %s\n", path, size, o->size);
+        exit(1);
+    }
+    if (!o->force) check(te_safetensors_verify(&file, &ctx), "--init");
+    check(te_weights_load(s.models, g->models, &file, &ctx), "--init");
+    if (g->in_fp8) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
+    te_safetensors_close(&file);
+    state_free(&s);
 }
 
 /* A model that has diverged is not saved, even if its weights are still finite. */
@@ -1010,14 +1119,13 @@ static void compare_ranks(const options *o, const text *t) {
 }
 
 int main(int argc, char **argv) {
-    int path;
     open_standard_files();
 #if defined(TE_CBLAS) && defined(__AVX512F__)
     /* OpenBLAS up to 0.3.21 does not know newer processors and runs its AVX2 kernels on them, at half the speed. It reads
      * OPENBLAS_CORETYPE when it is loaded, so set the variable and start this program again. */
     if (!getenv("OPENBLAS_CORETYPE") && !setenv("OPENBLAS_CORETYPE", "SkylakeX", 1)) execv("/proc/self/exe", argv);
 #endif
-    options o = parse(argc, argv, &path);
+    options o = parse(argc, argv);
     const gpt_size *size = NULL;
     for (size_t i = 0; i < sizeof gpt_sizes / sizeof gpt_sizes[0]; i++)
         if (!strcmp(o.size, gpt_sizes[i].name)) size = &gpt_sizes[i];
@@ -1027,12 +1135,16 @@ int main(int argc, char **argv) {
         te_plan_print(stdout, size->lists[o.tp == 1 ? 0 : o.sp ? 2 : 1].block());
         return 0;
     }
-    if (o.seq > size->longest) die("that size takes no sequence so long", o.size);
+    if (o.seq > size->longest) {
+        fprintf(stderr, "train_gpt: --seq %ld: --size %s takes at most %d tokens a sequence\n", o.seq, o.size,
+                size->longest);
+        return 1;
+    }
     const te_adamw_config config = optimizer_of(&o);
     o.lr = config.schedule.peak;
 
-    const text t = read_texts(argv + path, argc - path);
-    if (mkdir(o.out, 0777) && errno != EEXIST) die(strerror(errno), o.out);
+    const text t = read_texts(o.path, o.paths);
+    if (!o.resume && mkdir(o.out, 0777) && errno != EEXIST) die(strerror(errno), o.out);
     char checkpoint[4096], tsv[4096], svg[4096];
     snprintf(checkpoint, sizeof checkpoint, "%s/checkpoint.safetensors", o.out);
     snprintf(tsv, sizeof tsv, "%s/curve.tsv", o.out), snprintf(svg, sizeof svg, "%s/curve.svg", o.out);
@@ -1049,6 +1161,7 @@ int main(int argc, char **argv) {
         ctx.gemm_tune = 1;
     }
     gpt_make(&g, size, (int)o.batch, (int)o.seq, (int)o.sp, o.recipe, seed);
+    if (o.init) load_weights(o.init, &g, &o);
     const corpus c = corpus_of(&t, (int)o.seq, size->vocabulary);
     te_adamw opt;
     const size_t opt_bytes = te_adamw_bytes_of(g.all, g.models, &config);
@@ -1140,7 +1253,7 @@ int main(int argc, char **argv) {
     save(checkpoint, &g, &opt, &o, &c);
     printf("%s after %ld steps; wrote %s, %s%s%s\n", stops ? "stopped" : "done", step, checkpoint, tsv,
            drawn ? " and " : "", drawn ? svg : "");
-    if (stops && step < o.steps) printf("./train_gpt --resume and the same options continue from here\n");
+    if (stops && step < o.steps) printf("./train_gpt --resume --out %s continues from here\n", o.out);
     else if (o.sample && !replica) {
         printf("\n--- sample ---\n");
         print_sample(&g, o.prompt, (int)o.sample, o.temperature, seed);

@@ -16,6 +16,18 @@
 #ifndef TE_BASE_H
 #define TE_BASE_H
 
+/* What the library cannot be compiled for. Behind an #error compilers go on; a file that is missing stops them. */
+#if !defined __cplusplus && (!defined __STDC_VERSION__ || __STDC_VERSION__ < 201112L)
+#error "te: needs C11 or newer, or C++17: compile with -std=c11"
+#include <te_stops_here.h> /* which does not exist */
+#elif !defined __unix__ && !defined __APPLE__ && !defined __wasi__
+#error "te: needs a system with POSIX (Linux, BSD, macOS, WSL); it reads files by open and mmap"
+#include <te_stops_here.h> /* which does not exist */
+#elif defined __CUDA_ARCH__ && __CUDA_ARCH__ < 800
+#error "te: needs sm_80 or newer: compile with nvcc -gencode arch=compute_80,code=sm_80 (H100: 90a)"
+#include <te_stops_here.h> /* which does not exist */
+#endif
+
 #include <assert.h> /* static_assert, in C11 as in C++ */
 #include <math.h>
 #include <stddef.h>
@@ -133,7 +145,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
     X(ERROR_NULL, "a required pointer is null")                                                \
     X(ERROR_SHAPE, "a tensor or a count has the wrong shape")                                  \
     X(ERROR_DTYPE, "a tensor has the wrong dtype")                                             \
-    X(ERROR_ALIGNMENT, "a pointer is not aligned to 16 bytes")                                 \
+    X(ERROR_ALIGNMENT, "a pointer is not aligned as it must be")                                \
     X(ERROR_OVERFLOW, "a size does not fit")                                                   \
     X(ERROR_MEMORY, "a buffer is too small, or memory could not be had")                       \
     X(ERROR_VALUE, "an argument has a value that is not allowed")                              \

@@ -18,6 +18,9 @@
  */
 #ifndef TE_INFERENCE_H
 #define TE_INFERENCE_H
+#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#pragma GCC system_header
+#endif
 
 #include "sequential.h" /* TE__CHECKED, TE__DECLARE1, TE__DEFINE1 */
 

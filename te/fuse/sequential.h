@@ -24,6 +24,9 @@
  */
 #ifndef TE_SEQUENTIAL_H
 #define TE_SEQUENTIAL_H
+#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#pragma GCC system_header
+#endif
 
 #include "../core/tensor_kernels.h" /* te_convert */
 #include "../plan/dims.h" /* TE_DIM, te_plan_set_dims */
@@ -57,8 +60,9 @@
 
 /* ---- mistakes in the list ---------------------------------------------------------------------------------------- */
 
-/* The preprocessor itself can find some mistakes: a list that is too long, an unknown op, an argument that is no tuple.
- * Such mistakes are reported first, and the list is then not expanded further, so no other messages follow.
+/* The preprocessor itself can find some mistakes: a list that is too long, an unknown dtype or op, an argument that is
+ * no tuple, a comma that is missing. Such mistakes are reported first, and the list is then not expanded further, so no
+ * other messages follow.
  *     make                       the macro that is expanded if the list has no such mistake: TE__DECLARE, ..
  *     link                       storage class and attributes of the functions of the model
  *     fwd, bwd                   prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
@@ -73,7 +77,18 @@
     TE_IF_END(TE_EXCESS(__VA_ARGS__), TE__CHECKED2, TE__TOO_LONG)(make, link, fwd, bwd, name, dtype, __VA_ARGS__)
 #define TE__TOO_LONG(make, link, fwd, bwd, name, ...) \
     static_assert(0, "te: " #name ": the list is too long; it holds 96 ops at most");
-#define TE__CHECKED2(make, link, fwd, bwd, name, dtype, ...) TE__CHECKED3(make, link, fwd, bwd, name, dtype, \
+#define TE__CHECKED2(make, link, fwd, bwd, name, dtype, ...)                                                    \
+    TE_IF_MARKED(TE_JOIN1(TE__IS_DTYPE_, TE_NAME(TE_LIST_OF(dtype))), TE__CHECKED_DTYPE, TE__NO_DTYPE)          \
+    (make, link, fwd, bwd, name, dtype, __VA_ARGS__)
+#define TE__IS_DTYPE_f32 ,
+#define TE__IS_DTYPE_bf16 ,
+#define TE__IS_DTYPE_f16 ,
+#define TE__IS_DTYPE_e4m3 , /* these two are refused later, by a text that speaks of recipes */
+#define TE__IS_DTYPE_e5m2 ,
+#define TE__NO_DTYPE(make, link, fwd, bwd, name, dtype, ...)                                                    \
+    static_assert(0, "te: " #name ": " TE_STRING(TE_NAME(TE_LIST_OF(dtype)))                                   \
+        " is no dtype; a list is f32, bf16 or f16");
+#define TE__CHECKED_DTYPE(make, link, fwd, bwd, name, dtype, ...) TE__CHECKED3(make, link, fwd, bwd, name, dtype, \
     (TE_SPECIAL(__VA_ARGS__)), __VA_ARGS__)
 #define TE__CHECKED3(make, link, fwd, bwd, name, dtype, special, ...) \
     TE_IF_TUPLE(TE_UNWRAP(special), TE__CHECKED4, TE__UNMARKED)(make, link, fwd, bwd, name, dtype, __VA_ARGS__)
@@ -104,7 +119,10 @@
 #define TE__UNKNOWN_KIND(name, op) static_assert(0, "te: " #name ": unknown op (" TE_STRING(TE_KIND(op)) ", " \
     TE_STRING(TE_NAME(op)) ")");
 #define TE__UNKNOWN_SHAPE(name, op) \
-    TE_IF_TUPLE(op, TE__NO_NAME, TE_IF_EMPTY(op, TE__NO_OP, TE__NO_TUPLE))(name, op)
+    TE_IF_TUPLE(op, TE__NO_NAME_OR_COMMA, TE_IF_EMPTY(op, TE__NO_OP, TE__NO_TUPLE))(name, op)
+#define TE__NO_NAME_OR_COMMA(name, op) TE_IF_ALONE(op, TE__NO_NAME, TE__NO_COMMA)(name, op)
+#define TE__NO_COMMA(name, op) \
+    static_assert(0, "te: " #name ": a comma is missing in " TE_STRING(op) "; ops are separated by commas");
 #define TE__NO_NAME(name, op) \
     static_assert(0, "te: " #name ": " TE_STRING(op) " has no name; an op is (kind, name, shapes..., options...)");
 #define TE__NO_TUPLE(name, op) \

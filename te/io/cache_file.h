@@ -114,7 +114,8 @@ TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_
     const size_t head = (size_t)t->page_rows * row, part = (size_t)o->kv_heads * head;
     const size_t first = i % 2 ? (size_t)t->page_rows * (size_t)o->kv_heads * (size_t)o->head_dim * size : 0;
     for (int p = 0; p < f->pages; p++) {
-        char *at = l->pages + (size_t)(f->page[p] * l->page_elements) * size + first, *host = f->staging + p * part;
+        char *at = l->pages + (size_t)(f->page[p] * l->page_elements) * size + first;
+        char *host = f->staging + (size_t)p * part;
         const int left = f->length - p * t->page_rows, is_full = left >= t->page_rows;
         for (int h = 0; h < (is_full ? 1 : o->kv_heads); h++) {
             char *there = at + (size_t)h * head, *here = host + (size_t)h * head;

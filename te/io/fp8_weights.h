@@ -316,7 +316,8 @@ TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memo
     for (*staging = 0; te__fp8_next_param(&it); memory += te__fp8_param_bytes(&it)) {
         const int first = l->count;
         TE_TRY(te__fp8_expect_param(l, &it, f, memory, ctx));
-        if (te__fp8_must_cast(l, first, &it)) *staging = te_max(*staging, (size_t)l->tensor[first].bytes);
+        if (te__fp8_must_cast(l, first, &it) && (size_t)l->tensor[first].bytes > *staging)
+            *staging = (size_t)l->tensor[first].bytes;
     }
     for (int i = 0; i < count; i++) {
         const te_model *m = models[i].model;

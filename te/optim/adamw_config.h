@@ -211,7 +211,7 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
     TE_REQUIRE(te__moments_dtype_valid(c->moments), ctx, TE_ERROR_DTYPE,
                "adamw: moments of %s; they are f32, bf16 or e4m3", te_dtype_name(c->moments));
     TE_REQUIRE(c->moments != TE_e4m3 || c->rule != TE_RULE_muon, ctx, TE_ERROR_DTYPE,
-               "adamw: moments of e4m3 with muon, whose are f32 or bf16");
+               "muon: moments of e4m3; they are f32 or bf16");
     TE_REQUIRE(c->momentum >= 0.0f && c->momentum < 1.0f, ctx, TE_ERROR_VALUE, "adamw: momentum %g must be in [0, 1)",
                (double)c->momentum);
     TE_REQUIRE(!c->nesterov || c->momentum > 0.0f, ctx, TE_ERROR_VALUE,

@@ -45,7 +45,7 @@ TE_API int te__zero1_keeps_whole(te_zero1 z, const te_model *m, const te_param *
  * x s by s x l. s is the smaller and l the larger side of the matrix. The products determine how long the update
  * takes. */
 TE_API double te__zero1_matrix_flops(const te_param *p) {
-    const double rows = (double)p->rows, cols = (double)p->cols, s = te_min(rows, cols), l = te_max(rows, cols);
+    const double rows = (double)p->rows, cols = (double)p->cols, s = fmin(rows, cols), l = fmax(rows, cols);
     return 4 * s * s * l + 2 * s * s * s;
 }
 /* The bytes that a matrix takes in the buffer of te__zero1_gather. */
@@ -75,7 +75,7 @@ TE_API te__zero1_matrix_iter te__zero1_matrices_of(te_model *const *models, int 
  * parts, one for each rank; the owner of p is the rank whose part contains the middle of p's work. */
 TE_API void te__zero1_assign_owner(te__zero1_matrix_iter *it, const te_param *p) {
     const double work = te__zero1_matrix_flops(p), middle = it->before + work / 2;
-    const int owner = (int)te_min(it->zero1.ranks - 1, middle / it->total * it->zero1.ranks);
+    const int owner = (int)te_min(it->zero1.ranks - 1, (int64_t)(middle / it->total * it->zero1.ranks));
     it->number = owner == it->owner ? it->number + 1 : 0;
     it->owner = owner, it->before += work;
 }
@@ -200,7 +200,10 @@ TE_API te_status te__zero1_check(te_model *const *models, int count, te_zero1 ze
 TE_API size_t te__zero1_gather_bytes(te_model *const *models, int count, te_zero1 zero1) {
     size_t largest = 0;
     te__zero1_matrix_iter it = te__zero1_matrices_of(models, count, zero1);
-    while (te__zero1_next_matrix(&it)) largest = te_max(largest, te__zero1_matrix_bytes(it.params.param));
+    while (te__zero1_next_matrix(&it)) {
+        const size_t bytes = te__zero1_matrix_bytes(it.params.param);
+        largest = bytes > largest ? bytes : largest;
+    }
     return largest * (size_t)zero1.ranks;
 }
 /* By one collective, through `buffer`, gather one matrix of each rank: the one with the index `number` among the rank's
@@ -212,7 +215,8 @@ TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_z
     te__zero1_matrix_iter it = te__zero1_matrices_of(models, count, zero1);
     while (te__zero1_next_matrix(&it)) {
         if (it.number != number) continue;
-        largest = te_max(largest, te__zero1_matrix_bytes(it.params.param));
+        const size_t bytes = te__zero1_matrix_bytes(it.params.param);
+        largest = bytes > largest ? bytes : largest;
         if (it.owner == zero1.rank) mine = it.params.param;
     }
     *any = largest > 0;

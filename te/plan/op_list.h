@@ -13,6 +13,9 @@
  */
 #ifndef TE_OP_LIST_H
 #define TE_OP_LIST_H
+#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#pragma GCC system_header
+#endif
 
 /* ---- tuples ---------------------------------------------------------------------------------------------------- */
 

@@ -1,4 +1,4 @@
-// expect: te_error_add_x_of_m_has_no_fork_before_it
+// expect: te: m: (add, x) has no (fork, x)
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/residual.h"

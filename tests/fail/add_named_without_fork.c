@@ -1,4 +1,4 @@
-// expect: te_error_add_z_of_m_has_no_fork_before_it
+// expect: te: m: (add, x) has no (fork, z)
 // In (add, name, fork) the third word names the fork; the second is only the name of the op.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: te_error_load_keys_of_m_has_no_fork_before_it
+// expect: te: m: (cross_attention, c) has no (fork, keys)
 // The first argument names the fork whose value holds keys and values.
 #include "te/te.h"
 #ifdef TE_FIXED

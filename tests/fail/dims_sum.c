@@ -1,4 +1,4 @@
-// expect: te: m: (linear, fc) has no width
+// expect: te: m: (linear, fc) has no output width
 // A width is one TE_DIM times a constant. A sum of two needs a TE_DIM of its own.
 #include "te/te.h"
 

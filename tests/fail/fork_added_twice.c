@@ -1,4 +1,4 @@
-// expect: te_error_add_x_of_m_is_there_twice
+// expect: te: m: (add, x) has the name of an op before it
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/residual.h"

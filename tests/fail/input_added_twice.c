@@ -1,4 +1,4 @@
-// expect: te_error_add_side_of_block_is_there_twice
+// expect: te: block: (add, side) has the name of an op before it
 // The second add needs a name of its own.
 #include "te/te.h"
 

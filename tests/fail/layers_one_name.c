@@ -1,4 +1,4 @@
-// expect: te_error_fork_b0_x1_of_m_is_there_twice
+// expect: te: m: (fork, b0_x1) has the name of an op before it
 // Two blocks of a list need two names.
 #include "te/te.h"
 

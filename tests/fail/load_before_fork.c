@@ -1,4 +1,4 @@
-// expect: te_error_load_x_of_m_has_no_fork_before_it
+// expect: te: m: (load, x) has no (fork, x)
 #include "te/te.h"
 
 #ifdef TE_FIXED

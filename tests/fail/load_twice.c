@@ -1,4 +1,4 @@
-// expect: te_error_load_x_of_m_is_there_twice
+// expect: te: m: (load, x) has the name of an op before it
 // The second load needs a name of its own.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: te_error_mul_x_of_m_has_no_fork_before_it
+// expect: te: m: (mul, x) has no (fork, x)
 #include "te/te.h"
 
 #ifdef TE_FIXED

@@ -1,4 +1,5 @@
-// expect: te_error_linear_fc1_of_block_is_there_twice
+// expect: te: block: (linear, fc1) has the name of an op before it
+// lines: 40 gcc 200 nvcc 110
 // Two ops of one kind and one name.
 #include "te/te.h"
 

@@ -1,4 +1,5 @@
-// expect: TE_fp16
+// expect: te: block: fp16 is no dtype
+// lines: 40
 // The half-precision format is called f16.
 #include "te/te.h"
 

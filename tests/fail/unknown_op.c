@@ -1,4 +1,5 @@
 // expect: te: m: unknown op (lineer, fc)
+// lines: 40
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/activation.h"

@@ -1,4 +1,5 @@
 // expect: te: m: (linear, fc2) does not take the width that (gelu, act) produces
+// lines: 40
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/activation.h"

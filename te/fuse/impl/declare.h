@@ -8,6 +8,9 @@
  */
 #ifndef TE_DECLARE_H
 #define TE_DECLARE_H
+#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#pragma GCC system_header
+#endif
 
 #include "../../plan/dims.h" /* TE_IS_DIM */
 #include "kernels.h" /* TE__IS_CLASS */
@@ -81,12 +84,12 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 #define TE__DECLARE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__)
 #define TE__DECLARE1(widths, passes, link, fwd, bwd, name, dtype, cut, marks, ...)                              \
+    TE_CHECK_OPTIONS(name, list, TE_LIST_OF(dtype))                                                                 \
+    TE_NAME_CHECKS(widths, name, TE_LIST_OF(dtype), TE_LINKS(name, __VA_ARGS__))                                    \
     TE__DECLARE_LIST(widths, name, TE_LIST_OF(dtype), TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))                \
     TE__DECLARE_CALLS(widths, link, name)                                                                           \
     TE__DECLARE_##passes(widths, link, name)
 #define TE__DECLARE_LIST(widths, name, of, marks, links)                                                            \
-    TE_CHECK_OPTIONS(name, list, of)                                                                                \
-    enum { TE_FOR(TE__ONCE, links) te_names_of_##name };                                                            \
     enum {                                                                                                          \
         name##_takes_dims = TE__TAKES_DIMS_##widths,                                                                \
         name##_width_option = TE_OPTION(of, width, TE__NO_WIDTH),                                                   \
@@ -138,8 +141,6 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
     static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                              \
                   "te: " #name ": x has the rows of tokens, or (rows, shard)");                                     \
     TE_FOR(TE__CHECKS, links)                                                                                       \
-    static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                   \
-                  "te: " #name ": the first width must be positive" TE__OR_DIM_##widths);                           \
     TE_FOR(TE__CLOSED, links)                                                                                       \
     TE_RECOMPUTE_CHECKS(name, marks)                                                                                \
     typedef struct name {                                                                                           \
@@ -167,16 +168,6 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
         te_context *ctx);                                                                                          \
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
         const te_batch *b, te_context *ctx);
-
-/* Check that no two ops of the same family have the same name. Each op declares an enumerator whose name contains the
- * op's family and name, and two enumerators of the same name do not compile. The compiler prints that name, which
- * serves as the error message. */
-#define TE__ONCE(model, before, op, after, live) \
-    TE_JOIN5(te_error_, TE_FAMILY(op), TE_NAME(op), of, model, is_there_twice),
-#define TE__ONCE_A(...) TE__ONCE(__VA_ARGS__) TE__ONCE_B
-#define TE__ONCE_B(...) TE__ONCE(__VA_ARGS__) TE__ONCE_A
-#define TE__ONCE_A_END
-#define TE__ONCE_B_END
 
 /* Find the width of x, for a list without the option `width`: the input width of the first op whose family states one
  * (the fact TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ? width :`, of a conditional
@@ -280,20 +271,10 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 #define TE__LAST_DTYPE_A_END
 #define TE__LAST_DTYPE_B_END
 
-/* The static_asserts for each op of a list. They check the op's widths, its position in the list, its rows, its
- * options, and the layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. */
+/* The static_asserts for each op of a list. They check the op's position in the list, its rows, its options, and the
+ * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. Names and widths
+ * were checked before (TE_NAME_CHECKS). */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
-    static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
-                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before)          \
-                      " produces");                                                                                    \
-    static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims,                                 \
-                  "te: " #model ": " TE_CALLED(op)                                                                     \
-                      " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                  \
-    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op)                   \
-        " has no width; a list may name its own, (f32, (width, 768))");                                                \
-    static_assert(!TE__IS_CLASS(op, custom) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||          \
-                      ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                           \
-                  "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                  \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
         "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \
     static_assert(!TE_IF_END(after, ((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_memory), 0),                          \

@@ -6,6 +6,9 @@
  */
 #ifndef TE_KERNELS_H
 #define TE_KERNELS_H
+#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#pragma GCC system_header
+#endif
 
 #include "../../ops/attention.h" /* te__attention_backward */
 #include "../../pointwise/impl/pointwise_step.h" /* te_pointwise, te_pointwise_launch_fn */

@@ -1,5 +1,6 @@
-/* list_checks.h -- two checks of a list at compile time: that the marks of its recompute regions are in valid places,
- * and that each op accepts the layout which its input has over the ranks of a tensor group.
+/* list_checks.h -- three checks of a list at compile time: that the names and widths of its ops fit together, that the
+ * marks of its recompute regions are in valid places, and that each op accepts the layout which its input has over the
+ * ranks of a tensor group.
  *
  * The marks (recompute, name) .. (end_recompute, name) also become the plan's table of recompute regions
  * (te/ops/recompute.h says what the regions mean). The macros for the marks take `links`, the links (TE_LINKS) of the
@@ -8,9 +9,156 @@
  */
 #ifndef TE_LIST_CHECKS_H
 #define TE_LIST_CHECKS_H
+#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#pragma GCC system_header
+#endif
 
 #include "../../plan/model.h" /* te_recompute_region, TE_IS_FORK */
 #include "matcher.h" /* TE_FOR, TE_JOIN4 */
+
+/* ---- names and widths -------------------------------------------------------------------------------------------- */
+
+/* TE_NAME_CHECKS(widths, model, of, links) checks, before anything else of a list is declared, that its ops have
+ * different names, that each fork which an op uses stands before that op, and that each op takes the width which the
+ * op before it produces. Only the first mistake is reported, with the names of the list and of the op.
+ *
+ * The checks are static_asserts in a function that nobody calls. Each op opens a block, so that an op can declare names
+ * that were declared before: a name that is declared again in an inner block hides the outer one, where at file scope
+ * it would be one more error. Two kinds of names are needed:
+ *     te_ok, te_width     whether no mistake was found so far; the width of the value behind the op
+ *     te_name_.., te_fork_.., te_member_..     at file scope a char, which an op declares in its block again as an
+ *                         enumerator. So sizeof tells whether an op before this one has declared the name. For a fork
+ *                         the enumerator is the width of its value.
+ * The first mistake ends the compilation where the compiler has a way to do so. In clang it is a warning with a text of
+ * our choice (diagnose_if), which a pragma has made fatal; in g++ the recursion of a template gets too deep. gcc and
+ * nvcc go on, and may report what follows from the mistake. */
+#define TE_NAME_CHECKS(widths, model, of, links)                                                                \
+    TE_FOR(TE__NAMES, links) TE__STOP_BEGIN                                                                     \
+    TE_UNUSED static void te_names_of_##model(void) {                                                           \
+        enum {                                                                                                  \
+            model##_takes_dims = TE__TAKES_DIMS_##widths,                                                       \
+            te_option = TE_OPTION(of, width, TE__NO_WIDTH),                                                     \
+            te_first = (int)te_option != (int)TE__NO_WIDTH ? (int)te_option : TE_FOR(TE__FIRST_WIDTH, links) 0, \
+            te_ok = 1,                                                                                          \
+            te_width = te_first                                                                                 \
+        };                                                                                                      \
+        TE_FOR(TE__OPEN_BLOCK, links)                                                                           \
+        TE__STOP_ASSERT(!te_ok || TE_IS_WIDTH(model, (int)te_first),                                            \
+                      "te: " #model ": the first width must be positive" TE__OR_DIM_##widths)                   \
+        TE__STOP_UNLESS(te_ok && TE_IS_WIDTH(model, (int)te_first))                                             \
+        TE_FOR(TE__CLOSE_BLOCK, links)                                                                          \
+    }                                                                                                           \
+    TE__STOP_END TE__NEW_LINE
+#define TE__NAME_OF(model, op) TE_JOIN4(te_name_, TE_FAMILY(op), TE_NAME(op), of, model)
+#define TE__MEMBER_OF(model, op) TE_JOIN3(te_member_, TE_NAME(op), of, model)
+#define TE__FORK_NAMED(model, x) TE_JOIN3(te_fork_, x, of, model)
+#define TE__NAMES(model, before, op, after, live)                \
+    extern char TE__NAME_OF(model, op), TE__MEMBER_OF(model, op) \
+        TE_IF_MARKED(TE_JOIN1(TE__USES_FORK_, TE_FAMILY(op)), TE__NAMES_OF_USE, TE_NOTHING)(model, op);
+#define TE__NAMES_OF_USE(model, op) , TE__FORK_NAMED(model, TE_FORK_OF(op))
+#define TE__NAMES_A(...) TE__NAMES(__VA_ARGS__) TE__NAMES_B
+#define TE__NAMES_B(...) TE__NAMES(__VA_ARGS__) TE__NAMES_A
+#define TE__NAMES_A_END
+#define TE__NAMES_B_END
+#define TE__OPEN_BLOCK(model, before, op, after, live)                                                               \
+    {                                                                                                                \
+        enum {                                                                                                       \
+            te_in = te_width,                                                                                        \
+            te_takes = TE_IN(op),                                                                                    \
+            te_out = TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_OUT, TE__STATED_OUT)(model, op),    \
+            te_ok1 = te_ok && sizeof(TE__NAME_OF(model, op)) == 1,                                                   \
+            te_ok2 = te_ok1 && (sizeof(TE__MEMBER_OF(model, op)) == 1 || !TE__HAS_PARAMS(op)),                       \
+            te_ok3 = te_ok2                                                                                          \
+                TE_IF_MARKED(TE_JOIN1(TE__USES_FORK_, TE_FAMILY(op)), TE__HAS_FORK, TE_NOTHING)(model, op),          \
+            te_ok4 = te_ok3 && ((int)te_takes == 0 || (int)te_takes == (int)te_in),                                  \
+            te_ok5 = te_ok4 && (!TE_IS_DIM((int)te_out) || (int)TE_JOIN2(, model, takes_dims)),                      \
+            te_ok6 = te_ok5 && TE_IS_WIDTH(model, (int)te_out),                                                      \
+            te_ok7 = te_ok6 && (!TE__IS_CLASS(op, custom) ||                                                         \
+                                TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||                       \
+                                ((int)te_in > 0 && (int)te_out > 0))                                                 \
+        };                                                                                                           \
+        TE__STOP_ASSERT((int)te_ok1 == (int)te_ok, "te: " #model ": " TE_CALLED(op)                                  \
+            " has the name of an op before it; ops of the family " TE_STRING(TE_FAMILY(op)) " need different names") \
+        TE__STOP_ASSERT((int)te_ok2 == (int)te_ok1, "te: " #model ": " TE_CALLED(op)                                 \
+            " has the name of an op before it; two ops with parameters need different names")                        \
+        TE__STOP_ASSERT((int)te_ok3 == (int)te_ok2, "te: " #model ": " TE_CALLED(op)                                 \
+            " has no (fork, " TE_STRING(TE_FORK_OF(op)) ") or (input, " TE_STRING(TE_FORK_OF(op)) ", ..) before it") \
+        TE__STOP_ASSERT((int)te_ok4 == (int)te_ok3, "te: " #model ": " TE_CALLED(op)                                 \
+            " does not take the width that " TE__PRODUCER_NAME(before) " produces")                                  \
+        TE__STOP_ASSERT((int)te_ok5 == (int)te_ok4, "te: " #model ": " TE_CALLED(op)                                 \
+            " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS")                           \
+        TE__STOP_ASSERT((int)te_ok6 == (int)te_ok5, "te: " #model ": " TE_CALLED(op) " has no "                      \
+            TE_IF_MARKED(TE_JOIN1(TE_STATES_OUT_, TE_FAMILY(op)), TE__NO_OUT, TE__NO_IN)(op))                        \
+        TE__STOP_ASSERT((int)te_ok7 == (int)te_ok6, "te: " #model ": " TE_CALLED(op)                                 \
+            " takes no width that is known only at run time")                                                        \
+        enum {                                                                                                       \
+            te_ok = te_ok7,                                                                                          \
+            te_width = te_out,                                                                                       \
+            TE__IF_FORK(op, TE__FORK_SEEN, TE_NOTHING)(model, op)                                                    \
+            TE_IF_MARKED(TE__HAS_PARAMS_MARK(op), TE__MEMBER_SEEN, TE_NOTHING)(model, op)                            \
+            TE__NAME_OF(model, op)                                                                                   \
+        };                                                                                                           \
+        TE__NEW_LINE
+#define TE__STATED_OUT(model, op) TE_OUT(op, te_in)
+#define TE__LOADED_OUT(model, op) \
+    TE__CHOOSE(sizeof(TE__FORK_NAMED(model, TE_FORK_OF(op))) == 1, te_in, TE__FORK_NAMED(model, TE_FORK_OF(op)))
+#define TE__HAS_FORK(model, op) && sizeof(TE__FORK_NAMED(model, TE_FORK_OF(op))) != 1
+#define TE__FORK_SEEN(model, op) TE__FORK_NAMED(model, TE_NAME(op)) = TE__IF_INPUT(op, TE_ARG1(op, 0), te_out),
+#define TE__MEMBER_SEEN(model, op) TE__MEMBER_OF(model, op),
+#define TE__NO_OUT(op) \
+    "output width: (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ", in, out); a width is positive"
+#define TE__NO_IN(op) "width; a list may name its own, (f32, (width, 768))"
+#define TE__OPEN_BLOCK_A(...) TE__OPEN_BLOCK(__VA_ARGS__) TE__OPEN_BLOCK_B
+#define TE__OPEN_BLOCK_B(...) TE__OPEN_BLOCK(__VA_ARGS__) TE__OPEN_BLOCK_A
+#define TE__OPEN_BLOCK_A_END
+#define TE__OPEN_BLOCK_B_END
+#define TE__CLOSE_BLOCK(model, before, op, after, live) }
+#define TE__CLOSE_BLOCK_A(...) } TE__CLOSE_BLOCK_B
+#define TE__CLOSE_BLOCK_B(...) } TE__CLOSE_BLOCK_A
+#define TE__CLOSE_BLOCK_A_END
+#define TE__CLOSE_BLOCK_B_END
+/* The constant `yes` if the constant `which` is not 0, else `no`. The other of the two may be no constant. */
+#ifdef __cplusplus
+#define TE__CHOOSE(which, yes, no) ((which) ? (int)(yes) : (int)(no))
+#else
+#define TE__CHOOSE(which, yes, no) __builtin_choose_expr(which, yes, no)
+#endif
+/* TE__STOP_ASSERT(cond, text) is a static_assert within a function, which ends the compilation in clang.
+ * TE__STOP_UNLESS(ok) ends it in g++ if the constant `ok` is 0. -DTE_ALL_ERRORS: compilers go on behind an error. */
+#if defined __clang__ && !defined TE_ALL_ERRORS
+#define TE__STOP_BEGIN                                                                                    \
+    _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wgcc-compat\"")                  \
+    _Pragma("clang diagnostic fatal \"-Wuser-defined-warnings\"")
+#define TE__STOP_END _Pragma("clang diagnostic pop")
+#define TE__STOP_ASSERT(cond, text)                                                                       \
+    {                                                                                                     \
+        extern void te_stop(void) __attribute__((diagnose_if(!(cond), text, "warning")));                 \
+        te_stop();                                                                                        \
+    }                                                                                                     \
+    static_assert(cond, text); /* in a system header clang hides the warning */
+#define TE__STOP_UNLESS(ok)
+#elif defined __cplusplus && !TE_CUDA && !defined TE_ALL_ERRORS
+template <bool ok, int depth> struct te__end_of_compilation {
+    enum { value = te__end_of_compilation<ok, depth + 1>::value };
+};
+template <int depth> struct te__end_of_compilation<true, depth> { enum { value = 0 }; };
+#define TE__STOP_UNLESS(ok) enum { te_stop = te__end_of_compilation<(ok), 0>::value };
+#else
+#define TE__STOP_UNLESS(ok)
+#endif
+#ifndef TE__STOP_ASSERT
+#define TE__STOP_BEGIN
+#define TE__STOP_END
+#define TE__STOP_ASSERT(cond, text) static_assert(cond, text);
+#endif
+/* nvcc shows a line of the preprocessed text with each error, and a list is one such line: a pragma begins another. */
+#if TE_CUDA
+#define TE__NEW_LINE _Pragma("GCC diagnostic ignored \"-Wshadow\"")
+#else
+#define TE__NEW_LINE
+#endif
+
+/* ---- recompute regions ------------------------------------------------------------------------------------------- */
 
 /* TE_RECOMPUTE_TABLE(links): for each recompute region of the list, the initialiser {name, first, last} of a
  * te_recompute_region; first and last are the indices of the region's first and last op. */
@@ -155,6 +303,8 @@
     ((int)(in) == (int)TE_LAYOUT_replicated || ((int)(in) != (int)TE_LAYOUT_partial_sum && !TE__HAS_PARAMS(op)))
 #define TE__HAS_PARAMS(op) TE__HAS_PARAMS2(TE_UNWRAP(TE_PARAMS(op, 0, 0)))
 #define TE__HAS_PARAMS2(...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), 0, 1)
+#define TE__HAS_PARAMS_MARK(op) TE_JOIN1(TE__MARK_OF_, TE__HAS_PARAMS(op))
+#define TE__MARK_OF_1 ,
 
 /* The enumerators of an op for the layout of its output and, if the op is a fork, for the layout of the fork's value.
  * The output of a load has the layout of the fork's value. */

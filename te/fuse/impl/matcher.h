@@ -21,6 +21,9 @@
  */
 #ifndef TE_MATCHER_H
 #define TE_MATCHER_H
+#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#pragma GCC system_header
+#endif
 
 #include "../../plan/op_list.h" /* TE_KIND, TE_FAMILY, TE_IF_MARKED, TE_JOIN8 */
 
@@ -173,10 +176,13 @@
 #define TE_FILTER_COMMA(a) , a
 #define TE_FILTER_() TE_FILTER
 
-/* Expands to `yes` if a is an op, that is, a tuple of at least two members of which the second is not empty; else to
- * `no`. */
+/* Expands to `yes` if a is an op, that is, a tuple of at least two members of which the second is not empty, with
+ * nothing behind the tuple; else to `no`. */
 #define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
-#define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, yes)
+#define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, TE_IF_ALONE(a, yes, no))
+/* Expands to `yes` if there is nothing behind the tuple a, else to `no`. Behind it may be another tuple, if a comma is
+ * missing in the list. */
+#define TE_IF_ALONE(a, yes, no) TE_IF_TUPLE(TE_EAT a, no, TE_IF_EMPTY(TE_EAT a, yes, no))
 #define TE_IF_TAKE_NO(a, yes, no) no
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 

@@ -268,7 +268,7 @@ TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_r
 
 /* Sets the operands of the GEMM y = x weight^T of linear i, according to the linear's recipe. */
 TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
-    switch (te__scaling_of_recipe(r->plan->op[i].recipe)) {
+    switch (te__scaling_of_recipe((int)r->plan->op[i].recipe)) {
     case TE_SCALING_BLOCKWISE_1D: return te__blockwise_forward(g, r, i, x);
     case TE_SCALING_ROWWISE: return te__rowwise_forward(g, r, i, x);
     default: return te__tensorwise_forward(g, r, i, x);

@@ -138,7 +138,7 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
                                                     * runs in the list's format */
     if (trains && !(op->flags & TE_IS_FROZEN)) o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
-    o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe(op->recipe);
+    o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe((int)op->recipe);
     if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
     /* Only a separate cast can round stochastically. Therefore a gradient that is rounded stochastically is not stored

@@ -9,6 +9,9 @@
  */
 #ifndef TE_POINTWISE_MACROS_H
 #define TE_POINTWISE_MACROS_H
+#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#pragma GCC system_header
+#endif
 
 #include "../../plan/impl/operand_policy.h" /* te__is_recomputable, te__consumer_distance */
 #include "../../plan/op_list.h" /* TE_EACH_OP, TE_WIDTH_IN */
