@@ -286,6 +286,33 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     return te__json_real(&v->number, j);
 }
 
+/* Skip a value, which may be an object or an array of values. */
+TE_API te_status te__json_skip(te__json *j) {
+    char close[TE_JSON_MAX_DEPTH];
+    int more[TE_JSON_MAX_DEPTH], depth = 0;
+    te_json_value skipped;
+    const char *key;
+    do {
+        if (depth) {
+            TE_TRY(te__json_next(&more[depth - 1], j, close[depth - 1]));
+            if (!more[depth - 1]) {
+                depth--;
+                continue;
+            }
+            if (close[depth - 1] == '}') {
+                TE_TRY(te__json_string(&key, j));
+                TE_TRY(te__json_expect(j, ':'));
+            }
+        }
+        const char c = te__json_peek(j);
+        if (c == '{' || c == '[') {
+            if (depth == TE_JSON_MAX_DEPTH) return te__json_fail(j, "objects and arrays are nested too deep");
+            close[depth] = c == '{' ? '}' : ']', more[depth++] = 0, j->at++;
+        } else TE_TRY(te__json_scalar(&skipped, j));
+    } while (depth);
+    return TE_OK;
+}
+
 /* The largest number of bytes that the table of a file with n bytes may take. The table has a copy of each value's full
  * name, so a file of many short values in an object with a long name could need hundreds of times its own size. A
  * larger table is an error. */
