@@ -720,7 +720,7 @@ TEST_CASE("JSON files as tables") {
         {"", "a value should stand"}, {"{", "'\"' should stand"}, {"[1,]", "a value should stand"}, {"[1 2]", "',' should stand"},
         {"{\"a\":1,}", "'\"' should stand"}, {"{\"a\" 1}", "':' should stand"}, {"{a:1}", "'\"' should stand"}, {"[01]", "a value should stand"},
         {"[1.]", "digits should follow the point"}, {"[1e]", "digits should follow the e"}, {"[.5]", "a value"}, {"[+1]", "a value"},
-        {"[NaN]", "a value"}, {"[tru]", "a value"}, {"[truefalse]", "',' should stand"}, {"[1]]", "something follows"}, {"1 2", "something follows"},
+        {"[Nan]", "a value"}, {"[Inf]", "a value"}, {"[+Infinity]", "a value"}, {"[Infinityy]", "',' should stand"}, {"[-NaN]", "a value"}, {"[tru]", "a value"}, {"[truefalse]", "',' should stand"}, {"[1]]", "something follows"}, {"1 2", "something follows"},
         {"[\"a]", "a control character in a string, or no end"}, {"{\"a\":1,\"a\":2}", "\"a\" stands there twice"}, {"[1}", "',' should stand"},
         {"{\"a.b\":1,\"a\":{\"b\":2}}", "stands there twice"}, {std::string(17, '[') + std::string(17, ']'), "nested too deep"},
         {"{\"" + std::string(300, 'x') + "\":1}", "a name that is too long"}, {"[" + std::string(70, '1') + "]", "more than 63 characters"},

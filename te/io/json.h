@@ -11,8 +11,9 @@
  *
  * The name of a value consists of the keys and indices that lead to it through the objects and arrays around it, with
  * dots between them: "layer_types.0". A dot inside a key is kept: "weight_map.model.norm.weight". Objects and arrays
- * themselves are not in the table. Files are not trusted: text that is not JSON, a key that occurs twice, and nesting
- * beyond TE_JSON_MAX_DEPTH produce TE_ERROR_FORMAT, and no function recurses.
+ * themselves are not in the table. NaN, Infinity and -Infinity are numbers, because Python writes them. Files are not
+ * trusted: other text that is not JSON, a key that occurs twice, and nesting beyond TE_JSON_MAX_DEPTH produce
+ * TE_ERROR_FORMAT, and no function recurses.
  */
 #ifndef TE_JSON_H
 #define TE_JSON_H
@@ -270,19 +271,30 @@ TE_API te_status te__json_real(double *out, te__json *j) {
     *out = strtod(digits, 0), j->at += (size_t)(p - from);
     return TE_OK;
 }
+/* Return whether the text `word` stands here; if so, skip it. */
+TE_API int te__json_skip_word(te__json *j, const char *word) {
+    const size_t n = strlen(word);
+    if (strncmp(j->text + j->at, word, n)) return 0;
+    j->at += n;
+    return 1;
+}
 TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     static const char *const literals[] = {"null", "false", "true"};
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    const double numbers[] = {NAN, INFINITY, -INFINITY};
     const char c = te__json_peek(j);
     if (c == '"') {
         v->kind = TE_JSON_string;
         return te__json_string(&v->text, j);
     }
     for (int i = 0; i < 3; i++)
-        if (!strncmp(j->text + j->at, literals[i], strlen(literals[i]))) {
-            v->kind = i ? TE_JSON_bool : TE_JSON_null, v->number = i == 2, j->at += strlen(literals[i]);
+        if (te__json_skip_word(j, literals[i])) {
+            v->kind = i ? TE_JSON_bool : TE_JSON_null, v->number = i == 2;
             return TE_OK;
         }
     v->kind = TE_JSON_number;
+    for (int i = 0; i < 3; i++)
+        if (te__json_skip_word(j, words[i])) return v->number = numbers[i], TE_OK;
     return te__json_real(&v->number, j);
 }
 
