@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -693,6 +694,37 @@ TEST_CASE("a write that fails leaves the old file as it was") {
     CHECK(te_safetensors_open_memory(&f, nullptr, 5, t) == TE_ERROR_NULL);
 }
 
+// A file system allows names of 255 bytes; the name of the temporary file must not be longer than the file's.
+TEST_CASE("files with long names") {
+    target t;
+    folder dir;
+    float w[2] = {1, 2};
+    const te_safetensor tensor = te_safetensor_matrix("w", TE_f32, 1, 2, w);
+    std::string umlauts;
+    while (umlauts.size() < 254) umlauts += "\xc3\xbc";
+    std::set<std::string> names;
+    for (const std::string &name : {std::string("a"), std::string(199, 'b'), std::string(200, 'c'), std::string(201, 'd'), std::string(240, 'e'), std::string(254, 'f'), std::string(255, 'g'), std::string(255, 'g').replace(254, 1, "h"), umlauts, "x" + umlauts}) {
+        const std::string path = dir / name.c_str();
+        CAPTURE(name);
+        for (int k = 0; k < 2; k++) { // a new one, and one in the place of an old one
+            CHECK(te_safetensors_write(path.c_str(), &tensor, 1, nullptr, 0, t) == TE_OK);
+            INFO(te_last_error(t));
+            te_safetensors f;
+            REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
+            CHECK(f.count == 1);
+            te_safetensors_close(&f);
+        }
+        const size_t stem = te__new_file_stem(path.c_str());
+        CHECK(te__utf8_valid(path.substr(0, stem).c_str()));
+        CHECK(stem - (path.size() - name.size()) == (name.size() <= 200 ? name.size() : name[1] == '\xc3' ? 199 : 200));
+        names.insert(name);
+    }
+    CHECK(only_entries(dir.path, names)); // no temporary file is left
+    CHECK(te_safetensors_write((dir / std::string(256, 'i').c_str()).c_str(), &tensor, 1, nullptr, 0, t) == TE_ERROR_IO);
+    INFO(te_last_error(t));
+    CHECK(std::strstr(te_last_error(t), "File name too long") != nullptr);
+}
+
 TEST_CASE("JSON files as tables") {
     target t;
     folder f;
@@ -713,6 +745,11 @@ TEST_CASE("JSON files as tables") {
     te_json_close(&table);
     REQUIRE(open("-0.5E+3") == TE_OK);
     CHECK(te_json_find(&table, "")->number == -500);
+    te_json_close(&table);
+    REQUIRE(open("[Infinity, -Infinity, {\"a\": NaN}]") == TE_OK); // as Python writes them
+    CHECK(te_json_find(&table, "0")->number == INFINITY);
+    CHECK(te_json_find(&table, "1")->number == -INFINITY);
+    CHECK((te_json_find(&table, "2.a")->kind == TE_JSON_number && std::isnan(te_json_find(&table, "2.a")->number)));
     te_json_close(&table);
     REQUIRE(open(std::string(16, '[') + "1" + std::string(16, ']')) == TE_OK);
     te_json_close(&table);

@@ -16,6 +16,19 @@
 #ifndef TE_BASE_H
 #define TE_BASE_H
 
+/* Refuse what the library is not written for: C before C11, and targets with 32-bit addresses. The file TE__STOP does
+ * not exist, so the compiler ends there, and no other errors follow. */
+#if !defined __cplusplus && __STDC_VERSION__ + 0 < 201112L
+#error "te: compile as C11 or later (-std=c11, -std=gnu11), or as C++17"
+#define TE__STOP "te: the error above says why"
+#elif defined __SIZEOF_POINTER__ && __SIZEOF_POINTER__ < 8
+#error "te: compile for a target with 64-bit addresses (not with -m32 or -mx32)"
+#define TE__STOP "te: the error above says why"
+#endif
+#ifdef TE__STOP
+#include TE__STOP
+#endif
+
 #include <assert.h> /* static_assert, in C11 as in C++ */
 #include <math.h>
 #include <stddef.h>
