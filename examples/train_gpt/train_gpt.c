@@ -5,6 +5,7 @@
  *     ./train_gpt                          two minutes on the C headers of this machine, then a sample
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
  *     ./train_gpt --resume                 continues from where Ctrl-C stopped it, with the same bits as without a stop
+ *                                          (with -DTE_CBLAS: on as many threads)
  *     ./train_gpt --recipe fp8_delayed     the GEMMs of the blocks in FP8 (--recipe fp8_block: built with
  *                                          -DGPT_RECIPE=fp8_block)
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest

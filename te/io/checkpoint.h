@@ -1,6 +1,6 @@
 /* checkpoint.h -- saves a training state in one safetensors file, and loads it: models by name, the optimizer, the
  * random state, and strings that the caller adds. The results of a run that continues from the file are bitwise
- * identical to those of a run that was never stopped.
+ * identical to those of a run that was never stopped (on the host with -DTE_CBLAS: if both have as many threads).
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -17,13 +17,9 @@
  * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
  * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor parallelism
  * or ZeRO-1 they use. Rank 0 of the world writes the file, and all ranks read it. With several ranks the scales of
- * recipes are not saved, because they differ between ranks; a run that continues computes new ones.
- *
- * A run may continue with recipes, without, or with another length of their amax histories (checkpoint_recipes.h); its
- * results are then those of a run whose recipes were changed at this step.
- *
- * Weights that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model
- * (te_safetensors_load).
+ * recipes are not saved, because they differ between ranks; a run that continues computes new ones. A run may also
+ * continue with other recipes, without, or with amax histories of another length (checkpoint_recipes.h). Weights that
+ * other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
@@ -124,8 +120,8 @@ TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_shar
     }
     return TE_OK;
 }
-/* Make the list of the checkpoint's tensors. file: the file that is loaded; null: the checkpoint is saved. After an error
- * there is nothing to free. */
+/* Make the list of the checkpoint's tensors. file: the file that is loaded; null: the checkpoint is saved. After an
+ * error there is nothing to free. */
 TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *file,
                                       te_context *ctx) {
     memset(l, 0, sizeof *l);
@@ -318,11 +314,11 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
 /* Load from an open file. The file must have exactly the tensors that *c asks for: those of the models, and those of
- * the optimizer and the random state if these are set. Of the recipes it may have the scales or not, of whatever history
+ * the optimizer and the random state if these are set. It may have the scales of recipes or not, with histories of any
  * length: c->recipes take them if they are for as many GEMMs, else they begin anew. Errors: a wrong checksum; a list
  * that differs; tensors that are missing, unknown or of another shape; scales that would be lost (`force`). The error
- * text names the tensor or list and says what was
- * expected; after such an error nothing has been changed. Only after TE_ERROR_IO, when the disk fails during the load,
+ * text names the tensor or list and says what was expected; after such an error nothing has been changed. Only after
+ * TE_ERROR_IO, when the disk fails during the load,
  * a part of the tensors may have been loaded. The file is read twice, first to verify its checksum, unless
  * te_safetensors_verify has verified it before. Waits for the stream; if there are several ranks, all of them must call
  * it, each with the file open, and they wait for each other. */

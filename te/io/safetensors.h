@@ -344,9 +344,9 @@ TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetenso
 
 /* Write metadata and tensors to a file. If the metadata have no key "format", the file gets the pair "format": "pt",
  * without which transformers does not load it. The tensors may lie in host or target memory, and are read in stream
- * order. An old file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h). Waits for
- * the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid; the error
- * text says which entry. */
+ * order. An old file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h).
+ * Waits for the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid;
+ * the error text says which entry. */
 TE_API te_status te_safetensors_write(const char *path, const te_safetensor *tensor, int n,
                                       const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));

@@ -1,8 +1,8 @@
 /* safetensors_types.h -- the types of safetensors.h: a named tensor, the dtypes of the format, and an open file.
  *
  * A file may have tensors in a dtype that is not in the list below (F8_E8M0, F4, C64 and others), or with more than
- * TE_SAFETENSORS_MAX_RANK dimensions. Such tensors are in the table of an open file, and te_safetensors_read reads their
- * bytes; they can be neither converted nor written.
+ * TE_SAFETENSORS_MAX_RANK dimensions. Such tensors are in the table of an open file, and te_safetensors_read reads
+ * their bytes; they can be neither converted nor written.
  *
  * Do this:
  *     te_safetensor t = te_safetensor_matrix("fc.weight", TE_bf16, 3072, 768, weight);      // host or target memory

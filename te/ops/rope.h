@@ -130,7 +130,8 @@ typedef enum te_rope_scaling {
 #define TE__ROPE_SCALES_BY_yarn ,
 #define TE__ROPE_IF_KNOWN(op, yes, no) \
     TE_IF_MARKED(TE_JOIN1(TE__ROPE_SCALES_BY_, TE_OPTION(op, scaling, none)), yes, no)
-#define TE__ROPE_SCALING(op) TE__ROPE_IF_KNOWN(op, TE__ROPE_SCALING_OF(TE_OPTION(op, scaling, none)), TE_ROPE_SCALING_none)
+#define TE__ROPE_SCALING(op) \
+    TE__ROPE_IF_KNOWN(op, TE__ROPE_SCALING_OF(TE_OPTION(op, scaling, none)), TE_ROPE_SCALING_none)
 #define TE__ROPE_SCALING_OF(token) TE_JOIN1(TE_ROPE_SCALING_, token)
 #define TE__ROPE_IS(op, which) ((int)TE__ROPE_SCALING(op) == (int)TE_ROPE_SCALING_##which)
 #define TE__ROPE_NUMBER(op, name, otherwise) ((float)(TE_OPTION(op, name, otherwise)))

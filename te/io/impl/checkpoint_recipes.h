@@ -105,8 +105,8 @@ TE_IF_USED TE_API te_status te__recipes_restart(te_recipes *r, te_context *ctx) 
     te__recipes_set_begun(r, 0);
     return te_recipes_cast_weights(r, ctx);
 }
-/* Whether the recipes need scales of x and dy that the scales `s`, which lie in host memory, do not have: they are of a
- * run under a recipe such as fp8_block, so that all these scales are 1, and fp8_delayed would take them for computed. */
+/* Whether the recipes need scales of x and dy that the scales `s`, which lie in host memory, do not have. They are then
+ * of a run under a recipe such as fp8_block: all these scales are 1, and fp8_delayed would take them for computed. */
 TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
     const int first = s->count / 3; /* the tensors before are weights */
     int delayed = 0;

@@ -86,8 +86,8 @@ TE_API te_status te__safetensors_parse_tensor(te_safetensor *t, te__json *j, uin
                j->path, t->name, fields[!seen[DTYPE] ? DTYPE : !seen[SHAPE] ? SHAPE : OFFSETS]);
     return te__safetensors_set_size(t, begin, end, data_bytes, j);
 }
-/* Parse the object of the metadata, or null, which stands for no metadata. A key whose value is no string is listed with
- * the value null, so that te_safetensors_verify sees a key that was damaged. */
+/* Parse the object of the metadata, or null, which stands for no metadata. A key whose value is no string is listed
+ * with the value null, so that te_safetensors_verify sees a key that was damaged. */
 TE_API te_status te__safetensors_parse_metadata(te_safetensors *f, te__json *j) {
     if (te__json_peek(j) == 'n') return te__json_skip(j);
     TE_TRY(te__json_expect(j, '{'));
