@@ -14,7 +14,7 @@ namespace {
 
 #define LIST(...) (rmsnorm, n1, 32), (linear, fc1, 32, 64), (gelu, act), (linear, fc2, 64, 32 __VA_ARGS__)
 TE_SEQUENTIAL(delayed, (bf16, (recipe, fp8_delayed)), LIST())
-TE_SEQUENTIAL(half, (bf16, (recipe, fp8_delayed)), LIST(, (recipe, none)))
+TE_SEQUENTIAL(one_gemm, (bf16, (recipe, fp8_delayed)), LIST(, (recipe, none)))
 TE_SEQUENTIAL(current, (bf16, (recipe, fp8_current)), LIST())
 TE_SEQUENTIAL(block, (bf16, (recipe, fp8_block)), LIST())
 TE_SEQUENTIAL(bare, bf16, LIST())
@@ -47,7 +47,7 @@ template <class M> struct api;
         static te_status backward(te_tensor dx, te_tensor dy, te_saved *s, list *m, const te_batch *b, te_context *c) { return list##_backward(dx, dy, s, m, b, c); } \
     };
 API(delayed)
-API(half)
+API(one_gemm)
 API(current)
 API(block)
 API(bare)
@@ -275,13 +275,13 @@ TEST_CASE("recipes of other GEMMs, and other recipes") {
     pool p(t);
     folder dir;
     run<delayed> both(p, 16);
-    run<half> one(p, 16);
+    run<one_gemm> one(p, 16);
     run<block> blocks(p, 16);
     run<current> currents(p, 16);
     for (int i = 0; i < 3; i++) both.step(), one.step(), blocks.step(), currents.step();
     both.save(dir / "both"), one.save(dir / "one"), blocks.save(dir / "blocks"), currents.save(dir / "currents");
     {
-        run<half> to(p, 16, 7); // more GEMMs in the file
+        run<one_gemm> to(p, 16, 7); // more GEMMs in the file
         REQUIRE(to.load(dir / "both") == TE_OK);
         check_fresh(to, p, 16);
     }
