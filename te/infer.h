@@ -19,6 +19,8 @@
 #define TE_NO_TUNE 1 /* read by te/core/context.h */
 #endif
 
+#include "core/base.h"              /* the checks of the compiler's options, before the first header of the system */
+
 #include "core/version.h"           /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/inference.h"         /* TE_INFERENCE, TE_DECLARE_INFERENCE, TE_DEFINE_INFERENCE */
 #include "gemm/gemm.h"         /* te_gemm_load */

@@ -1,5 +1,6 @@
 // check.h -- check(): compares a list with the reference, forward, inference and backward in its four modes. It also checks that
-// each pass repeats bit for bit, and that nothing is written beside the outputs. harness.h includes it, and defines what it uses.
+// each pass repeats bit for bit, in place too if the list may run so, and that nothing is written beside the outputs. harness.h
+// includes it, and defines what it uses.
 #ifndef TESTS_CHECK_H
 #define TESTS_CHECK_H
 
@@ -49,6 +50,7 @@ struct trial {
     reference::vec logits_error; // bounds of the logits that backward recomputes; empty: the logits are saved
     std::vector<uint8_t> x_before, params_before, saved_before;
     std::vector<std::vector<uint8_t>> first; // the bits that the first forward wrote: y, then the edges
+    std::vector<uint8_t> inferred, dx_first, grads_first; // the bits of y in inference, and of dx and the gradients
 
     trial(const subject &sub, const shape &what, unsigned seed)
         : s(sub), at(what), plan(sub.plan()), dtype(plan->dtype), out_dtype(plan->out_dtype),
@@ -246,7 +248,7 @@ struct trial {
             reference::forward(m.ops, m.param, ref.x, in_edges, infer, round, &outs,
                                [&](size_t i, reference::vec &o) { bound.step(i, o, round.at[i], may_round(i)); });
         const te_rng before = get_rng(ctx);
-        std::vector<uint8_t> once;
+        std::vector<uint8_t> &once = inferred;
         for (int pass = 0; pass < 2; pass++) {
             workspace.poison(), y2.poison(), poison_outputs();
             REQUIRE(s.infer(out_of(y2), of(x), m.memory.data(), &batch, ctx) == TE_OK);
@@ -323,7 +325,6 @@ struct trial {
     }
     void backward() {
         const expected want = gradients();
-        std::vector<uint8_t> grads_first, dx_first;
         for (way w : {overwrite, repeat, add, without_dx}) {
             batch.accumulate = w == add;
             m.grads.poison(), dx.poison(), dx2.poison(), workspace.poison();
@@ -343,6 +344,27 @@ struct trial {
                 CHECK(now == grads_first);
             if (w == repeat || w == add) CHECK(dx2.raw() == dx_first);
         }
+    }
+
+    // y in the place of x, and dx in that of dy: the same bits as apart, or refused by name.
+    void in_place() {
+        if (from_tokens || to_loss || in != out || dtype != out_dtype || plan->in_dtype != dtype) return;
+        buffer place(ctx, x.bytes, 16);
+        place.write(ref.x, dtype), workspace.poison(), poison_outputs();
+        te_status status = s.infer(out_of(place), of(place), m.memory.data(), &batch, ctx);
+        if (may_run_in_place("infer", status)) CHECK(place.raw() == inferred);
+        place.write(dy_ref, dtype), workspace.poison(), m.grads.poison();
+        batch.accumulate = 0;
+        status = s.backward(of(place), out_of(place), &saved, m.memory.data(), &batch, ctx);
+        if (!may_run_in_place("backward", status)) return;
+        CHECK(place.raw() == dx_first);
+        CHECK(m.grads.raw() == grads_first);
+    }
+    bool may_run_in_place(const char *pass, te_status status) {
+        INFO(pass << " in place: " << te_last_error(ctx));
+        const bool refused = status == TE_ERROR_VALUE && std::string(te_last_error(ctx)).find("this list cannot run in place") != std::string::npos;
+        CHECK((status == TE_OK || refused));
+        return status == TE_OK;
     }
 
     // batch.loss_in_backward: forward leaves the loss to backward, which must write the same loss. Then a forward without it again.
@@ -390,6 +412,7 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
     t.repeat_forward();
     t.inference();
     t.backward();
+    t.in_place();
     t.loss_in_backward();
     t.nothing_else_touched();
 }

@@ -120,6 +120,9 @@ train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
 train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp
 alike gpt_fp8 gpt_many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rank rounds its own shards; the loss falls by 7e-2
 train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # the scales are not in the file and are found anew
+grep -q "it has no FP8 scales; the scales and their amax histories begin anew" "$work/log"
+train_gpt 2 1 gpt_fp8 --steps 12 --recipe fp8_delayed --resume --force # the scales in the file are those of one process
+grep -q "other ranks; the scales and their amax histories begin anew" "$work/log"
 
 # Grids continue from each other's checkpoints, with more steps each time. One process that resumes as often has the same losses.
 train_gpt 1 1 gpt_one --steps 4
@@ -157,7 +160,6 @@ misuse 2 "2 processes, each a run of its own; --dp 2, or --tp N, makes them one"
 misuse 1 "--tp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --tp 2
 misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
 misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon
-misuse 2 "it has the FP8 scales of one process" --tp 2 --recipe fp8_delayed --out "$work/gpt_fp8" --resume --force
 
 # One layer, parallelised in seven ways on 4 ranks.
 timeout 120 mpirun --oversubscribe -n 4 "$work/performance" >"$work/log" || { cat "$work/log" && exit 1; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Options of gcc and clang under which floating-point code means something else: those that a macro tells are refused, with an error that
-# names them; with those of clang that no macro tells, the functions that depend on the order of a sum compute the same within rounding.
+# Options of gcc and clang that the library is not written for: -m32 and C before C11 are refused by one error. Options under which
+# floating-point code means something else: those that a macro tells are refused, with an error that names them; with those of clang that no macro tells, the functions that depend on the order of a sum compute the same within rounding.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -37,6 +37,23 @@ for compiler in gcc clang; do
             grep -q 'te: compile without -Ofast' "$work/error" && status=0 || status=1
             result $status "$compiler refuses $option, but does not say why"
         fi
+    done
+done
+for compiler in gcc clang; do
+    command -v $compiler >/dev/null || continue
+    for header in te infer; do
+        echo "#include \"te/$header.h\"" >"$work/refused.c"
+        for option in -std=gnu89 -std=c99 -std=gnu99 '-std=c11 -m32' '-std=c11 -mx32'; do
+            says='C11 or newer'
+            [[ $option == *32 ]] && says='64-bit addresses (not with -m32'
+            # shellcheck disable=SC2086
+            if $compiler $option -I. -fsyntax-only "$work/refused.c" 2>"$work/error"; then result 1 "$compiler takes $option"
+            else # the #error, and the include behind it that ends the compilation
+                errors=$(grep -cE '(error|fatal error):' "$work/error") || true
+                [[ $errors == 2 ]] && grep -m1 'error:' "$work/error" | grep -qF "$says" && status=0 || status=1
+                result $status "te/$header.h: $compiler $option: $errors errors, $(head -n 3 "$work/error")"
+            fi
+        done
     done
 done
 if command -v clang >/dev/null; then

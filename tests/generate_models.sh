@@ -83,6 +83,25 @@ for name in "${names[@]}"; do
     cp "$work/$name/expected" "$folder/expected"
     same_tokens "$name.gguf" "$folder/f32"
 done
+# Files that transformers reads, too: the table of a tied head under the name of the head, and an index of other files beside model.safetensors.
+for name in llama_tied gpt2; do
+    [[ " ${names[*]} " == *" $name "* ]] || continue
+    cp -r "$work/$name" "$work/$name.head"
+    "$python" - "$work/$name.head/model.safetensors" <<'PYTHON'
+import json, sys
+data = open(sys.argv[1], "rb").read()
+n = int.from_bytes(data[:8], "little")
+header = json.loads(data[8:8 + n])
+table = [name for name in header if name.endswith(("embed_tokens.weight", "wte.weight"))]
+assert len(table) == 1 and "lm_head.weight" not in header
+header["lm_head.weight"] = header.pop(table[0])
+text = json.dumps(header).encode()
+text += b" " * (-len(text) % 8)
+open(sys.argv[1], "wb").write(len(text).to_bytes(8, "little") + text + data[8 + n:])
+PYTHON
+    echo '{"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}' >"$work/$name.head/model.safetensors.index.json"
+    same_tokens "$name.head" "$work/$name/f32"
+done
 if [[ -x $nvcc ]] && nvidia-smi -L >/dev/null 2>&1; then
     for name in "${names[@]}"; do
         build_cuda "$work/$name" "$work/cuda" -DMODEL_DTYPE=f32 -DPREFILL_ROWS=24

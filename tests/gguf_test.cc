@@ -274,8 +274,11 @@ TEST_CASE("tensors that overlap, leave the file or have no size are refused by n
     refused(with({1, 1, 1, 1, 1}, TE_GGUF_F32, 32), "tensor second has 5 dimensions, 4 at most");
     refused(with({33}, TE_GGUF_Q8_0, 32), "rows of 33 values; a block of Q8_0 has 32");
     refused(with({128}, TE_GGUF_Q4_K, 32), "a block of Q4_K has 256");
-    refused(with({32}, 4, 32), "has the type 4, which is unknown");
-    refused(with({32}, 5000, 32), "which is unknown");
+    // a type that is unknown, so that its size is, too: listed, and refused when it is bound (below)
+    CHECK(open_bytes(with({32}, 4, 32), &c.ctx) == TE_OK);
+    CHECK(open_bytes(with({1ull << 40, 1ull << 40}, 5000, 32), &c.ctx) == TE_OK);
+    refused(with({32}, 4, 256 + 32), "tensor second has 0 bytes from byte 288 of the data on; the data has 256");
+    refused(with({32}, 4, 16), "no multiple of 32");
     Gguf g;
     g.tensor("same", {8}, TE_GGUF_F32, std::string(32, 'x')), g.tensor("same", {8}, TE_GGUF_F32, std::string(32, 'x'));
     refused(g.file(), "two tensors are called \"same\"");
@@ -464,6 +467,19 @@ TEST_CASE("tensors that do not fit the parameters are refused by name, and nothi
     Gguf g;
     g.tensor("blk.0.norm.weight", {64}, TE_GGUF_I32, std::string(256, 'x'));
     refuse(g, parts, PARTS, TE_ERROR_DTYPE, "tensor blk.0.norm.weight is I32 [64], a type that is not supported");
+    g = Gguf(), g.tensor("blk.0.norm.weight", {64}, (te_gguf_type)4, std::string(36, 'x')); // Q4_2, which old files have
+    refuse(g, parts, PARTS, TE_ERROR_DTYPE, "tensor blk.0.norm.weight is type 4 [64], a type that is not supported");
+    Gguf odd = weights_file();
+    odd.tensor("odd", {64}, (te_gguf_type)31, std::string(36, 'x')); // beside the tensors that are asked for
+    Opened beside(odd);
+    const te_gguf_source source = {&beside.f, TE_GGUF_CONVERTED};
+    te_gguf_weights weights;
+    gguf_plain bound;
+    REQUIRE(gguf_plain_bind(&bound, nullptr, &beside.c.ctx) == TE_OK);
+    CHECK(te_gguf_bind(&weights, &bound.model, parts, PARTS, "blk.0.", &source, &beside.c.ctx) == TE_OK);
+    CHECK(te_gguf_all_used(&beside.f, &beside.c.ctx) == TE_ERROR_FORMAT);
+    CHECK_THAT(te_last_error(&beside.c.ctx), Catch::Matchers::Contains("odd"));
+    te_gguf_release(&weights, &beside.c.ctx);
     Opened o(weights_file());
     CHECK(te_gguf_all_used(&o.f, &o.c.ctx) == TE_ERROR_FORMAT);
     CHECK_THAT(te_last_error(&o.c.ctx), Catch::Matchers::Contains("that nothing here is called"));

@@ -27,9 +27,28 @@ wrong() {
     elif [[ $output != *"$2"* ]]; then echo "FAIL $1: says '$output' and not '$2'" && failed=1
     else echo "$1: $output"; fi
 }
+# right NAME CHANGE: a copy of the model, changed by the command CHANGE, must have the same logits.
+right() {
+    there=$build/right
+    rm -rf "$there" && cp -r "tests/llama/$model" "$there"
+    bash -c "$2" - "$there"
+    if "$build/llama_f32" "$there" --check "$there/expected.safetensors" 1e-4 >"$build/log"; then echo "$1: the same logits"
+    else echo "FAIL $1: $(cat "$build/log")" && failed=1; fi
+}
+for model in gemma2 gpt2; do # the header keeps its length
+    right "$model: a tied head without the embedding" 'LC_ALL=C sed -i "s/\"model.embed_tokens.weight\"/\"lm_head.weight\"           /; s/\"transformer.wte.weight\"/\"lm_head.weight\"        /" $1/model.safetensors; ! grep -aqE "embed_tokens|wte" $1/model.safetensors'
+done
 model=llama
+right "an index of other files beside the file" 'cp tests/llama/qwen3/model.safetensors.index.json $1'
+right "numbers that Python writes" 'sed -i "1s/{/{\"x\": [0.0, Infinity, NaN], \"y\": -Infinity,/" $1/config.json'
+wrong "an embedding that is in no file" "has no tensor model.embed_tokens.weight" 'sed -i "s/embed_tokens/embed_tokena/" $1/model.safetensors'
+wrong "a size that is infinite" "num_attention_heads is inf, this program was compiled for 4" 'sed -i "s/\"num_attention_heads\": 4/\"num_attention_heads\": Infinity/" $1/config.json'
+for scaling in longrope dynamic; do
+    wrong "an older file with $scaling" "the rotary positions are scaled by $scaling (rope_scaling.type)" "sed -i 's/\"rope_parameters\": {/\"rope_scaling\": {\"type\": \"$scaling\", \"factor\": 2.0}, &/' \$1/config.json"
+    wrong "$scaling" "the rotary positions are scaled by $scaling (rope_parameters.rope_type)" "sed -i 's/\"rope_type\": \"default\"/\"rope_type\": \"$scaling\"/' \$1/config.json"
+done
 wrong "other sizes" "num_attention_heads is 8, this program was compiled for 4: see LLAMA" 'sed -i "s/\"num_attention_heads\": 4/\"num_attention_heads\": 8/" $1/config.json'
-wrong "scaled rotation" "rope_parameters.rope_type is yarn" 'sed -i "s/\"rope_type\": \"default\"/\"rope_type\": \"yarn\"/" $1/config.json'
+wrong "scaled rotation" "scaled by yarn (rope_parameters.rope_type); this program has default and llama3" 'sed -i "s/\"rope_type\": \"default\"/\"rope_type\": \"yarn\"/" $1/config.json'
 wrong "another base" "rope_theta is 500000, this program was compiled for 10000" 'sed -i "s/\"rope_theta\": 10000.0/\"rope_theta\": 500000.0/" $1/config.json'
 wrong "another epsilon" "rms_norm_eps is" 'sed -i "s/1e-05/1e-06/" $1/config.json'
 wrong "another family" "model_type is mamba" 'sed -i "s/\"model_type\": \"llama\"/\"model_type\": \"mamba\"/" $1/config.json'

@@ -46,5 +46,23 @@ refuse "another recipe" --recipe fp8_current
 refuse "another optimizer" --optimizer muon
 refuse "other moments" --moments bf16
 refuse "another optimizer, with --force" --optimizer muon --force
+
+# continues OPTION...: the checkpoint in $work/parts, of another recipe, is continued with --force. Prints what train_gpt says about the scales.
+continues() {
+    "$train" --out "$work/parts" --resume --force "$@" "${options[@]}" >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
+    grep -q '^resumed' "$work/log"
+    grep -o 'the scales and their amax histories begin anew' "$work/log" || echo "the scales are those of the file, or there are none"
+}
+options[1]=8
+"$train" --out "$work/parts" --recipe fp8_delayed "${options[@]}" >"$work/log" 2>&1
+options[1]=12
+[[ $(continues) == "the scales are those"* ]] # from FP8 to 16 bits
+options[1]=16
+[[ $(continues --recipe fp8_delayed) == "the scales and their"* ]] # and back
+options[1]=20
+[[ $(continues --recipe fp8_current) == "the scales are those"* ]]
+echo "a run goes on under another recipe"
+options[1]=24
+
 head -c 100000 "$work/whole/checkpoint.safetensors" >"$work/parts/checkpoint.safetensors"
 refuse "a truncated checkpoint"

@@ -86,7 +86,7 @@ for name, size in sizes.items():
     assert bytes(raw[name]["data"]) == expected(name, 6 * size), name
 types = dict(F64="f8", I64="i8", U64="u8", F32="f4", I32="i4", U32="u4", F16="f2", I16="i2", U16="u2", I8="i1", U8="u1", BOOL="?")
 with safetensors.safe_open(path, framework="np") as f:
-    assert f.metadata() == {"position": "81920", "text": 'a "b"\\\n\x01'}, f.metadata()
+    assert f.metadata() == {"format": "pt", "position": "81920", "text": 'a "b"\\\n\x01'}, f.metadata()
     for name, t in types.items():
         got = f.get_tensor(name)
         assert got.dtype == np.dtype(t) and got.shape == (2, 3) and got.tobytes() == expected(name, 6 * sizes[name]), name
@@ -99,7 +99,7 @@ again = dict(safetensors.deserialize(open(sealed, "rb").read()))
 assert {n: bytes(t["data"]) for n, t in again.items()} == {n: bytes(t["data"]) for n, t in raw.items()}
 with safetensors.safe_open(sealed, framework="np") as f:
     metadata = f.metadata()
-assert sorted(metadata) == ["position", "te.checksum", "te.version", "text"] and len(metadata["te.checksum"]) == 16, metadata
+assert sorted(metadata) == ["format", "position", "te.checksum", "te.version", "text"] and len(metadata["te.checksum"]) == 16, metadata
 subprocess.run([work + "/tool", "show", sealed], check=True, capture_output=True)
 damaged = bytearray(open(sealed, "rb").read())
 damaged[-1] ^= 1

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -92,12 +93,12 @@ TEST_CASE("a round trip, of every dtype, from target and host memory") {
     folder dir;
     const std::string path = dir / "all.safetensors";
     std::mt19937 random(1);
-    const int64_t odd[] = {3, 1, 5, 7}, none[] = {4, 0};
+    const int64_t odd[TE_SAFETENSORS_MAX_RANK] = {3, 1, 5, 7, 2, 1, 2, 1}, none[] = {4, 0};
     std::vector<std::vector<uint8_t>> bytes;
     std::vector<te_safetensor> list;
     std::vector<void *> on_target;
     for (int d = 0; d < TE_SAFETENSORS_DTYPE_COUNT; d++)
-        for (int rank = 0; rank <= 4; rank++)
+        for (int rank = 0; rank <= TE_SAFETENSORS_MAX_RANK; rank++)
             list.push_back(te_safetensor_of("", (te_safetensors_dtype)d, rank, odd, nullptr));
     list.push_back(te_safetensor_of("", TE_SAFETENSORS_F32, 2, none, nullptr));
     const int64_t large = TE_SAFETENSORS_STAGING + 4321; // more than the staging buffer holds
@@ -165,7 +166,7 @@ TEST_CASE("a round trip, of every dtype, from target and host memory") {
     // a second write has the same bytes; then the file is read from memory
     const std::string once = read_file(path);
     REQUIRE(te_safetensors_write(path.c_str(), list.data(), 0, nullptr, 0, t) == TE_OK); // a file without tensors
-    CHECK(read_file(path) == file_of("{}" + std::string(TE_SAFETENSORS_ALIGN - 8 - 2, ' '), 0));
+    CHECK(read_file(path) == file_of("{\"__metadata__\":{\"format\":\"pt\"}}" + std::string(TE_SAFETENSORS_ALIGN - 8 - 32, ' '), 0));
     CHECK(open_bytes(once, t) == TE_OK);
 }
 
@@ -368,6 +369,96 @@ TEST_CASE("a load that fails loads nothing") {
     CHECK(te_safetensors_read(&f, &wa, a, t) == TE_ERROR_VALUE);
 }
 
+// Files that other programs write: the library uses the tensors that it knows, and refuses the others by name, when they are read.
+TEST_CASE("tensors and metadata that the library does not have") {
+    target t;
+    folder dir;
+    const std::string known = "\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}";
+    const auto with = [&](const std::string &odd) { return file_of("{" + known + "," + odd + "}", 24); };
+    const auto field = [&](const std::string &dtype, const std::string &shape) {
+        return "\"odd\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":[8,24]}";
+    };
+    struct { std::string file; const char *says; te_status status; } odd[] = {
+        {with(field("F8_E8M0", "[16]")), "tensor odd is F8_E8M0 [16], it should be F32 [2]", TE_ERROR_DTYPE},
+        {with(field("F4", "[32]")), "tensor odd is F4 [32], it should be F32 [2]", TE_ERROR_DTYPE},
+        {with(field("F6_E2M3", "[21]")), "tensor odd is F6_E2M3 [21]", TE_ERROR_DTYPE},
+        {with(field("C64", "[2]")), "tensor odd is C64 [2]", TE_ERROR_DTYPE},
+        {with(field("F8_E4M3FNUZ", "[4,4]")), "tensor odd is F8_E4M3FNUZ [4, 4]", TE_ERROR_DTYPE},
+        {with(field("F8_E5M2FNUZ", "[4,4]")), "tensor odd is F8_E5M2FNUZ [4, 4]", TE_ERROR_DTYPE},
+        {with(field("", "[4,4]")), "tensor odd is  [4, 4]", TE_ERROR_DTYPE},
+        {with(field(std::string(300, 'F'), "[9223372036854775807,9223372036854775807]")), "FFF [9223372036854775807, 9223372036854775807]", TE_ERROR_DTYPE},
+        {with(field("F32", "[1,1,2,1,2]")), "tensor odd is F32 [1, 1, 2, 1, 2], it should be F32 [2]", TE_ERROR_SHAPE},
+        {with(field("F32", "[1,1,1,1,1,1,1,1,2,2]")), "tensor odd is F32 [1, 1, 1, 1, 1, 1, 1, 1, ..], it should be F32 [2]", TE_ERROR_SHAPE},
+        {with(field("F32", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,2,2]")), "F32 [1, 1, 1, 1, 1, 1, 1, 1, ..]", TE_ERROR_SHAPE},
+    };
+    for (auto &o : odd) {
+        CAPTURE(o.says);
+        CHECK(open_bytes(o.file, t) == TE_OK); // lists all tensors, and reads the bytes of each
+        te_safetensors f;
+        float w[2] = {0, 0}, x[2] = {5, 5};
+        REQUIRE(te_safetensors_open_memory(&f, o.file.data(), o.file.size(), t) == TE_OK);
+        CHECK(f.count == 2);
+        const te_safetensor want = te_safetensor_matrix("w", TE_f32, 1, 2, w), other = te_safetensor_matrix("odd", TE_f32, 1, 2, x);
+        CHECK(te_safetensors_load(&f, &want, 1, 0, t) == TE_OK); // the tensor that is asked for
+        CHECK(!std::memcmp(w, "xxxxxxxx", 8));
+        CHECK(te_safetensors_load(&f, &other, 1, 0, t) == o.status);
+        INFO(te_last_error(t));
+        CHECK(std::strstr(te_last_error(t), o.says) != nullptr);
+        CHECK((x[0] == 5 && x[1] == 5));
+        CHECK(te_safetensors_check(&f, &want, 1, 1, t) == TE_ERROR_FORMAT); // an exact list names the one that is left
+        CHECK(std::strstr(te_last_error(t), "has a tensor odd") != nullptr);
+        const te_safetensor *listed = te_safetensors_find(&f, "odd");
+        REQUIRE(listed != nullptr);
+        CHECK((listed->bytes == 16 && listed->offset == 8));
+        te_safetensor again = *listed; // neither written nor loaded as it is
+        again.data = x;
+        const std::string path = dir / "again.safetensors";
+        if (o.status == TE_ERROR_DTYPE) CHECK(te_safetensors_write(path.c_str(), &again, 1, nullptr, 0, t) == TE_ERROR_DTYPE);
+        te_safetensors_close(&f);
+    }
+    // fields that a tensor does not have, of every kind of value; metadata that are null, or no strings
+    const std::string more = "\"extra\":[1,-2.5e3,{\"x\":[],\"y\":{}},\"s\",null,true],";
+    CHECK(open_bytes(file_of("{\"a\":{" + more + "\"dtype\":\"U8\",\"n\":null,\"shape\":[2],\"data_offsets\":[0,2],\"z\":\"\"}}", 2), t) == TE_OK);
+    const std::string metadata = file_of("{\"__metadata__\":{\"a\":null,\"b\":1.5,\"c\":{\"d\":[1]},\"e\":\"text\"}," + known + "}", 8);
+    te_safetensors f;
+    REQUIRE(te_safetensors_open_memory(&f, metadata.data(), metadata.size(), t) == TE_OK);
+    CHECK(f.metadata_count == 4);
+    for (const char *key : {"a", "b", "c"}) CHECK(te_safetensors_metadata(&f, key) == nullptr);
+    CHECK(std::string(te_safetensors_metadata(&f, "e")) == "text");
+    CHECK(te_safetensors_verify(&f, t) == TE_OK);
+    te_safetensors_close(&f);
+    const std::string none = file_of("{\"__metadata__\": null ," + known + "}", 8);
+    REQUIRE(te_safetensors_open_memory(&f, none.data(), none.size(), t) == TE_OK);
+    CHECK((f.metadata_count == 0 && f.count == 1));
+    te_safetensors_close(&f);
+    // a sealed file whose checksum became null is damaged
+    const std::string damaged = file_of("{\"__metadata__\":{\"te.checksum\":null}," + known + "}", 8);
+    REQUIRE(te_safetensors_open_memory(&f, damaged.data(), damaged.size(), t) == TE_OK);
+    CHECK(te_safetensors_verify(&f, t) == TE_ERROR_FORMAT);
+    te_safetensors_close(&f);
+}
+
+// transformers loads only files whose metadata have "format".
+TEST_CASE("files have the format pt unless the caller says another") {
+    target t;
+    folder dir;
+    float w[2] = {1, 2};
+    const te_safetensor tensor = te_safetensor_matrix("w", TE_f32, 1, 2, w);
+    const te_safetensors_pair own[] = {{"epoch", "3"}, {"format", "np"}};
+    for (const bool sealed : {false, true})
+        for (const int pairs : {0, 1, 2}) {
+            const std::string path = dir / "f.safetensors";
+            REQUIRE((sealed ? te_safetensors_write_sealed : te_safetensors_write)(path.c_str(), &tensor, 1, own, pairs, t) == TE_OK);
+            te_safetensors f;
+            REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
+            CHECK(std::string(te_safetensors_metadata(&f, "format")) == (pairs == 2 ? "np" : "pt"));
+            CHECK(f.metadata_count == (pairs == 2 ? 2 : 1 + pairs) + (sealed ? 2 : 0));
+            CHECK(te_safetensors_verify(&f, t) == TE_OK);
+            CHECK(f.verified == (sealed ? 1 : 0));
+            te_safetensors_close(&f);
+        }
+}
+
 TEST_CASE("invalid headers") {
     target t;
     const std::string good = "\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}";
@@ -400,9 +491,11 @@ TEST_CASE("invalid headers") {
          "two tensors are called \"a\""},
         {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "two metadata are called \"k\""},
         {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ stands there twice"},
-        {"{\"__metadata__\":{\"k\":1}}", 0, "'\"' should stand here"},
+        {"{\"__metadata__\":{\"k\":}}", 0, "a value should stand here"},
         {"{\"__metadata__\":[]}", 0, "'{' should stand here"},
-        {"{\"__metadata__\":{\"k\":{\"deep\":\"x\"}}}", 0, "'\"' should stand here"},
+        {"{\"__metadata__\":nul}", 0, "a value should stand here"},
+        {"{\"__metadata__\":{\"k\":{\"deep\":\"x\"}}", 0, "',' should stand here"},
+        {"{\"__metadata__\":{\"k\":" + std::string(5000, '[') + "}}", 0, "nested too deep"},
         {"{\"a\":" + std::string(5000, '[') + std::string(5000, ']') + "}", 0, "'{' should stand here"},
         {"{\"a\":" + std::string(5000, '{'), 0, "'\"' should stand here"},
         {"{\"a\":null}", 0, "'{' should stand here"},
@@ -411,11 +504,11 @@ TEST_CASE("invalid headers") {
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2]}}", 2, "tensor a has no data_offsets"},
         {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "\"dtype\" stands there twice"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "\"shape\" stands there twice"},
-        {"{\"a\":{\"extra\":1,\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "\"extra\" is not a field"},
+        {"{\"a\":{\"extra\":[1,{\"x\":}],\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "a value should stand here"},
+        {"{\"a\":{\"extra\":1,\"dtype\":\"U8\",\"data_offsets\":[0,2]}}", 2, "tensor a has no shape"},
         {"{\"a\":{\"dtype\":8,\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "'\"' should stand here"},
-        {tensor("Q4", "[2]", "[0,2]"), 2, "tensor a has the unknown dtype \"Q4\""},
-        {tensor("u8", "[2]", "[0,2]"), 2, "unknown dtype"},
-        {tensor("", "[2]", "[0,2]"), 2, "unknown dtype"},
+        {tensor("Q4", "[2]", "[0,3]"), 2, "offsets [0, 3]"},
+        {tensor("Q4", "[2]", "[1,2]"), 2, "begins at byte 1 of the data, the one before ends at 0"},
         {tensor("U8", "2", "[0,2]"), 2, "'[' should stand here"},
         {tensor("U8", "[-2]", "[0,2]"), 2, "a whole number >= 0"},
         {tensor("U8", "[2.0]", "[0,2]"), 2, "',' should stand here"},
@@ -424,7 +517,8 @@ TEST_CASE("invalid headers") {
         {tensor("U8", "[2]", "[00,2]"), 2, "a number begins with 0"},
         {tensor("U8", "[2,]", "[0,2]"), 2, "a whole number >= 0"},
         {tensor("U8", "[,2]", "[0,2]"), 2, "a whole number >= 0"},
-        {tensor("U8", "[1,1,1,1,2]", "[0,2]"), 2, "more than 4 dimensions"},
+        {tensor("U8", "[1,1,1,1,1,1,1,1,1,-2]", "[0,2]"), 2, "a whole number >= 0"},
+        {tensor("U8", "[1,1,1,1,1,1,1,3]", "[0,2]"), 2, "tensor a, U8 [1, 1, 1, 1, 1, 1, 1, 3], has 2 bytes"},
         {tensor("U8", "[2]", "[0]"), 2, "',' should stand here"},
         {tensor("U8", "[2]", "[0,2,3]"), 2, "']' should stand here"},
         {tensor("U8", "[2]", "[]"), 2, "a whole number >= 0"},
@@ -600,6 +694,37 @@ TEST_CASE("a write that fails leaves the old file as it was") {
     CHECK(te_safetensors_open_memory(&f, nullptr, 5, t) == TE_ERROR_NULL);
 }
 
+// A file system allows names of 255 bytes; the name of the temporary file must not be longer than the file's.
+TEST_CASE("files with long names") {
+    target t;
+    folder dir;
+    float w[2] = {1, 2};
+    const te_safetensor tensor = te_safetensor_matrix("w", TE_f32, 1, 2, w);
+    std::string umlauts;
+    while (umlauts.size() < 254) umlauts += "\xc3\xbc";
+    std::set<std::string> names;
+    for (const std::string &name : {std::string("a"), std::string(199, 'b'), std::string(200, 'c'), std::string(201, 'd'), std::string(240, 'e'), std::string(254, 'f'), std::string(255, 'g'), std::string(255, 'g').replace(254, 1, "h"), umlauts, "x" + umlauts}) {
+        const std::string path = dir / name.c_str();
+        CAPTURE(name);
+        for (int k = 0; k < 2; k++) { // a new one, and one in the place of an old one
+            CHECK(te_safetensors_write(path.c_str(), &tensor, 1, nullptr, 0, t) == TE_OK);
+            INFO(te_last_error(t));
+            te_safetensors f;
+            REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
+            CHECK(f.count == 1);
+            te_safetensors_close(&f);
+        }
+        const size_t stem = te__new_file_stem(path.c_str());
+        CHECK(te__utf8_valid(path.substr(0, stem).c_str()));
+        CHECK(stem - (path.size() - name.size()) == (name.size() <= 200 ? name.size() : name[1] == '\xc3' ? 199 : 200));
+        names.insert(name);
+    }
+    CHECK(only_entries(dir.path, names)); // no temporary file is left
+    CHECK(te_safetensors_write((dir / std::string(256, 'i').c_str()).c_str(), &tensor, 1, nullptr, 0, t) == TE_ERROR_IO);
+    INFO(te_last_error(t));
+    CHECK(std::strstr(te_last_error(t), "File name too long") != nullptr);
+}
+
 TEST_CASE("JSON files as tables") {
     target t;
     folder f;
@@ -621,13 +746,18 @@ TEST_CASE("JSON files as tables") {
     REQUIRE(open("-0.5E+3") == TE_OK);
     CHECK(te_json_find(&table, "")->number == -500);
     te_json_close(&table);
+    REQUIRE(open("[Infinity, -Infinity, {\"a\": NaN}]") == TE_OK); // as Python writes them
+    CHECK(te_json_find(&table, "0")->number == INFINITY);
+    CHECK(te_json_find(&table, "1")->number == -INFINITY);
+    CHECK((te_json_find(&table, "2.a")->kind == TE_JSON_number && std::isnan(te_json_find(&table, "2.a")->number)));
+    te_json_close(&table);
     REQUIRE(open(std::string(16, '[') + "1" + std::string(16, ']')) == TE_OK);
     te_json_close(&table);
     const std::vector<std::pair<std::string, std::string>> wrong = {
         {"", "a value should stand"}, {"{", "'\"' should stand"}, {"[1,]", "a value should stand"}, {"[1 2]", "',' should stand"},
         {"{\"a\":1,}", "'\"' should stand"}, {"{\"a\" 1}", "':' should stand"}, {"{a:1}", "'\"' should stand"}, {"[01]", "a value should stand"},
         {"[1.]", "digits should follow the point"}, {"[1e]", "digits should follow the e"}, {"[.5]", "a value"}, {"[+1]", "a value"},
-        {"[NaN]", "a value"}, {"[tru]", "a value"}, {"[truefalse]", "',' should stand"}, {"[1]]", "something follows"}, {"1 2", "something follows"},
+        {"[Nan]", "a value"}, {"[Inf]", "a value"}, {"[+Infinity]", "a value"}, {"[Infinityy]", "',' should stand"}, {"[-NaN]", "a value"}, {"[tru]", "a value"}, {"[truefalse]", "',' should stand"}, {"[1]]", "something follows"}, {"1 2", "something follows"},
         {"[\"a]", "a control character in a string, or no end"}, {"{\"a\":1,\"a\":2}", "\"a\" stands there twice"}, {"[1}", "',' should stand"},
         {"{\"a.b\":1,\"a\":{\"b\":2}}", "stands there twice"}, {std::string(17, '[') + std::string(17, ']'), "nested too deep"},
         {"{\"" + std::string(300, 'x') + "\":1}", "a name that is too long"}, {"[" + std::string(70, '1') + "]", "more than 63 characters"},

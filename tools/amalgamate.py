@@ -67,7 +67,7 @@ class Amalgam:
             comment = in_comment(line, comment)
             if not code:
                 self.lines.append(line)
-            elif COMPUTED.match(line):
+            elif COMPUTED.match(line) and line.split() != ["#include", "TE__STOP"]:  # no file: it ends the compilation (te/core/base.h)
                 sys.exit(f"{where}: cannot follow an #include of a macro")
             elif include := INCLUDE.match(line):
                 target = (file.parent / include[1]).resolve()

@@ -1,5 +1,5 @@
-/* load_safetensors.h -- the weights of a model in a folder of Hugging Face: config.json, and model.safetensors or
- * several files with model.safetensors.index.json. Part of load_model.h.
+/* load_safetensors.h -- the weights of a model in a folder of Hugging Face: config.json, and model.safetensors or, if
+ * there is none, several files with model.safetensors.index.json. Part of load_model.h.
  *
  * Files are mapped. On the host the table of the embedding, which is that of a tied head too, is used where it lies if
  * the file has it in MODEL_DTYPE; all other tensors are copied, because q, k and v, and gate and up, become one weight
@@ -70,17 +70,22 @@ static int has_tensor(const char *name) {
     snprintf(key, sizeof key, "weight_map.%s", name);
     return from.index.count ? te_json_find(&from.index, key) != 0 : te_safetensors_find(&from.file[0], name) != 0;
 }
-/* Open the index or the only file, and find the prefix with which it has the embedding. */
+/* Open the only file or the index, and find the prefix of its names. As in transformers, an index beside
+ * model.safetensors is not read. */
 static te_status open_files(te_context *ctx) {
     char path[MAX_PATH], name[MAX_NAME];
     const te_safetensors *file;
+    snprintf(path, sizeof path, "%s/model.safetensors", from.folder);
+    const int is_one = !access(path, F_OK);
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", from.folder);
-    if (!access(path, R_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
+    if (!is_one && !access(path, F_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
     else TE_TRY(open_file(&file, "model.safetensors", ctx));
     for (size_t i = 0; i < sizeof name_prefixes / sizeof name_prefixes[0]; i++) {
         from.prefix = name_prefixes[i];
         snprintf(name, sizeof name, "%s%s", from.prefix, embed_tensors[0].name);
         if (has_tensor(name)) return TE_OK;
+        snprintf(name, sizeof name, "%s%s", from.prefix, last_tensors[0].name);
+        if (MODEL_TIED && has_tensor(name)) return TE_OK; /* the embedding may be there as the head */
     }
     return te_fail(ctx, TE_ERROR_FORMAT, "%.200s: no file has a tensor %s, with or without \"%s\" in front",
                    from.folder, embed_tensors[0].name, name_prefixes[0]);
@@ -102,12 +107,22 @@ static te_status load_tensors(part *p, const te_packed *table, const char *prefi
     te_packed_free(&views);
     return status;
 }
+static const char *head_prefix(void) { return strncmp(from.prefix, "language_model.", 15) ? "" : "language_model."; }
+/* Load the embedding of a model with a tied head from the tensor of the head: some programs save only that. */
+static te_status load_embedding_from_head(te_context *ctx) {
+    te_packed table[] = {embed_tensors[0], END};
+    table[0].name = "lm_head.weight";
+    TE_TRY(bind_part(&parts[0], 1, ctx));
+    TE_TRY(load_tensors(&parts[0], embed_tensors + 1, from.prefix, ctx));
+    return load_tensors(&parts[0], table, head_prefix(), ctx);
+}
 /* Use the table of the embedding in the mapped file, or load it if the target, its dtype or its place forbids that. */
 static te_status load_embedding(te_context *ctx) {
     char name[MAX_NAME];
     const te_safetensors *file;
     te_named_model model;
     snprintf(name, sizeof name, "%s%s", from.prefix, embed_tensors[0].name);
+    if (MODEL_TIED && !has_tensor(name)) return load_embedding_from_head(ctx);
     TE_TRY(file_of(&file, name, ctx));
     snprintf(name, sizeof name, "%s", from.prefix);
     if (*name) name[strlen(name) - 1] = 0; /* te_weights_use adds the dot */
@@ -118,10 +133,9 @@ static te_status load_embedding(te_context *ctx) {
     return load_tensors(&parts[0], embed_tensors, from.prefix, ctx);
 }
 static te_status load_head(part *p, te_context *ctx) {
-    const char *lm_head_prefix = strncmp(from.prefix, "language_model.", 15) ? "" : "language_model.";
     TE_TRY(bind_part(p, 1, ctx));
     if (MODEL_TIED) return te_tie(&p->param[0], &parts[0].param[0], ctx);
-    return load_tensors(p, head_tensors, lm_head_prefix, ctx);
+    return load_tensors(p, head_tensors, head_prefix(), ctx);
 }
 /* ---- what load_model.h calls ------------------------------------------------------------------------------------- */
 

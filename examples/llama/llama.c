@@ -1,5 +1,5 @@
 /* llama.c -- logits of a Llama, Qwen2, Qwen3, Gemma 2 or GPT-2 from a folder as Hugging Face publishes it: config.json,
- * and model.safetensors, or several files and model.safetensors.index.json.
+ * and model.safetensors or, if there is none, several files and model.safetensors.index.json.
  *
  *     cc -O3 -march=native -fopenmp -DTE_CBLAS -I. examples/llama/llama.c -o llama -lopenblas -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/llama/llama.c -o llama -lcublasLt
@@ -13,7 +13,7 @@
 #include "models.h"
 
 #include <stdio.h>
-#include <stdlib.h> /* atoi, atof */
+#include <stdlib.h> /* calloc, strtod */
 
 enum { MAX_FILES = 256, MAX_PARAMS = 24, MAX_NAME = 256, TOP = 5 };
 
@@ -31,6 +31,8 @@ typedef struct checkpoint {
     te_json config, index; /* index: empty if there is one file */
     const family *is;
     const char *prefix;
+    char table[MAX_NAME];      /* the name of the embedding's table, as the family has it */
+    const char *table_in_file; /* the same, or that of the head, if the head is tied and the files have only that */
     int files, layers, tied;
     char name[MAX_FILES][MAX_NAME], *used[MAX_FILES];
     te_safetensors file[MAX_FILES];
@@ -50,6 +52,11 @@ static te_status check_want(const want *w, te_context *ctx) {
     const te_json_value *v = said(w->key);
     if (!v && w->old) v = said(w->old);
     TE_REQUIRE(v || !(w->otherwise != w->otherwise), ctx, TE_ERROR_FORMAT, "config.json has no %s", w->key);
+    const char *end = strrchr(w->key, '.');
+    const int is_rope = !strncmp(w->key, "rope_", 5) && end && (!strcmp(end, ".rope_type") || !strcmp(end, ".type"));
+    TE_REQUIRE(!is_rope || !v || (v->text && !strcmp(v->text, w->text)), ctx, TE_ERROR_VALUE,
+               "config.json: the rotary positions are scaled by %.40s (%s); this program has %s", v->text ? v->text : "?",
+               v->name, !strcmp(from.is->type, "llama") ? "default and llama3" : "none of these scalings");
     if (w->text) {
         TE_REQUIRE(!v || (v->text && !strcmp(v->text, w->text)), ctx, TE_ERROR_VALUE,
                    "config.json: %s is %.40s, of this family only %s is known here", w->key, v->text ? v->text : "no text",
@@ -118,25 +125,38 @@ static te_status file_of(int *number, const char *tensor, te_context *ctx) {
     TE_REQUIRE(v && v->text, ctx, TE_ERROR_FORMAT, "model.safetensors.index.json has no tensor %.80s", tensor);
     return open_file(number, v->text, ctx);
 }
+/* Whether the index or the only file has the tensor `name`, with `prefix` in front. */
+static int has_tensor(const char *prefix, const char *name) {
+    char key[2 * MAX_NAME];
+    snprintf(key, sizeof key, "%s%s%s", from.index.count ? "weight_map." : "", prefix, name);
+    return from.index.count ? te_json_find(&from.index, key) != 0 : te_safetensors_find(&from.file[0], key) != 0;
+}
+/* Open the only file, or the index. As in transformers, an index beside model.safetensors is not read. */
 static te_status open_files(te_context *ctx) {
-    char path[1024], name[MAX_NAME];
+    char path[1024];
     int number;
+    snprintf(path, sizeof path, "%s/model.safetensors", from.folder);
+    const int is_one = !access(path, F_OK);
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", from.folder);
-    if (!access(path, R_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
+    if (!is_one && !access(path, F_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
+    else TE_TRY(open_file(&number, "model.safetensors", ctx));
+    const char *table = from.is->embed_from->name;
     from.prefix = from.is->prefix; /* the original files of GPT-2 have no prefix */
-    snprintf(name, sizeof name, "%s%s", from.prefix, from.is->embed_from->name);
-    if (file_of(&number, name, ctx) != TE_OK || !te_safetensors_find(&from.file[number], name)) from.prefix = "";
+    if (!has_tensor(from.prefix, table) && !has_tensor(from.prefix, from.is->head_from->name)) from.prefix = "";
+    snprintf(from.table, sizeof from.table, "%s%s", from.prefix, table), from.table_in_file = from.table;
+    if (from.tied && !has_tensor("", from.table) && has_tensor("", "lm_head.weight")) from.table_in_file = "lm_head.weight";
     return TE_OK;
 }
 /* Load the views from number `first` on, each from the file that has it. */
 static te_status load_views(part *p, int first, te_context *ctx) {
     for (int i = first; i < p->views.count; i++) {
-        const te_safetensor *t = &p->views.tensor[i];
+        te_safetensor t = p->views.tensor[i];
         int number;
-        TE_TRY(file_of(&number, t->name, ctx));
+        if (!strcmp(t.name, from.table)) t.name = from.table_in_file;
+        TE_TRY(file_of(&number, t.name, ctx));
         const te_safetensors *f = &from.file[number];
-        TE_TRY(te_safetensors_load(f, t, 1, 0, ctx));
-        from.used[number][te_safetensors_find(f, t->name) - f->tensor] = 1;
+        TE_TRY(te_safetensors_load(f, &t, 1, 0, ctx));
+        from.used[number][te_safetensors_find(f, t.name) - f->tensor] = 1;
     }
     return TE_OK;
 }

@@ -5,7 +5,7 @@
  *     ./train_gpt                          two minutes on the C headers of this machine, then a sample
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
  *     ./train_gpt --resume                 continues from where Ctrl-C stopped it, with its options and texts, to the
- *                                          same bits as without a stop
+ *                                          same bits as without a stop (with -DTE_CBLAS: on as many threads)
  *     ./train_gpt --init gpt_out/checkpoint.safetensors --out mine ~/my_texts
  *                                          another run, which starts from the weights of that one
  *     ./train_gpt --recipe fp8_delayed     the GEMMs of the blocks in FP8 (--recipe fp8_block: built with
@@ -1046,12 +1046,12 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
     if (!te_safetensors_metadata(&file, TE_SAFETENSORS_SUM))
         fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
     if (differences(&s, &file, path) && !o->force) die("--force continues all the same", NULL);
-    const int has_scales = te_safetensors_find(&file, "recipes.begun") != NULL;
-    if (has_scales && processes > 1)
-        die("it has the FP8 scales of one process, and several cannot continue from those; --tp 1 --dp 1 can", path);
-    if (!has_scales) s.all.recipes = NULL; /* written by several processes: compute the scales anew */
     check(te_checkpoint_load(&s.all, &file, &ctx), "--resume");
     if (g->in_fp8 && !s.all.recipes) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
+    if (g->in_fp8 && !g->recipes.begun)
+        fprintf(stderr, "train_gpt: %s: %s; the scales and their amax histories begin anew\n", path,
+                te_safetensors_find(&file, "recipes.begun") ? "its FP8 scales are of other products or other ranks"
+                                                            : "it has no FP8 scales");
     const char *written = te_safetensors_metadata(&file, "step"); /* only older versions wrote this */
     const long at = steps_of(opt);
     if (written && strtol(written, NULL, 10) != at && !o->force) die("its two counts of steps differ", path);

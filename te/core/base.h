@@ -23,6 +23,9 @@
 #elif !defined __unix__ && !defined __APPLE__ && !defined __wasi__
 #error "te: needs a system with POSIX (Linux, BSD, macOS, WSL); it reads files by open and mmap"
 #include <te_stops_here.h> /* which does not exist */
+#elif defined __SIZEOF_POINTER__ && __SIZEOF_POINTER__ < 8
+#error "te: compile for a target with 64-bit addresses (not with -m32 or -mx32)"
+#include <te_stops_here.h> /* which does not exist */
 #elif defined __CUDA_ARCH__ && __CUDA_ARCH__ < 800
 #error "te: needs sm_80 or newer: compile with nvcc -gencode arch=compute_80,code=sm_80 (H100: 90a)"
 #include <te_stops_here.h> /* which does not exist */

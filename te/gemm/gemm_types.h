@@ -63,7 +63,8 @@ typedef struct te_gemm {
     const struct te_quantized_weight *b_quantized; /* not null: B, [n, k] with trans_b 1, is in few bits, and b is not
                                                       read (impl/gemm_quantized.h). te_gemm_run takes no such GEMM */
     float alpha, beta; /* factors of the product A B and of C. If beta is 0, C is not read. c and d may point to the
-                        * same matrix */
+                        * same matrix; cuBLASLt may then round the product to D's format before it adds C, so the last
+                        * bits may differ from those with C elsewhere */
     te_epilogue epilogue;
     const void *bias;
     void *aux;

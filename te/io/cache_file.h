@@ -1,6 +1,6 @@
 /* cache_file.h -- saves a sequence of a te_cache to a file, and loads it into a cache for the same lists of ops. The
  * sequence may be a prompt that many texts begin with, or a conversation that is continued later. Results computed
- * after loading are bitwise identical to those without saving and loading.
+ * after loading are bitwise identical to those without saving and loading (with -DTE_CBLAS: on as many threads).
  *
  * Do this:
  *     TE_TRY(te_cache_save(&cache, slot, tokens, "prompt.safetensors", &ctx));           // tokens: may be null

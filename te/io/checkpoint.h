@@ -1,6 +1,7 @@
 /* checkpoint.h -- saves a training state in one safetensors file, and loads it: models by name, the optimizer, the
  * random state, and strings that the caller adds. The results of a run that continues from the file are bitwise
- * identical to those of a run that was never stopped, except under an FP8 recipe on several ranks.
+ * identical to those of a run that was never stopped (on the host with -DTE_CBLAS: if both have as many threads), except
+ * under an FP8 recipe on several ranks.
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -17,16 +18,16 @@
  * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
  * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor parallelism
  * or ZeRO-1 they use. Rank 0 of the world writes the file, and all ranks read it. With several ranks the scales of
- * recipes are not saved, because they differ between ranks; a run that continues computes new ones.
- *
- * Weights that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model
- * (te_safetensors_load).
+ * recipes are not saved, because they differ between ranks; a run that continues computes new ones. A run may also
+ * continue with other recipes, without, or with amax histories of another length (checkpoint_recipes.h). Weights that
+ * other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
 
 #include "../optim/adamw.h"          /* te_adamw */
 #include "../optim/recipes.h"        /* te_recipes */
+#include "impl/checkpoint_recipes.h" /* te__checkpoint_check_scales, te__checkpoint_apply_scales */
 #include "impl/checkpoint_tensors.h" /* te__checkpoint_tensors, te__checkpoint_agree, te__gather_part */
 #include "weights.h"                 /* te_named_model, te__plan_text, te__plan_difference */
 
@@ -57,9 +58,10 @@ typedef struct te_checkpoint {
     const te_safetensors_pair *metadata; /* [metadata_count]: strings that are saved; te_checkpoint_load does not use
                                           * them */
     int metadata_count;
-    /* 1: save tensors even if they have infinities or NaNs; load a file even if its checksum or its lists are wrong */
+    /* 1: save tensors even if they have infinities or NaNs; load a file even if its checksum or its lists are wrong, or
+     * if it has scales, models are under recipes, and `recipes` is null */
     int force;
-    te_recipes *recipes; /* null: the file has no recipes */
+    te_recipes *recipes; /* null: no scales are saved, and those that the file has are not loaded */
 } te_checkpoint;
 
 /* ---- the tensors ------------------------------------------------------------------------------------------------- */
@@ -77,11 +79,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
         te__checkpoint_add_numbers(l, te__checkpoint_prefix(c->optimizer->rule, TE__CHECKPOINT_step),
                                    TE_SAFETENSORS_I64, 2, l->step);
     if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, 2, l->random);
-    if (c->recipes) {
-        te_scales *s = &c->recipes->scales;
-        te__checkpoint_add_numbers(l, "recipes.begun", TE_SAFETENSORS_I64, 3, l->recipes);
-        te__checkpoint_add_numbers(l, "recipes.scales", TE_SAFETENSORS_U8, (int64_t)s->bytes, s->memory);
-    }
+    (void)te__checkpoint_add_scales(l, c->recipes);
+    l->numbers = l->count;
     for (int i = 0; i < c->count; i++)
         for (int k = 0; k < c->models[i].model->param_count; k++) {
             const te_param *p = &c->models[i].model->param[k];
@@ -101,11 +100,6 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
         te__checkpoint_add_states(l, m, p.param, rule, &states, &more);
     }
     return TE_OK;
-}
-/* Return the number of tensors at the beginning of the list that are loaded before the others. These are the "numbers",
- * i.e. the small arrays in host memory; recipes.scales, which lies in target memory, is loaded with the others. */
-TE_API int te__checkpoint_number_count(const te_checkpoint *c) {
-    return (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0);
 }
 TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_sharded, te_context *ctx) {
     TE_REQUIRE(c && ctx && (c->models || !c->count), ctx, TE_ERROR_NULL,
@@ -127,14 +121,18 @@ TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_shar
     }
     return TE_OK;
 }
-/* Make the list of the checkpoint's tensors. After an error there is nothing to free. */
-TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
+/* Make the list of the checkpoint's tensors. file: the file that is loaded; null: the checkpoint is saved. After an
+ * error there is nothing to free. */
+TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *file,
+                                      te_context *ctx) {
     memset(l, 0, sizeof *l);
     l->ranks = te_tensor_group(ctx), l->replica = te_data_group(ctx)->rank;
     l->is_sharded = te__checkpoint_is_sharded(ctx);
     TE_TRY(te__checkpoint_check_struct(c, l->is_sharded, ctx));
     l->has_8bit = c->optimizer && te__moments_8bit(c->optimizer->moments);
-    TE_TRY(te__checkpoint_collect(l, c, ctx));
+    if (file) TE_TRY(te__checkpoint_open_scales(l, file, ctx));
+    te_status status = te__checkpoint_collect(l, c, ctx);
+    if (status != TE_OK) return te__checkpoint_free(l), status;
     const size_t capacity = (size_t)l->count + 1;
     l->name_bytes = l->used;
     l->tensor = (te_safetensor *)calloc(capacity, sizeof *l->tensor);
@@ -268,7 +266,7 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
     te__checkpoint_tensors l;
     te__checkpoint_metadata n;
     memset(&n, 0, sizeof n);
-    te_status status = te__checkpoint_begin(&l, c, ctx);
+    te_status status = te__checkpoint_begin(&l, c, 0, ctx);
     const int has_list = status == TE_OK;
     const te__safetensors_extra extra = te__safetensors_extra_of(1, c && !c->force);
     if (status == TE_OK) status = te__checkpoint_metadata_of(&n, c, ctx);
@@ -284,26 +282,8 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Refuse the scales in the file if their amax histories have another length than those of c->recipes, or if
- * te__scales_are_valid refuses them. */
-TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, const te_checkpoint *c,
-                                             const te_safetensors *f, te_context *ctx) {
-    const te_scales *s = &c->recipes->scales;
-    const te_safetensor *t = te_safetensors_find(f, "recipes.scales");
-    TE_REQUIRE(l->recipes[2] == s->length, ctx, TE_ERROR_FORMAT,
-               "%.120s: the recipes have an amax history of %lld steps, here it has %d (te_recipes_config.history)",
-               f->path, (long long)l->recipes[2], s->length);
-    void *state = malloc(s->bytes + 1);
-    TE_REQUIRE(state, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes", s->bytes);
-    te_status status = te_safetensors_read(f, t, state, ctx);
-    if (status == TE_OK && !te__scales_are_valid(s, state))
-        status = te_fail(ctx, TE_ERROR_FORMAT, "%.120s: recipes.scales has a scale, an amax or an index that cannot be",
-                         f->path);
-    free(state);
-    return status;
-}
-/* Make all checks that are possible before anything is changed. Also load the "numbers" (step counts, random state) of
- * the file into the list. */
+/* Make all checks that are possible before anything is changed. Also load the "numbers" (step counts, random state) and
+ * the scales of recipes of the file into the list. */
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
@@ -311,47 +291,42 @@ TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkp
     if (!c->force && !f->verified) TE_TRY(te_safetensors_verify(&file, ctx));
     TE_TRY(te_safetensors_check(f, l->tensor, l->count, 1, ctx));
     if (!c->force) TE_TRY(te__checkpoint_check_plans(c, f, ctx));
-    TE_TRY(te_safetensors_load(f, l->tensor, te__checkpoint_number_count(c), 0, ctx));
+    TE_TRY(te_safetensors_load(f, l->tensor, l->numbers, 0, ctx));
     TE_REQUIRE(te__adamw_counts_valid(l->step[0], l->step[1]), ctx, TE_ERROR_FORMAT, "%.120s: %s is %lld, %lld",
                f->path, te__checkpoint_prefix(c->optimizer->rule, TE__CHECKPOINT_step),
                (long long)l->step[0], (long long)l->step[1]);
-    TE_REQUIRE(!c->recipes || ((l->recipes[0] | 1) == 1 && l->recipes[1] == c->recipes->count), ctx, TE_ERROR_FORMAT,
-               "%.120s: recipes.begun is %lld of %lld products, here are %d", f->path, (long long)l->recipes[0],
-               (long long)l->recipes[1], c->recipes ? c->recipes->count : 0);
-    if (c->recipes) TE_TRY(te__checkpoint_check_scales(l, c, f, ctx));
-    for (int i = te__checkpoint_number_count(c); (l->is_sharded || l->has_8bit) && i < l->count; i++)
+    TE_TRY(te__checkpoint_check_scales(l, c->recipes, c->models, c->count, c->force, ctx));
+    for (int i = l->numbers; (l->is_sharded || l->has_8bit) && i < l->count; i++)
         TE_TRY(te__safetensors_read_as(f, te_safetensors_find(f, l->tensor[i].name), &l->tensor[i], 1, ctx));
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, const te_checkpoint *c,
                                                  const te_safetensors *f, te_context *ctx) {
-    const int first = te__checkpoint_number_count(c);
+    const int first = l->numbers;
     for (int i = 0; i < c->count; i++) TE_TRY(te_model_changed(c->models[i].model, ctx));
     TE_TRY(te__moments_8bit_clear(c->optimizer, ctx));
-    if (l->is_sharded || l->has_8bit) {
-        TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
-        /* te__sharded_tensors_load has skipped the scales of recipes, which belong to no parameter, so they are loaded
-         * here */
-        if (c->recipes) TE_TRY(te_safetensors_load(f, l->tensor + first, 1, 0, ctx));
-    } else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
+    if (l->is_sharded || l->has_8bit) TE_TRY(te__sharded_tensors_load(l, first, f, ctx));
+    else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
     l->state.step = l->step[0], l->state.skipped = l->step[1];
     l->rng.seed = l->random[0], l->rng.offset = l->random[1];
     if (c->optimizer) TE_TRY(te_adamw_set(&l->state, c->optimizer, ctx));
     if (c->optimizer) te__adamw_agrees(c->optimizer, ctx);
-    if (c->recipes) TE_TRY(te_recipes_loaded(c->recipes, (int)l->recipes[0], ctx));
+    if (c->recipes) TE_TRY(te__checkpoint_apply_scales(l, c->recipes, ctx));
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
 /* Load from an open file. The file must have exactly the tensors that *c asks for: those of the models, and those of
- * the optimizer, the random state and the recipes if these are set. Errors: a wrong checksum; a list that differs;
- * tensors that are missing, unknown or of another shape. The error text names the tensor or list and says what was
- * expected; after such an error nothing has been changed. Only after TE_ERROR_IO, when the disk fails during the load,
+ * the optimizer and the random state if these are set. It may have the scales of recipes or not, with histories of any
+ * length: c->recipes take them if they are for as many GEMMs, else they begin anew. Errors: a wrong checksum; a list
+ * that differs; tensors that are missing, unknown or of another shape; scales that would be lost (`force`). The error
+ * text names the tensor or list and says what was expected; after such an error nothing has been changed. Only after
+ * TE_ERROR_IO, when the disk fails during the load,
  * a part of the tensors may have been loaded. The file is read twice, first to verify its checksum, unless
  * te_safetensors_verify has verified it before. Waits for the stream; if there are several ranks, all of them must call
  * it, each with the file open, and they wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);
-    te_status status = f && f->path ? te__checkpoint_begin(&l, c, ctx)
+    te_status status = f && f->path ? te__checkpoint_begin(&l, c, f, ctx)
                                     : te_fail(ctx, TE_ERROR_NULL, "checkpoint: the file is null or not open");
     const int has_list = status == TE_OK;
     if (has_list) status = te__checkpoint_check(&l, c, f, ctx);

@@ -68,11 +68,13 @@ TE_API te_block_format te_gguf_format(te_gguf_type type) {
     default: return TE_BLOCK_none;
     }
 }
-/* A tensor's type and shape as a text for messages: "Q4_K [640, 1024]". */
+/* A tensor's type and shape as a text for messages: "Q4_K [640, 1024]", of an unknown type "type 4 [640, 1024]". */
 typedef struct te__gguf_shape_text { char text[112]; } te__gguf_shape_text;
 TE_API te__gguf_shape_text te__gguf_shape(const te_gguf_tensor *t) {
     te__gguf_shape_text s;
-    size_t n = (size_t)snprintf(s.text, sizeof s.text, "%s [", te_gguf_block_of(t->type).name);
+    const te_gguf_block block = te_gguf_block_of(t->type);
+    size_t n = (size_t)(block.values ? snprintf(s.text, sizeof s.text, "%s [", block.name)
+                                     : snprintf(s.text, sizeof s.text, "type %d [", (int)t->type));
     for (int i = 0; i < t->rank; i++)
         n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
     snprintf(s.text + n, sizeof s.text - n, "]");

@@ -11,8 +11,9 @@
  *
  * The name of a value consists of the keys and indices that lead to it through the objects and arrays around it, with
  * dots between them: "layer_types.0". A dot inside a key is kept: "weight_map.model.norm.weight". Objects and arrays
- * themselves are not in the table. Files are not trusted: text that is not JSON, a key that occurs twice, and nesting
- * beyond TE_JSON_MAX_DEPTH produce TE_ERROR_FORMAT, and no function recurses.
+ * themselves are not in the table. NaN, Infinity and -Infinity are numbers, because Python writes them. Files are not
+ * trusted: other text that is not JSON, a key that occurs twice, and nesting beyond TE_JSON_MAX_DEPTH produce
+ * TE_ERROR_FORMAT, and no function recurses.
  */
 #ifndef TE_JSON_H
 #define TE_JSON_H
@@ -270,20 +271,58 @@ TE_API te_status te__json_real(double *out, te__json *j) {
     *out = strtod(digits, 0), j->at += (size_t)(p - from);
     return TE_OK;
 }
+/* Return whether the text `word` stands here; if so, skip it. */
+TE_API int te__json_skip_word(te__json *j, const char *word) {
+    const size_t n = strlen(word);
+    if (strncmp(j->text + j->at, word, n)) return 0;
+    j->at += n;
+    return 1;
+}
 TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     static const char *const literals[] = {"null", "false", "true"};
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    const double numbers[] = {NAN, INFINITY, -INFINITY};
     const char c = te__json_peek(j);
     if (c == '"') {
         v->kind = TE_JSON_string;
         return te__json_string(&v->text, j);
     }
     for (int i = 0; i < 3; i++)
-        if (!strncmp(j->text + j->at, literals[i], strlen(literals[i]))) {
-            v->kind = i ? TE_JSON_bool : TE_JSON_null, v->number = i == 2, j->at += strlen(literals[i]);
+        if (te__json_skip_word(j, literals[i])) {
+            v->kind = i ? TE_JSON_bool : TE_JSON_null, v->number = i == 2;
             return TE_OK;
         }
     v->kind = TE_JSON_number;
+    for (int i = 0; i < 3; i++)
+        if (te__json_skip_word(j, words[i])) return v->number = numbers[i], TE_OK;
     return te__json_real(&v->number, j);
+}
+
+/* Skip a value, which may be an object or an array of values. */
+TE_API te_status te__json_skip(te__json *j) {
+    char close[TE_JSON_MAX_DEPTH];
+    int more[TE_JSON_MAX_DEPTH], depth = 0;
+    te_json_value skipped;
+    const char *key;
+    do {
+        if (depth) {
+            TE_TRY(te__json_next(&more[depth - 1], j, close[depth - 1]));
+            if (!more[depth - 1]) {
+                depth--;
+                continue;
+            }
+            if (close[depth - 1] == '}') {
+                TE_TRY(te__json_string(&key, j));
+                TE_TRY(te__json_expect(j, ':'));
+            }
+        }
+        const char c = te__json_peek(j);
+        if (c == '{' || c == '[') {
+            if (depth == TE_JSON_MAX_DEPTH) return te__json_fail(j, "objects and arrays are nested too deep");
+            close[depth] = c == '{' ? '}' : ']', more[depth++] = 0, j->at++;
+        } else TE_TRY(te__json_scalar(&skipped, j));
+    } while (depth);
+    return TE_OK;
 }
 
 /* The largest number of bytes that the table of a file with n bytes may take. The table has a copy of each value's full

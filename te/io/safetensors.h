@@ -19,7 +19,8 @@
  * converted.
  *
  * Files are not trusted: an error in a file produces TE_ERROR_FORMAT with a text that names the tensor, nothing is read
- * out of bounds, and each size in a file is checked against the size of the file before it is used.
+ * out of bounds, and each size in a file is checked against the size of the file before it is used. A tensor that the
+ * library cannot convert (a dtype such as C64, nine dimensions) is an error only if it is asked for.
  */
 #ifndef TE_SAFETENSORS_H
 #define TE_SAFETENSORS_H
@@ -89,7 +90,7 @@ TE_API const te_safetensor *te_safetensors_find(const te_safetensors *f, const c
     return f && name && f->count ? (const te_safetensor *)bsearch(&key, f->tensor, (size_t)f->count, sizeof key,
                                                                   te__by_name) : 0;
 }
-/* Find the metadata string with this key; the result is null if there is none. */
+/* Find the metadata string with this key; the result is null if there is none, or if the value is no string. */
 TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *key) {
     te_safetensors_pair pair, *found = 0;
     pair.key = key, pair.value = 0;
@@ -341,10 +342,11 @@ TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetenso
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-/* Write metadata and tensors to a file. The tensors may lie in host or target memory, and are read in stream order. An
- * old file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h). Waits for
- * the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid; the error
- * text says which entry. */
+/* Write metadata and tensors to a file. If the metadata have no key "format", the file gets the pair "format": "pt",
+ * without which transformers does not load it. The tensors may lie in host or target memory, and are read in stream
+ * order. An old file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h).
+ * Waits for the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid;
+ * the error text says which entry. */
 TE_API te_status te_safetensors_write(const char *path, const te_safetensor *tensor, int n,
                                       const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));

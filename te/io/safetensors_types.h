@@ -1,5 +1,9 @@
 /* safetensors_types.h -- the types of safetensors.h: a named tensor, the dtypes of the format, and an open file.
  *
+ * A file may have tensors in a dtype that is not in the list below (F8_E8M0, F4, C64 and others), or with more than
+ * TE_SAFETENSORS_MAX_RANK dimensions. Such tensors are in the table of an open file, and te_safetensors_read reads
+ * their bytes; they can be neither converted nor written.
+ *
  * Do this:
  *     te_safetensor t = te_safetensor_matrix("fc.weight", TE_bf16, 3072, 768, weight);      // host or target memory
  */
@@ -19,7 +23,9 @@
 
 #define TE_SAFETENSORS_ENUM(name, bytes) TE_SAFETENSORS_##name,
 typedef enum te_safetensors_dtype {
-    TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_ENUM) TE_SAFETENSORS_DTYPE_COUNT
+    TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_ENUM) TE_SAFETENSORS_DTYPE_COUNT,
+    TE_SAFETENSORS_OTHER = TE_SAFETENSORS_DTYPE_COUNT /* a dtype that is not in the list; te_safetensor.dtype_text is
+                                                       * its name */
 } te_safetensors_dtype;
 #undef TE_SAFETENSORS_ENUM
 
@@ -27,7 +33,7 @@ typedef enum te_safetensors_dtype {
 
 enum {
     TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum in a sealed file */
-    TE_SAFETENSORS_MAX_RANK = 4,
+    TE_SAFETENSORS_MAX_RANK = 8,
     /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires only
      * TE_ACCESS */
     TE_SAFETENSORS_ALIGN = 64,
@@ -40,10 +46,14 @@ enum {
 typedef struct te_safetensor {
     const char *name;
     te_safetensors_dtype dtype;
-    int rank; /* the number of dimensions; 0: the tensor is a single number */
+    const char *dtype_text; /* in the table of an open file, if dtype is TE_SAFETENSORS_OTHER: the name of the dtype */
+    /* the number of dimensions; 0: the tensor is a single number. In the table of an open file it may be larger than
+     * TE_SAFETENSORS_MAX_RANK; `shape` then has the first dimensions only */
+    int rank;
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* the tensor's data in host or target memory; null in the table of an open file */
-    uint64_t bytes;  /* the size of the whole tensor: its number of elements times the bytes of an element */
+    uint64_t bytes;  /* the size of the whole tensor: its number of elements times the bytes of an element. For a
+                      * tensor of a file with another dtype or too many dimensions, the size that the file says */
     /* in the table of an open file: the tensor's offset, in bytes, from the start of the tensors' data */
     uint64_t offset;
     int transposed;  /* 1: the tensor in the file is the transpose of `data` (te_safetensor_transposed) */
@@ -54,6 +64,7 @@ typedef struct te_safetensor {
                                  * number of rows and of columns */
 } te_safetensor;
 
+/* value: in the table of an open file it is null if the file has no string there, but null or another JSON value. */
 typedef struct te_safetensors_pair { const char *key, *value; } te_safetensors_pair;
 
 /* An open file. */
@@ -140,7 +151,9 @@ TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int
     return t;
 }
 TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2 ? t->shape[0] : 1; }
-TE_API int64_t te__safetensor_cols(const te_safetensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
+TE_API int64_t te__safetensor_cols(const te_safetensor *t) {
+    return t->rank && t->rank <= TE_SAFETENSORS_MAX_RANK ? t->shape[t->rank - 1] : 1;
+}
 /* Return whether t is not a slice, or is a slice that lies within the file's tensor. */
 TE_API int te__safetensor_has_slice(const te_safetensor *t) {
     const int64_t rows = te__safetensor_rows(t), cols = te__safetensor_cols(t);
@@ -165,14 +178,16 @@ TE_API void te__safetensor_transpose(char *to, const char *from, int64_t rows, i
             memcpy(to + (size_t)(c * rows + r) * size, from + (size_t)(r * cols + c) * size, size);
 }
 
-/* A tensor's dtype and shape as a text for messages, e.g. "BF16 [3072, 768]". */
-typedef struct te__shape_text { char text[112]; } te__shape_text;
+/* A tensor's dtype and shape as a text for messages, e.g. "BF16 [3072, 768]". The size suffices for a dtype of 40 bytes
+ * and TE_SAFETENSORS_MAX_RANK numbers of 21 characters. */
+typedef struct te__shape_text { char text[224]; } te__shape_text;
 TE_API te__shape_text te__shape_text_of(const te_safetensor *t) {
     te__shape_text s;
-    size_t n = (size_t)snprintf(s.text, sizeof s.text, "%s [", te_safetensors_dtype_name(t->dtype));
+    const char *dtype = t->dtype_text ? t->dtype_text : te_safetensors_dtype_name(t->dtype);
+    size_t n = (size_t)snprintf(s.text, sizeof s.text, "%.40s [", dtype);
     for (int i = 0; i < t->rank && i < TE_SAFETENSORS_MAX_RANK; i++)
         n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
-    snprintf(s.text + n, sizeof s.text - n, "]");
+    snprintf(s.text + n, sizeof s.text - n, "%s]", t->rank > TE_SAFETENSORS_MAX_RANK ? ", .." : "");
     return s;
 }
 

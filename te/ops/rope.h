@@ -123,7 +123,15 @@ typedef enum te_rope_scaling {
 #define TE_SAME_truncate_truncate ,
 #define TE_SAME_attention_factor_attention_factor ,
 
-#define TE__ROPE_SCALING(op) TE__ROPE_SCALING_OF(TE_OPTION(op, scaling, none))
+/* Marks of the members of te_rope_scaling. Another word counts as none, and TE_CHECK_ROPE_SCALING names it. */
+#define TE__ROPE_SCALES_BY_none ,
+#define TE__ROPE_SCALES_BY_linear ,
+#define TE__ROPE_SCALES_BY_llama3 ,
+#define TE__ROPE_SCALES_BY_yarn ,
+#define TE__ROPE_IF_KNOWN(op, yes, no) \
+    TE_IF_MARKED(TE_JOIN1(TE__ROPE_SCALES_BY_, TE_OPTION(op, scaling, none)), yes, no)
+#define TE__ROPE_SCALING(op) \
+    TE__ROPE_IF_KNOWN(op, TE__ROPE_SCALING_OF(TE_OPTION(op, scaling, none)), TE_ROPE_SCALING_none)
 #define TE__ROPE_SCALING_OF(token) TE_JOIN1(TE_ROPE_SCALING_, token)
 #define TE__ROPE_IS(op, which) ((int)TE__ROPE_SCALING(op) == (int)TE_ROPE_SCALING_##which)
 #define TE__ROPE_NUMBER(op, name, otherwise) ((float)(TE_OPTION(op, name, otherwise)))
@@ -137,6 +145,9 @@ typedef enum te_rope_scaling {
 #define TE__ROPE_BETWEEN(op, name, otherwise, low) \
     (TE__ROPE_NUMBER(op, name, otherwise) >= (low) && TE__ROPE_NUMBER(op, name, otherwise) < 3e38f)
 #define TE_CHECK_ROPE_SCALING(model, op)                                                                         \
+    static_assert(TE__ROPE_IF_KNOWN(op, 1, 0),                                                                   \
+                  TE__ROPE_SAYS(model, op) "there is no (scaling, " TE_STRING(TE_OPTION(op, scaling, none))      \
+                  "); there are none, linear, llama3 and yarn");                                                 \
     static_assert(TE__ROPE_IS(op, none) || TE_HAS_OPTION(op, factor),                                            \
                   TE__ROPE_SAYS(model, op) "scaling needs (factor, ..)");                                        \
     static_assert(!TE__ROPE_IS(op, none) || !(TE_HAS_OPTION(op, factor) + TE_HAS_OPTION(op, original_length)),   \

@@ -6,7 +6,7 @@
  *     (void)close(fd);
  *
  *     te__new_file f;
- *     TE_TRY(te__new_file_open(&f, path, ctx));               // writes to path.tmp.<process>.<number>
+ *     TE_TRY(te__new_file_open(&f, path, ctx));               // writes to path.tmp.<process>.<number>, same folder
  *     status = te__new_file_write(&f, text, bytes, ctx);
  *     status = te__new_file_close(&f, status, ctx);           // replaces path, or removes the temporary file
  *
@@ -129,16 +129,28 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
                strerror(errno));
     return TE_OK;
 }
+/* The temporary file's name begins with the target's name, or with the first 200 bytes of a longer one, so that it has
+ * at most 255 bytes, as file systems allow. */
+enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* at most so many bytes follow, with the closing NUL */ };
+/* Return how many bytes of the target's path the temporary file's path begins with. A UTF-8 character is not split. */
+TE_API size_t te__new_file_stem(const char *target) {
+    const char *slash = strrchr(target, '/'), *name = slash ? slash + 1 : target;
+    size_t n = strlen(name);
+    if (n > TE__FILE_STEM)
+        for (n = TE__FILE_STEM; n > 1 && ((unsigned char)name[n] & 0xc0) == 0x80;) n--;
+    return (size_t)(name - target) + n;
+}
 /* Create the temporary file. old: the status of the file that the temporary file will replace; null: there is no such
  * file. If there is an old file, only the owner can read the temporary file until it gets the old file's
  * permissions. */
 TE_API te_status te__new_file_create(te__new_file *f, const struct stat *old, te_context *ctx) {
-    const size_t capacity = strlen(f->target) + 48;
+    const size_t stem = te__new_file_stem(f->target), capacity = stem + TE__FILE_SUFFIX;
     struct stat is;
     f->temporary = (char *)malloc(capacity);
     TE_REQUIRE(f->temporary, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", capacity);
     for (int k = 0; f->fd < 0 && k < TE__FILE_TRIES; k++) {
-        snprintf(f->temporary, capacity, "%s.tmp.%ld.%d", f->target, (long)getpid(), k);
+        memcpy(f->temporary, f->target, stem);
+        snprintf(f->temporary + stem, TE__FILE_SUFFIX, ".tmp.%ld.%d", (long)getpid(), k);
         f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_EXCL, old ? 0600 : 0666);
         if (f->fd < 0 && errno != EEXIST && errno != EINTR) break;
     }

@@ -284,6 +284,10 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;
 }
+/* Returns whether the result of te_gemm_run may differ, in its last bit, from the result of the same GEMM whose C lies
+ * elsewhere. If C is D, cuBLASLt may run another kernel of the same algorithm: it rounds the product to D's format,
+ * then adds C and rounds again, whereas with C elsewhere the sum is rounded once (cuBLASLt 13.1 on an H200, bf16). */
+TE_API int te__gemm_depends_on_place(const te_gemm *g) { return g->beta != 0 && g->c == g->d; }
 /* Return the number of floats of scratch memory that te_gemm_run needs: none with cuBLASLt. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     (void)g;

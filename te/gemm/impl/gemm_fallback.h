@@ -353,6 +353,9 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
+/* Returns whether the result of te_gemm_run may depend on C being D (gemm_cublaslt.h): with these kernels it does
+ * not. */
+TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs
  * some. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }

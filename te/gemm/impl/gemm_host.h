@@ -10,6 +10,10 @@
  * kernels are tested against. With blockwise scales the products of each 128 elements of k are summed in float, this
  * sum is multiplied by the scales of both operands, and the scaled sums are added in float. With rowwise scales the sum
  * over all of k is multiplied by the scales. (cuBLASLt adds the products of the 128 elements in another order.)
+ *
+ * The results of the library's own loops do not depend on the number of threads. Those of a CBLAS may: OpenBLAS adds up
+ * a sum in another order if it divides k among more threads. So with -DTE_CBLAS two runs have the same bits only if
+ * they have the same number of threads.
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H
@@ -38,6 +42,8 @@ TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #endif
     return is_allowed && g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
 }
+/* Returns whether the result of te_gemm_run may depend on C being D (gemm_cublaslt.h): on the host it does not. */
+TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
     size_t n = 0;

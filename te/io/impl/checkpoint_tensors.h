@@ -117,9 +117,17 @@ typedef struct te__checkpoint_tensors {
     te_rng rng;
     int64_t step[2], recipes[3]; /* the values of the numbers */
     uint64_t random[2];
+    int numbers;                 /* how many of the tensors, at the beginning of the list, are loaded before the others
+                                  * are: the numbers, and the scales of recipes */
+    const te_safetensors *file;  /* null: the checkpoint is saved */
+    char *scales;                /* when the checkpoint is loaded: [scales_bytes], host memory for the file's
+                                  * "recipes.scales"; null: the file has no recipes */
+    size_t scales_bytes;
 } te__checkpoint_tensors;
 
-TE_API void te__checkpoint_free(te__checkpoint_tensors *l) { free(l->tensor), free(l->sharded), free(l->names); }
+TE_API void te__checkpoint_free(te__checkpoint_tensors *l) {
+    free(l->tensor), free(l->sharded), free(l->names), free(l->scales);
+}
 /* Add a tensor named "<prefix><model>.<op>.<field>" to the list; it has no shards yet. If the memory of the list is not
  * allocated yet, only count the tensor. */
 TE_API void te__checkpoint_add(te__checkpoint_tensors *l, const char *prefix, const te_named_model *model,

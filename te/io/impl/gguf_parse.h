@@ -167,13 +167,13 @@ TE_API te_status te__gguf_own_integer(int64_t *out, const te_gguf_value *values,
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* The bytes of a tensor from its shape and type: whole blocks in each row, no overflow. */
+/* The bytes of a tensor from its shape and type: whole blocks in each row, no overflow. A tensor of an unknown type, of
+ * which only the place is known, has 0 bytes: it is listed, and binding it to a parameter is an error. */
 TE_API te_status te__gguf_size(te_gguf_tensor *t, const te__gguf_cursor *c) {
     const te_gguf_block block = te_gguf_block_of(t->type);
     const uint64_t cols = t->rank ? (uint64_t)t->shape[t->rank - 1] : 1;
     uint64_t count = 1;
-    TE_REQUIRE(block.values, c->ctx, TE_ERROR_FORMAT, "%.120s: tensor %.*s has the type %d, which is unknown", c->path,
-               te__gguf_shown(t->name), t->name.p, (int)t->type);
+    if (!block.values) return t->bytes = 0, TE_OK;
     for (int i = 0; i < t->rank; i++) {
         TE_REQUIRE(!t->shape[i] || count <= (uint64_t)INT64_MAX / 64 / (uint64_t)t->shape[i], c->ctx, TE_ERROR_FORMAT,
                    "%.120s: tensor %.*s is too large", c->path, te__gguf_shown(t->name), t->name.p);

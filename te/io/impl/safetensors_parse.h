@@ -4,7 +4,9 @@
  *     {"__metadata__":{"key":"value"},"fc.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}
  *
  * The file is not trusted: each size in it is checked against the size of the file before it is used, and the tensors
- * must cover the data without gaps or overlap.
+ * must cover the data without gaps or overlap. Fields of a tensor that the format does not have, and metadata that are
+ * no strings, are skipped. A tensor in a dtype that the library does not have, or with too many dimensions, is listed
+ * with the size that its offsets say, so that a program can use the other tensors of the file.
  */
 #ifndef TE_SAFETENSORS_PARSE_H
 #define TE_SAFETENSORS_PARSE_H
@@ -15,25 +17,23 @@
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
 
+/* Parse a tensor's dtype. If it is not in the list of the format's dtypes, t->dtype is TE_SAFETENSORS_OTHER. */
 TE_API te_status te__safetensors_parse_dtype(te_safetensor *t, te__json *j) {
     const char *text;
     int d = 0;
     TE_TRY(te__json_string(&text, j));
     while (d < TE_SAFETENSORS_DTYPE_COUNT && strcmp(text, te_safetensors_dtype_name((te_safetensors_dtype)d))) d++;
-    TE_REQUIRE(d < TE_SAFETENSORS_DTYPE_COUNT, j->ctx, TE_ERROR_FORMAT,
-               "%.120s: tensor %.60s has the unknown dtype \"%.40s\"", j->path, t->name, text);
-    t->dtype = (te_safetensors_dtype)d;
+    t->dtype = (te_safetensors_dtype)d, t->dtype_text = d == TE_SAFETENSORS_OTHER ? text : 0;
     return TE_OK;
 }
 TE_API te_status te__safetensors_parse_shape(te_safetensor *t, te__json *j) {
     TE_TRY(te__json_expect(j, '['));
-    for (int more = 0;;) {
+    for (int more = 0;; t->rank++) {
+        int64_t n = 0;
         TE_TRY(te__json_next(&more, j, ']'));
         if (!more) return TE_OK;
-        TE_REQUIRE(t->rank < TE_SAFETENSORS_MAX_RANK, j->ctx, TE_ERROR_FORMAT,
-                   "%.120s: tensor %.60s has more than %d dimensions", j->path, t->name,
-                   (int)TE_SAFETENSORS_MAX_RANK);
-        TE_TRY(te__json_number(&t->shape[t->rank++], j));
+        TE_TRY(te__json_number(&n, j));
+        if (t->rank < TE_SAFETENSORS_MAX_RANK) t->shape[t->rank] = n;
     }
 }
 TE_API te_status te__safetensors_parse_offsets(int64_t *begin, int64_t *end, te__json *j) {
@@ -43,8 +43,24 @@ TE_API te_status te__safetensors_parse_offsets(int64_t *begin, int64_t *end, te_
     TE_TRY(te__json_number(end, j));
     return te__json_expect(j, ']');
 }
+/* Check the size that a tensor's offsets say, and store it in t->bytes: if the tensor's dtype is known and `shape` has
+ * all of its dimensions, the two must give this size, too. */
+TE_API te_status te__safetensors_set_size(te_safetensor *t, int64_t begin, int64_t end, uint64_t data_bytes,
+                                          const te__json *j) {
+    TE_REQUIRE(begin <= end && (uint64_t)end <= data_bytes, j->ctx, TE_ERROR_FORMAT,
+               "%.120s: tensor %.60s has the offsets [%lld, %lld], the file has %llu bytes of data", j->path, t->name,
+               (long long)begin, (long long)end, (unsigned long long)data_bytes);
+    t->offset = (uint64_t)begin;
+    if (t->dtype == TE_SAFETENSORS_OTHER || t->rank > TE_SAFETENSORS_MAX_RANK)
+        return t->bytes = (uint64_t)(end - begin), TE_OK;
+    TE_REQUIRE(te__safetensor_size(&t->bytes, t), j->ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s, %s, is too large",
+               j->path, t->name, te__shape_text_of(t).text);
+    TE_REQUIRE((uint64_t)(end - begin) == t->bytes, j->ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s, %s, has %lld bytes",
+               j->path, t->name, te__shape_text_of(t).text, (long long)(end - begin));
+    return TE_OK;
+}
 /* Parse the JSON object that describes a tensor. The object must have each of the fields dtype, shape and data_offsets
- * once, and no others. */
+ * once; other fields are skipped. */
 TE_API te_status te__safetensors_parse_tensor(te_safetensor *t, te__json *j, uint64_t data_bytes) {
     enum { DTYPE, SHAPE, OFFSETS, FIELDS };
     static const char *const fields[FIELDS] = {"dtype", "shape", "data_offsets"};
@@ -59,25 +75,21 @@ TE_API te_status te__safetensors_parse_tensor(te_safetensor *t, te__json *j, uin
         TE_TRY(te__json_expect(j, ':'));
         int field = 0;
         while (field < FIELDS && strcmp(key, fields[field])) field++;
-        TE_REQUIRE(field < FIELDS && !seen[field]++, j->ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s: \"%.40s\" %s",
-                   j->path, t->name, key, field == FIELDS ? "is not a field of a tensor" : "stands there twice");
-        if (field == DTYPE) TE_TRY(te__safetensors_parse_dtype(t, j));
+        TE_REQUIRE(field == FIELDS || !seen[field]++, j->ctx, TE_ERROR_FORMAT,
+                   "%.120s: tensor %.60s: \"%.40s\" stands there twice", j->path, t->name, key);
+        if (field == FIELDS) TE_TRY(te__json_skip(j));
+        else if (field == DTYPE) TE_TRY(te__safetensors_parse_dtype(t, j));
         else if (field == SHAPE) TE_TRY(te__safetensors_parse_shape(t, j));
         else TE_TRY(te__safetensors_parse_offsets(&begin, &end, j));
     }
     TE_REQUIRE(seen[DTYPE] && seen[SHAPE] && seen[OFFSETS], j->ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s has no %s",
                j->path, t->name, fields[!seen[DTYPE] ? DTYPE : !seen[SHAPE] ? SHAPE : OFFSETS]);
-    TE_REQUIRE(te__safetensor_size(&t->bytes, t), j->ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s, %s, is too large",
-               j->path, t->name, te__shape_text_of(t).text);
-    TE_REQUIRE(begin <= end && (uint64_t)end <= data_bytes, j->ctx, TE_ERROR_FORMAT,
-               "%.120s: tensor %.60s has the offsets [%lld, %lld], the file has %llu bytes of data", j->path, t->name,
-               (long long)begin, (long long)end, (unsigned long long)data_bytes);
-    TE_REQUIRE((uint64_t)(end - begin) == t->bytes, j->ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s, %s, has %lld bytes",
-               j->path, t->name, te__shape_text_of(t).text, (long long)(end - begin));
-    t->offset = (uint64_t)begin;
-    return TE_OK;
+    return te__safetensors_set_size(t, begin, end, data_bytes, j);
 }
+/* Parse the object of the metadata, or null, which stands for no metadata. A key whose value is no string is listed
+ * with the value null, so that te_safetensors_verify sees a key that was damaged. */
 TE_API te_status te__safetensors_parse_metadata(te_safetensors *f, te__json *j) {
+    if (te__json_peek(j) == 'n') return te__json_skip(j);
     TE_TRY(te__json_expect(j, '{'));
     for (int more = 0;; f->metadata_count++) {
         TE_TRY(te__json_next(&more, j, '}'));
@@ -86,9 +98,10 @@ TE_API te_status te__safetensors_parse_metadata(te_safetensors *f, te__json *j) 
         TE_REQUIRE(grown, j->ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate", j->path);
         f->metadata = (te_safetensors_pair *)grown;
         te_safetensors_pair *pair = &f->metadata[f->metadata_count];
+        pair->value = 0;
         TE_TRY(te__json_string(&pair->key, j));
         TE_TRY(te__json_expect(j, ':'));
-        TE_TRY(te__json_string(&pair->value, j));
+        TE_TRY(te__json_peek(j) == '"' ? te__json_string(&pair->value, j) : te__json_skip(j));
     }
 }
 TE_API int te__by_offset(const void *a, const void *b) {

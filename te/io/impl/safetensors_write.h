@@ -35,6 +35,22 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
 
+/* Write a pair of the metadata, after a comma unless it is the first one (*any is 0). */
+TE_API void te__safetensors_put_pair(te__text *t, int *any, const char *key, const char *value) {
+    if ((*any)++) te__text_char(t, ',');
+    te__text_string(t, key), te__text_char(t, ':'), te__text_string(t, value);
+}
+/* Write the metadata. transformers loads only files whose metadata have a "format", so unless the caller's have this
+ * key, "pt" is written, as PyTorch writes it. */
+TE_API void te__safetensors_put_metadata(te__text *t, const te_safetensors_pair *metadata, int pairs, int sealed) {
+    int any = sealed, has_format = 0;
+    for (int i = 0; i < pairs; i++) has_format |= !strcmp(metadata[i].key, "format");
+    if (sealed) te__text_put(t, TE__SAFETENSORS_SEAL "0000000000000000\",\"te.version\":\"1\"");
+    else te__text_put(t, "{\"__metadata__\":{");
+    if (!has_format) te__safetensors_put_pair(t, &any, "format", "pt");
+    for (int i = 0; i < pairs; i++) te__safetensors_put_pair(t, &any, metadata[i].key, metadata[i].value);
+    te__text_char(t, '}');
+}
 /* Write the header, padded with spaces so that the data begin at a multiple of TE_SAFETENSORS_ALIGN. Tensors are
  * ordered by the size of their elements, the largest first, so that each tensor is aligned to its element size. In the
  * header of a sealed file the digits of the checksum are zeros at first; they are overwritten when the data has been
@@ -42,20 +58,12 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
 TE_API void te__safetensors_header(te__text *t, const te_safetensor *tensor, int n, const te_safetensors_pair *metadata,
                                    int pairs, int sealed) {
     uint64_t at = 0;
-    int any = 0;
-    if (sealed) te__text_put(t, TE__SAFETENSORS_SEAL "0000000000000000\",\"te.version\":\"1\"");
-    else te__text_put(t, pairs ? "{\"__metadata__\":{" : "{");
-    for (int i = 0; i < pairs; i++) {
-        if (i || sealed) te__text_char(t, ',');
-        te__text_string(t, metadata[i].key), te__text_char(t, ':'), te__text_string(t, metadata[i].value);
-    }
-    if (pairs || sealed) te__text_char(t, '}'), any = 1;
+    te__safetensors_put_metadata(t, metadata, pairs, sealed);
     for (size_t size = 8; size; size /= 2)
         for (int i = 0; i < n; i++) {
             const te_safetensor *e = &tensor[i];
             if (te_safetensors_dtype_bytes(e->dtype) != size) continue;
-            if (any++) te__text_char(t, ',');
-            te__text_string(t, e->name), te__text_put(t, ":{\"dtype\":\"");
+            te__text_char(t, ','), te__text_string(t, e->name), te__text_put(t, ":{\"dtype\":\"");
             te__text_put(t, te_safetensors_dtype_name(e->dtype));
             te__text_put(t, "\",\"shape\":[");
             for (int k = 0; k < e->rank; k++) {

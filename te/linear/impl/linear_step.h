@@ -80,6 +80,7 @@ TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_
             te_value edge = r->edge[last];
             TE_TRY(te__convert_value(&edge, r, x->out));
             x->c = edge.data, x->beta = 1.0f;
+            TE_TRY(te__linear_avoid_place(x, &converted, 0, r, kernels->unfused));
         }
         TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->unfused));
         TE_TRY(te__end_converted(&dx, &converted, r));

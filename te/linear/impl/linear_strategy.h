@@ -62,6 +62,19 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     return te__gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
+/* Call this before te__linear_gemm, if g->c and g->d are set. A call that works in place must have the result of one
+ * that does not, so if the GEMM's result depends on C being D, the result is stored elsewhere: *made, the value that
+ * g->d is the memory of, becomes one in the scratch memory `elsewhere`, or in the workspace if `elsewhere` is null.
+ * te__end_converted then copies it. */
+TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewhere, te_run *r,
+                                        te_product_kernels *unfused) {
+    if (!te__gemm_depends_on_place(g) || te_gemm_is_custom(unfused, g, r->ctx)) return TE_OK;
+    const size_t bytes = (size_t)(te__capacity_rows(r) * made->cols) * te_dtype_bytes(made->dtype);
+    if (!elsewhere) TE_TRY(te__scratch(r, &elsewhere, bytes));
+    g->d = made->data = elsewhere;
+    return TE_OK;
+}
+
 /* ---- the strategies ---------------------------------------------------------------------------------------------- */
 
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
@@ -118,8 +131,10 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (te__linear_has(r, s, j, TE_IS_ADD) && j == rest) g->beta = 1.0f, j++;
     return j > rest && te__linear_supports(g, r) ? rest : -1;
 }
-/* Runs the step as one GEMM, whose epilogue does all other ops of the step. */
-TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
+/* Runs the step as one GEMM, whose epilogue does all other ops of the step. scratch: memory for a value like the step's
+ * result. */
+TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
+                                        void *scratch) {
     const int last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[last];
     te_value y, c, converted;
@@ -130,6 +145,7 @@ TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__l
         TE_TRY(te__fork_value(&c, r, op));
         g->c = c.data;
         te__release_fork(r, last);
+        TE_TRY(te__linear_avoid_place(g, &converted, scratch, r, kernels->unfused));
     }
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
     TE_TRY(te__end_converted(&y, &converted, r));
@@ -161,7 +177,7 @@ TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__
         return te__product_step_forward(r, s, kernels->fused, g, kernels->shape, product,
                                        r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved);
     return part ? te__linear_then_pointwise(r, s, kernels, g, taken, product)
-                : te__linear_in_epilogue(r, s, kernels, g);
+                : te__linear_in_epilogue(r, s, kernels, g, middle.data);
 }
 
 #endif

@@ -1,0 +1,9 @@
+// expect: te: m: (rope, r): there is no (scaling, dynamic); there are none, linear, llama3 and yarn
+#include "te/fuse/sequential.h"
+#include "te/ops/rope.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (rope, r, 1, 1, 8, (scaling, linear), (factor, 8)))
+#else
+TE_SEQUENTIAL(m, f32, (rope, r, 1, 1, 8, (scaling, dynamic), (factor, 8)))
+#endif
