@@ -29,7 +29,7 @@
 #include "io/safetensors.h"         /* te_safetensors_map, te_safetensors_open_memory */
 #include "io/weights.h"             /* te_weights_load, te_weights_use */
 #include "layers.h"                 /* ready-made lists: TE_LLAMA_BLOCK, ... */
-#include "ops/activation.h"         /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
+#include "ops/activation.h"         /* gelu, .., silu, sigmoid, tanh, the gated ones, xielu */
 #include "ops/attention.h"          /* attention */
 #include "ops/cross_attention.h"    /* cross_attention */
 #include "ops/cross_entropy.h"      /* cross_entropy, also with a vocabulary that is split over ranks */

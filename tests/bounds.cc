@@ -226,6 +226,12 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             e[k] = weight * (ax * before[k] + functions * (t + ax * std::fabs(in[k]) * (1 - t * t))) +
                    sums * (weight * t + bias);
         }
+    } else if (o.kind == "xielu") {
+        const reference::xielu f(o, params);
+        for (size_t k = 0; k < e.size(); k++) {
+            const double x = in[k], off = before[k], size = x > 0 ? f.alpha_p * x * x : f.alpha_n * (std::fabs(std::expm1(x)) - x);
+            e[k] = off * std::max(std::fabs(f.slope(x - off)), std::fabs(f.slope(x + off))) + functions * (size + f.beta * std::fabs(x));
+        }
     } else if (o.kind == "clamped_swiglu") { // y = f(a) (1 + b); no slope of x sigmoid(alpha x) is above 1.1
         for (size_t r = 0; r < rows; r++)
             for (size_t k = 0; k < o.out; k++) {
@@ -362,6 +368,14 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
             e[k] = alpha * along + sums * std::fabs(dx[k]);
             (*ew)[0] += std::fabs(x[k]) * (along + sums * g * weight * (1 - t * t));
             eweight[k % o.in] += d[k] * t + g * (et + sums * t), ebias[k % o.in] += d[k] + sums * g;
+        }
+    } else if (o.kind == "xielu") {
+        const reference::xielu f(o, params);
+        for (size_t k = 0; k < e.size(); k++) {
+            const double u = x[k], g = std::fabs(dy[k]), off = d[k] + (functions + sums) * g;
+            e[k] = d[k] * std::fabs(f.slope(u)) + functions * g * (u > 0 ? 2 * f.alpha_p * u + f.beta : f.alpha_n + f.beta);
+            (*ew)[0] += off * f.along_p(u) * f.slope_p;
+            param[(size_t)o.first_param + 1][0] += u > 0 ? 0 : off * (std::fabs(std::expm1(u)) - u) * f.slope_n;
         }
     } else if (o.kind == "clamped_swiglu") {
         for (size_t r = 0; r < rows; r++)

@@ -61,6 +61,14 @@
     X(dyt_37, MODEL, OPS_DTYPE, (dyt, n, 37), (linear, l, 37, 53), (dyt, m, 53))                            \
     X(dyt_520, MODEL, OPS_DTYPE, (bias, b, 520), (dyt, n, 520))                                             \
     X(dyt_1, MODEL, OPS_DTYPE, (dyt, n, 1))                                                                 \
+    X(tanh_37, MODEL, OPS_DTYPE, (bias, b, 37), (tanh, t), (linear, l, 37, 53), (sigmoid, s))                \
+    X(xielu_37, MODEL, OPS_DTYPE, (bias, b, 37), (xielu, a), (linear, l, 37, 53), (xielu, c, (beta, 0.25f)))  \
+    X(xielu_520, MODEL, OPS_DTYPE, (linear, l, 37, 520), (xielu, a), (linear, m, 520, 8), (xielu, c))         \
+    X(layernorm_no_bias_53, MODEL, OPS_DTYPE, (layernorm_no_bias, n, 53, (eps, 1e-3f)))                      \
+    X(layernorm_no_bias_1100, MODEL, OPS_DTYPE, (fork, x), (layernorm_no_bias, n, 1100), (add, x))           \
+    X(layernorm_no_affine_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (fork, x), (layernorm_no_affine, n, 64), (bias, b, 64), (add, x)) \
+    X(layernorm_no_affine_2051, MODEL, OPS_DTYPE, (layernorm_no_affine, n, 2051))                            \
+    X(rmsnorm_no_affine_53, MODEL, OPS_DTYPE, (bias, b, 53), (rmsnorm_no_affine, n, 53, (eps, 1e-6f)))       \
     X(clamped_swiglu_37, MODEL, OPS_DTYPE, (bias, b, 2 * 37), (clamped_swiglu, g))                          \
     X(clamped_swiglu_64, MODEL, OPS_DTYPE, (linear, l, 40, 2 * 64), (bias, b, 2 * 64), (clamped_swiglu, g, (alpha, 1.1f), (limit, 0.9f)), (scale, s, 2.0f)) \
     X(one_edge, MODEL, OPS_DTYPE, (input, i, 64), (linear, l, 64, 64), (add, i))                            \

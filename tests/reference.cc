@@ -44,6 +44,7 @@ double activation(const std::string &kind, double x) {
     if (kind == "srelu") return x > 0 ? x * x : 0;
     if (kind == "silu") return x * sigmoid(x);
     if (kind == "sigmoid") return sigmoid(x);
+    if (kind == "tanh") return std::tanh(x);
     return custom_maps().count(kind) ? custom_maps().at(kind).f(x) : NAN;
 }
 double activation_slope(const std::string &kind, double x) {
@@ -57,6 +58,7 @@ double activation_slope(const std::string &kind, double x) {
     if (kind == "srelu") return x > 0 ? 2 * x : 0;
     if (kind == "silu") return sigmoid(x) * (1 + x * (1 - sigmoid(x)));
     if (kind == "sigmoid") return sigmoid(x) * (1 - sigmoid(x));
+    if (kind == "tanh") return 1 / (std::cosh(x) * std::cosh(x));
     return custom_maps().count(kind) ? custom_maps().at(kind).slope(x) : NAN;
 }
 std::string gate(const std::string &kind) {
@@ -65,14 +67,18 @@ std::string gate(const std::string &kind) {
     const auto found = gates.find(kind);
     return found == gates.end() ? "" : found->second;
 }
-bool is_activation(const std::string &kind) { return kind != "sigmoid" && !std::isnan(activation(kind, 1)); }
+bool is_activation(const std::string &kind) { return !std::isnan(activation(kind, 1)); }
 bool is_norm(const std::string &kind) {
-    return kind == "layernorm" || kind == "rmsnorm" || kind == "l2norm" || kind == "layernorm1p" || kind == "rmsnorm1p";
+    return kind.compare(0, 9, "layernorm") == 0 || kind.compare(0, 7, "rmsnorm") == 0 || kind == "l2norm";
 }
 clamped_slopes clamped_swiglu(const op &o, double a, double b) {
     const double limit = (double)(float)o.option("limit", 7), alpha = (double)(float)o.option("alpha", 1.702);
     const double x = std::fmin(a, limit), up = 1 + std::fmax(-limit, std::fmin(b, limit)), s = sigmoid(alpha * x);
     return {x * s * up, a <= limit ? up * (s + alpha * x * s * (1 - s)) : 0, std::fabs(b) <= limit ? x * s : 0};
+}
+xielu::xielu(const op &o, const std::vector<vec> &params) : beta((double)(float)o.option("beta", 0.5)) {
+    const double p = params[(size_t)o.first_param][0], n = params[(size_t)o.first_param + 1][0];
+    alpha_p = std::log1p(std::exp(p)), alpha_n = beta + std::log1p(std::exp(n)), slope_p = sigmoid(p), slope_n = sigmoid(n);
 }
 double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng) {
     const float p = (float)o.number(0, 0.5);
@@ -246,6 +252,9 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
         } else if (o.kind == "dyt") {
             const vec &weight = params[(size_t)o.first_param + 1], &bias = params[(size_t)o.first_param + 2];
             for (size_t e = 0; e < y.size(); e++) y[e] = weight[e % o.in] * std::tanh((*w)[0] * in[e]) + bias[e % o.in];
+        } else if (o.kind == "xielu") {
+            const xielu f(o, params);
+            for (size_t e = 0; e < y.size(); e++) y[e] = f.y(in[e]);
         } else if (o.kind == "clamped_swiglu") {
             for (size_t r = 0; r < rows; r++)
                 for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = clamped_swiglu(o, in[r * o.in + k], in[r * o.in + o.out + k]).y;
@@ -390,6 +399,13 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
                 (*dw)[0] += along * x[e];
                 g.params[(size_t)o.first_param + 1][e % o.in] += d[e] * t;
                 g.params[(size_t)o.first_param + 2][e % o.in] += d[e];
+            }
+        } else if (o.kind == "xielu") { // y = alpha_p x^2 + beta x, or alpha_n (e^x - 1 - x) + beta x
+            const xielu f(o, params);
+            for (size_t e = 0; e < d.size(); e++) {
+                dx[e] = d[e] * f.slope(x[e]);
+                (*dw)[0] += d[e] * f.along_p(x[e]) * f.slope_p;
+                g.params[(size_t)o.first_param + 1][0] += d[e] * f.along_n(x[e]) * f.slope_n;
             }
         } else if (o.kind == "clamped_swiglu") {
             dx.assign(rows * o.in, 0.0);

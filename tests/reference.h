@@ -146,6 +146,16 @@ bool is_norm(const std::string &kind);
 struct clamped_slopes { double y, da, db; };
 clamped_slopes clamped_swiglu(const op &o, double a, double b);
 
+// (xielu, name, (beta, 0.5)), with the softplus of its two parameters, and the derivatives of the softplus.
+struct xielu {
+    double beta, alpha_p, alpha_n, slope_p, slope_n;
+    xielu(const op &o, const std::vector<vec> &params);
+    double along_p(double x) const { return x > 0 ? x * x : 0; }            // dy / d alpha_p
+    double along_n(double x) const { return x > 0 ? 0 : std::expm1(x) - x; } // dy / d alpha_n
+    double y(double x) const { return alpha_p * along_p(x) + alpha_n * along_n(x) + beta * x; }
+    double slope(double x) const { return (x > 0 ? 2 * alpha_p * x : alpha_n * std::expm1(x)) + beta; }
+};
+
 // (dropout, name, p): the factor of element e of op number `id`. It is 0 if the element's 16 bits of the Philox words are below 65536 p.
 double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng);
 

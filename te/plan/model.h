@@ -30,6 +30,7 @@ enum {
     TE_SUMS = 1 << 3,           /* the gradient of the op's first parameter is a sum over all rows (bias) */
     TE_SUMS_THREE = 1 << 4,     /* the gradients of the op's second and third parameters are also sums over rows (dyt);
                                  * the op's fusion pattern must contain no norm or gated op */
+    TE_SUMS_TWO = 1 << 30,      /* the same for an op with two parameters (xielu) */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
     /* flags of forks, and of the ops that use a value of a fork */
@@ -77,7 +78,9 @@ typedef enum te_init {
     TE_INIT_zero,
     TE_INIT_one,
     TE_INIT_tied, /* the parameter is not initialised, because it shares the memory of another one (te_tie) */
-    TE_INIT_half  /* initialised to the constant 0.5 */
+    TE_INIT_half, /* initialised to the constant 0.5 */
+    TE_INIT_xielu_p, /* log(e^0.8 - 1) and log(e^0.3 - 1): softplus of them is 0.8 and 0.3 (te/ops/activation.h) */
+    TE_INIT_xielu_n
 } te_init;
 
 /* The kind of rows that a value has. The kind is known at compile time; the number of rows follows from each call's

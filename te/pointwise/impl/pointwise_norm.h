@@ -43,7 +43,7 @@ TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, co
 /* Compute y = (x - mean) rstd gamma + beta for eight elements. */
 TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_vec8 *beta,
                        const te_pointwise_shape k) {
-    const int has_beta = (k.norm_options.code & 3) == TE_NORM_layernorm;
+    const int has_beta = te_norm_has_beta(k.norm_options.code);
     float w[8], b[8];
     te_gamma8(w, gamma, k.weight, k.norm_options.code);
     if (has_beta) te_vec8_floats(b, beta, k.weight);
@@ -68,7 +68,7 @@ TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, c
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, const te_norm_row *n, const int scaled) {
     const te_stage *s = &c->op[k.norm];
-    const int code = k.norm_options.code & 3;
+    const int has_beta = te_norm_has_beta(k.norm_options.code);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         float v[8], w[8], b[8];
         te_lane l;
@@ -77,12 +77,12 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
         if (te_norm_is_past_end(k, l.at.col)) continue;
         if (!n->source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
         te_gamma8(w, n->source ? &n->x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
-        if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
+        if (has_beta) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
         te_vec8_opaque(&n->x[i], k.norm_in);
         te_vec8_floats(v, &n->x[i], k.norm_in);
         TE_UNROLL
         for (int j = 0; j < 8; j++)
-            l.v[j] = (v[j] - n->mean) * n->rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
+            l.v[j] = (v[j] - n->mean) * n->rstd * w[j] + (has_beta ? b[j] : 0.0f);
         te_store_saved(&l, s, k.norm_out);
         stages(&l, c, k.norm + 1, TE_MAX_PATTERN);
         if (scaled) te_vec8_of_pairs(&n->x[i], l.v, k.out);
@@ -189,7 +189,7 @@ typedef struct te_norm_stats { float mean, rstd; } te_norm_stats;
 TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g,
                                  te_vec8 *dy, te_vec8 *x) {
     const te_stage *s = &c->op[0];
-    const int has_mean = k.norm_options.code % 4 == TE_NORM_layernorm;
+    const int has_mean = te_norm_has_mean(k.norm_options.code);
     te_norm_stats n;
     n.mean = has_mean ? s->stats[2 * row] : 0.0f;
     n.rstd = has_mean ? s->stats[2 * row + 1] : s->stats[row];
@@ -228,8 +228,8 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
             const int e = 8 * i + j;
             xhat[j] = j < at.n ? (xhat[j] - n.mean) * n.rstd : 0.0f;
             lane_total[0] += v[j] * w[j] * xhat[j], lane_total[1] += v[j] * w[j];
-            if (code != TE_NORM_l2norm) sums[TE_SUM_GAMMA * size + e] += v[j] * xhat[j];
-            if (code == TE_NORM_layernorm) sums[TE_SUM_BETA * size + e] += v[j];
+            if (te_norm_has_gamma(norm_code)) sums[TE_SUM_GAMMA * size + e] += v[j] * xhat[j];
+            if (te_norm_has_beta(norm_code)) sums[TE_SUM_BETA * size + e] += v[j];
         }
     }
     total[0] = (float)lane_total[0], total[1] = (float)lane_total[1];
@@ -264,7 +264,7 @@ TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, 0, g->id + i * g->count, 1);
         te_vec8 gamma;
-        if (at.col >= k.half || k.norm_options.code % 4 == TE_NORM_l2norm) continue;
+        if (at.col >= k.half || !te_norm_has_gamma(k.norm_options.code)) continue;
         te_load_gamma(&gamma, &c->op[0], at, k.weight, k.norm_options.code);
         te_norm_cache_gamma(&gamma, m, k, *g, i);
     }

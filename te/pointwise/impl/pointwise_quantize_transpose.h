@@ -86,11 +86,11 @@ TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *
                                             * never read */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
-    const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;
+    const int has_mean = te_norm_has_mean(k.norm_options.code);
     const te_place at = te_place_of(k, p.row, p.vector, 1);
     if (!p.rows) return;
     te_load_gamma(&n->gamma, s, at, k.weight, k.norm_options.code);
-    if (has_mean) te_vec8_load(&n->beta, s->w[1], at.col, at.n, at.aligned, k.weight);
+    if (te_norm_has_beta(k.norm_options.code)) te_vec8_load(&n->beta, s->w[1], at.col, at.n, at.aligned, k.weight);
     TE_UNROLL for (int r = 0; r < 8; r++) {
         n->row[r].mean = n->row[r].rstd = 0.0f;
         if (r >= p.rows) continue;
