@@ -173,12 +173,14 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             }
     } else if (reference::is_norm(o.kind)) {
         for (size_t r = 0; r < rows; r++) {
-            const norm_errors n(o, &in[r * o.in], &before[r * o.in]);
-            for (size_t k = 0; k < o.in; k++) {
+            const reference::norm_part part(o);
+            const size_t first = r * o.in + part.first;
+            const norm_errors n(part.of, &in[first], &before[first]);
+            for (size_t k = 0; k < part.of.in; k++) {
                 const double gamma = std::fabs(reference::gamma_of(o, params, k)),
                              beta = o.params == 2 ? std::fabs(params[(size_t)o.first_param + 1][k]) : 0;
                 const double stored = o.params ? std::fabs((*w)[k]) + 1 : 1; // the size of the stored number: a 1p norm stores gamma - 1
-                e[r * o.in + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
+                e[first + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
             }
         }
     } else if (o.kind.compare(0, 9, "head_norm") == 0) {
@@ -395,10 +397,12 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         }
     } else if (reference::is_norm(o.kind)) {
         for (size_t r = 0; r < rows; r++) {
-            const norm_errors s(o, &x[r * o.in], nullptr);
+            const reference::norm_part part(o);
+            const size_t first = r * o.in + part.first, columns = part.of.in;
+            const norm_errors s(part.of, &x[first], nullptr);
             double off_along = 0, off_mean = 0, along = 0;
-            for (size_t k = 0; k < o.in; k++) {
-                const size_t at = r * o.in + k;
+            for (size_t k = 0; k < columns; k++) {
+                const size_t at = first + k;
                 const double gamma = reference::gamma_of(o, params, k), g = std::fabs(dy[at] * gamma),
                              eg = d[at] * std::fabs(gamma) + sums * g;
                 along += dy[at] * gamma * s.xhat[k] / s.n;
@@ -410,13 +414,13 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                 if (o.params > 1) param[(size_t)o.first_param + 1][k] += d[at] + sums * std::fabs(dy[at]);
             }
             if (o.kind.compare(0, 9, "layernorm") != 0) off_mean = 0;
-            for (size_t k = 0; k < o.in; k++) {
-                const size_t at = r * o.in + k;
+            for (size_t k = 0; k < columns; k++) {
+                const size_t at = first + k;
                 const double gamma = std::fabs(reference::gamma_of(o, params, k)),
                              g = std::fabs(dy[at]) * (gamma + 1);
                 e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + off_mean + std::fabs(s.xhat[k]) * off_along +
                                       s.error[k] * std::fabs(along)) +
-                        std::fabs(dx[at]) * same_sign(o.in); // the error of rstd
+                        std::fabs(dx[at]) * same_sign(columns); // the error of rstd
             }
         }
     } else if (o.kind.compare(0, 9, "head_norm") == 0) {

@@ -69,6 +69,11 @@
     X(layernorm_no_affine_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (fork, x), (layernorm_no_affine, n, 64), (bias, b, 64), (add, x)) \
     X(layernorm_no_affine_2051, MODEL, OPS_DTYPE, (layernorm_no_affine, n, 2051))                            \
     X(rmsnorm_no_affine_53, MODEL, OPS_DTYPE, (bias, b, 53), (rmsnorm_no_affine, n, 53, (eps, 1e-6f)))       \
+    X(norm_part_64, MODEL, OPS_DTYPE, (bias, b, 64), (rmsnorm, n, 64, (columns, 24)), (layernorm, m, 64, (first, 16), (columns, 40))) \
+    X(norm_part_odd, MODEL, OPS_DTYPE, (linear, l, 37, 53), (fork, x), (layernorm, n, 53, (first, 8), (columns, 32), (eps, 1e-3f)), (add, x), (l2norm, m, 53, (columns, 48))) \
+    X(norm_part_2112, MODEL, OPS_DTYPE, (rmsnorm1p, n, 2112, (columns, 1536)), (rmsnorm, m, 2112, (first, 1536), (columns, 512))) \
+    X(norm_part_5136, MODEL, OPS_DTYPE, (layernorm_no_bias, n, 5136, (first, 16), (columns, 4096)))          \
+    X(norm_part_bare, MODEL, OPS_DTYPE, (fork, x), (rmsnorm_no_affine, n, 96, (first, 88), (columns, 8)), (add, x), (layernorm_no_affine, m, 96, (columns, 96))) \
     X(clamped_swiglu_37, MODEL, OPS_DTYPE, (bias, b, 2 * 37), (clamped_swiglu, g))                          \
     X(clamped_swiglu_64, MODEL, OPS_DTYPE, (linear, l, 40, 2 * 64), (bias, b, 2 * 64), (clamped_swiglu, g, (alpha, 1.1f), (limit, 0.9f)), (scale, s, 2.0f)) \
     X(one_edge, MODEL, OPS_DTYPE, (input, i, 64), (linear, l, 64, 64), (add, i))                            \
@@ -94,6 +99,7 @@
     X(head_norm_partial, MODEL, OPS_DTYPE, (head_norm1p, n, 1, 1, 64), (rope, r, 1, 1, 64, (rotary_dim, 32)), (bias, b, 192)) \
     X(head_norm_interleaved, MODEL, OPS_DTYPE, (head_norm, n, 5, 2, 16, (eps, 0)), (rope, r, 5, 2, 16, (interleaved, 1), (rotary_dim, 12), (scaling, llama3), (factor, 8), (original_length, 32))) \
     X(head_norm_rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 57), (head_norm, n, 1, 1, 19), (rope, r, 1, 1, 19, (rotary_dim, 10))) \
+    X(olmo2, MODEL, OPS_DTYPE, (linear, l, 40, 128), (rmsnorm, q, 128, (columns, 64)), (rmsnorm, k, 128, (first, 64), (columns, 32)), (rope, r, 4, 2, 16), (attention, a, 4, 2, 16), (linear, o, 64, 40)) \
     X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
     X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, (causal, 0)))                                  \
     X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, (scale, 0.05f), (causal, 1)), (linear, p, 384, 40)) \

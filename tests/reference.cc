@@ -231,10 +231,13 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
         } else if (o.kind == "mul_param") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (*w)[e % w->size()];
         } else if (is_norm(o.kind)) {
+            const norm_part part(o);
+            y = in;
             for (size_t r = 0; r < rows; r++) {
-                const norm_row s = norm_of(o, &in[r * o.in]);
-                for (size_t k = 0; k < o.in; k++)
-                    y[r * o.in + k] = (in[r * o.in + k] - s.mean) * s.rstd * gamma_of(o, params, k) + (o.params == 2 ? params[(size_t)o.first_param + 1][k] : 0);
+                const size_t at = r * o.in + part.first;
+                const norm_row s = norm_of(part.of, &in[at]);
+                for (size_t k = 0; k < part.of.in; k++)
+                    y[at + k] = (in[at + k] - s.mean) * s.rstd * gamma_of(o, params, k) + (o.params == 2 ? params[(size_t)o.first_param + 1][k] : 0);
             }
         } else if (o.kind.compare(0, 9, "head_norm") == 0) {
             y = in;
@@ -352,21 +355,24 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             for (size_t e = 0; e < d.size(); e++) (*dw)[e % o.out] += d[e];
         } else if (o.kind == "mul_param") { // y = x w
             for (size_t e = 0; e < d.size(); e++) (*dw)[e % w->size()] += d[e] * x[e], dx[e] = d[e] * (*w)[e % w->size()];
-        } else if (is_norm(o.kind)) { // y = xhat gamma + beta, xhat = (x - mean) rstd
+        } else if (is_norm(o.kind)) { // y = xhat gamma + beta, xhat = (x - mean) rstd; y = x in columns that it does not normalise
+            const norm_part part(o);
+            const size_t columns = part.of.in;
             for (size_t r = 0; r < rows; r++) {
-                const norm_row s = norm_of(o, &x[r * o.in]);
-                const double n = o.kind == "l2norm" ? 1 : (double)o.in;
+                const size_t at = r * o.in + part.first;
+                const norm_row s = norm_of(part.of, &x[at]);
+                const double n = o.kind == "l2norm" ? 1 : (double)columns;
                 double along = 0, mean = 0;
-                for (size_t k = 0; k < o.in; k++) {
-                    const double xhat = (x[r * o.in + k] - s.mean) * s.rstd, e = d[r * o.in + k], dxhat = e * gamma_of(o, params, k);
+                for (size_t k = 0; k < columns; k++) {
+                    const double xhat = (x[at + k] - s.mean) * s.rstd, e = d[at + k], dxhat = e * gamma_of(o, params, k);
                     along += dxhat * xhat / n, mean += dxhat / n;
                     if (o.params > 0) (*dw)[k] += e * xhat;
                     if (o.params > 1) g.params[(size_t)o.first_param + 1][k] += e;
                 }
                 if (o.kind.compare(0, 9, "layernorm") != 0) mean = 0;
-                for (size_t k = 0; k < o.in; k++) {
-                    const double xhat = (x[r * o.in + k] - s.mean) * s.rstd;
-                    dx[r * o.in + k] = s.rstd * (d[r * o.in + k] * gamma_of(o, params, k) - mean - xhat * along);
+                for (size_t k = 0; k < columns; k++) {
+                    const double xhat = (x[at + k] - s.mean) * s.rstd;
+                    dx[at + k] = s.rstd * (d[at + k] * gamma_of(o, params, k) - mean - xhat * along);
                 }
             }
         } else if (o.kind.compare(0, 9, "head_norm") == 0) { // y = xhat gamma of each head, xhat = x rstd

@@ -247,6 +247,12 @@ vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c,
 // ---- forward -------------------------------------------------------------------------------------------------------
 
 struct norm_row { double mean, rstd; };
+// The columns that a norm normalises, (first, 0) and (columns, all), and the norm of a row with only these columns.
+struct norm_part {
+    size_t first;
+    op of;
+    explicit norm_part(const op &o) : first((size_t)o.option("first", 0)), of(o) { of.in = of.out = (size_t)o.option("columns", (double)o.in); }
+};
 norm_row norm_of(const op &o, const double *x);
 double gamma_of(const op &o, const std::vector<vec> &params, size_t c);
 

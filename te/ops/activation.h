@@ -195,7 +195,7 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
  * over ranks, each rank holds both parameters, and te_reduce_gradients adds up their gradients. */
 #define TE_OP_xielu (xielu, map)
 #define TE_SHAPES_xielu(op) (0)
-#define TE_FLAGS_xielu(op) (TE_SUMS | TE_SUMS_TWO | TE_SAVES_INPUT | TE_PARAMS_REPLICATED)
+#define TE_FLAGS_xielu(op) (TE_SUMS | TE_SAVES_INPUT | TE_PARAMS_REPLICATED)
 #define TE_LAYOUT_FITS_xielu(op, in) ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_columns)
 #define TE_PARAMS_xielu(op, in, out) ((alpha_p, 1, 1, xielu_p), (alpha_n, 1, 1, xielu_n))
 #define TE_SAME_beta_beta ,

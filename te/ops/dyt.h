@@ -18,7 +18,7 @@
 #define TE_OP_dyt (dyt, map)
 #define TE_SHAPES_dyt(op) (1)
 #define TE_IN_dyt(op) (TE_ARG1(op, 0))
-#define TE_FLAGS_dyt(op) (TE_SUMS | TE_SUMS_THREE | TE_SAVES_INPUT)
+#define TE_FLAGS_dyt(op) (TE_SUMS | TE_SAVES_INPUT)
 #define TE_PARAMS_dyt(op, in, out) ((alpha, 1, 1, half), (weight, 1, out, one), (bias, 1, out, zero))
 
 TE_CALLBACK void te_dyt_forward(float v[8], const te_stage *s, te_place at, const void *options) {

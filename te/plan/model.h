@@ -27,10 +27,9 @@ enum {
     TE_SAVES_OUTPUT = 1 << 1, /* backward reads the op's output, so it stays in memory until the op's backward */
     /* gradients */
     TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals the gradient of its output (bias, add) */
-    TE_SUMS = 1 << 3,           /* the gradient of the op's first parameter is a sum over all rows (bias) */
-    TE_SUMS_THREE = 1 << 4,     /* the gradients of the op's second and third parameters are also sums over rows (dyt);
-                                 * the op's fusion pattern must contain no norm or gated op */
-    TE_SUMS_TWO = 1 << 30,      /* the same for an op with two parameters (xielu) */
+    TE_SUMS = 1 << 3,           /* the gradients of the op's parameters, at most three, are sums over all rows (bias).
+                                 * If the op has two or three (xielu, dyt), its fusion pattern must contain no norm or
+                                 * gated op */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
     /* flags of forks, and of the ops that use a value of a fork */

@@ -96,6 +96,7 @@ typedef struct te_kernel_shape {
     int aligned;               /* whether half is a multiple of eight */
     int norm;                  /* the position of the norm among the ops of the kernel; -1: there is no norm */
     te_norm_options norm_options;
+    int norm_columns, norm_first; /* the norm normalises norm_columns columns from norm_first on; norm_columns 0: all */
     te_dtype norm_in, norm_out; /* number formats of the norm's input and output in forward */
     /* sums: the index of the op whose parameter's gradient is a sum over rows (such as bias); -1: there is none. The op
      * has half * sum_halves columns */

@@ -21,6 +21,12 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
         if (group || !out) continue;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const te_place at = te_place_of(k, block, tile + g.id + i * g.count, halves);
+            if (of_norm && k.norm_columns) { /* a norm of some columns: a partial sum has only these */
+                const int64_t part = (int64_t)block * k.norm_columns + at.col - k.norm_first;
+                if (at.col < k.half && te_norm_has_columns(k, at.col))
+                    te_store8(out, part, sums + slot * size + 8 * i, 8, 1, TE_f32);
+                continue;
+            }
             const int64_t to = te_index(at) + (slot == TE_SUM_SECOND_HALF && !several ? k.half : 0);
             if (at.col < k.half) te_store8(out, to, sums + slot * size + 8 * i, at.n, at.aligned, TE_f32);
         }

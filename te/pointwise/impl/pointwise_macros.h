@@ -38,6 +38,8 @@
         name##_out_dtype = (int)y_dtype,                                                                               \
         name##_norm = TE_EACH_OP(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                     \
         name##_norm_code = 0 TE_EACH_OP(TE__NORM_CODE, ~, __VA_ARGS__),                                                \
+        name##_norm_columns = 0 TE_EACH_OP(TE__NORM_COLUMNS, ~, __VA_ARGS__),                                          \
+        name##_norm_first = 0 TE_EACH_OP(TE__NORM_FIRST, ~, __VA_ARGS__),                                              \
         name##_norm_reads_x = ((0 TE_EACH_OP(TE__NO_FORK_AT, ~, __VA_ARGS__)) & ((1 << (name##_norm + 1)) - 2)) == 0,  \
         name##_norm_in = 0 TE_EACH_OP(TE__NORM_IN, model, __VA_ARGS__),                                                \
         name##_norm_out = 0 TE_EACH_OP(TE__NORM_OUT, model, __VA_ARGS__),                                              \
@@ -78,6 +80,8 @@
 #define TE__IS_CLASS(op, c) ((int)TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == (int)TE_CLASS_##c)
 #define TE__NORM_AT(x, i, op) + (TE__IS_CLASS(op, norm) ? i + 1 : 0)
 #define TE__NORM_CODE(x, i, op) TE__IF_NORM(op, +TE_NORM_CODE(op))
+#define TE__NORM_COLUMNS(x, i, op) TE__IF_NORM(op, +TE_NORM_COLUMNS(op))
+#define TE__NORM_FIRST(x, i, op) TE__IF_NORM(op, +TE_NORM_FIRST(op))
 #define TE__NO_FORK_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_FORK ? 0 : 2 << i)
 #define TE__NORM_EPS(x, i, op) TE__IF_NORM(op, +TE_NORM_EPS(op))
 #define TE__NORM_IN(model, i, op) TE__IF_NORM(op, +(int)TE_DTYPE_IN(model, op))
@@ -90,8 +94,7 @@
 #define TE__ONE_GEMM(x, i, op) + (TE__IS_CLASS(op, gemm) || TE__IS_CLASS(op, custom))
 #define TE__SUMS(op) ((TE_FLAGS(op) & TE_SUMS) != 0)
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
-#define TE__SUM_PARAMS(x, i, op) \
-    + (!TE__SUMS(op) ? 0 : TE_FLAGS(op) & TE_SUMS_THREE ? 3 : TE_FLAGS(op) & TE_SUMS_TWO ? 2 : 1)
+#define TE__SUM_PARAMS(x, i, op) + (TE__SUMS(op) ? TE_COUNT_PARAMS(op) : 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
 /* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: an op's bit is set if the op's input
@@ -188,6 +191,8 @@
             TE_MEMBER(aligned, is_aligned),                                                                           \
             TE_MEMBER(norm, name##_norm),                                                                             \
             TE_MEMBER(norm_options, {name##_norm_code, eps}),                                                         \
+            TE_MEMBER(norm_columns, name##_norm_columns),                                                             \
+            TE_MEMBER(norm_first, name##_norm_first),                                                                 \
             TE_MEMBER(norm_in, (te_dtype)name##_norm_in),                                                             \
             TE_MEMBER(norm_out, (te_dtype)name##_norm_out),                                                           \
             TE_MEMBER(sums, name##_sums),                                                                             \
