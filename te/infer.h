@@ -42,7 +42,7 @@
 #include "ops/linear.h"             /* linear, tied_linear, frozen_linear */
 #include "ops/norm.h"               /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
 #include "ops/recompute.h"          /* recompute, end_recompute */
-#include "ops/residual.h"           /* fork, add, mul, load, input, output */
+#include "ops/residual.h"           /* fork, add, mul, load, input, output, slice, concat */
 #include "ops/rope.h"               /* rope */
 #include "ops/sample.h"             /* sample */
 #include "optim/init.h"             /* te_model_randomize */

@@ -244,6 +244,11 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             }
     } else if (o.kind == "load") {
         e = fork_error(i, y.size());
+    } else if (o.kind == "slice") {
+        for (size_t k = 0; k < e.size(); k++) e[k] = before[k / o.out * o.in + (size_t)o.number(0, 0) + k % o.out];
+    } else if (o.kind == "concat") {
+        const vec off = fork_error(i, rows * (size_t)o.number(1, 0));
+        for (size_t k = 0; k < e.size(); k++) e[k] = (reference::concat(o, k).of_fork ? off : before)[reference::concat(o, k).at];
     } else if (o.kind == "mul") { // y = x * value of the fork
         const vec off = fork_error(i, y.size());
         for (size_t k = 0; k < e.size(); k++) {
@@ -497,7 +502,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                               : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5))
                                                     : 1;
         const auto found = fork_grad.find((int)i);
-        for (size_t k = 0; k < e.size() && o.kind != "load"; k++) { // (the input and the output of a load differ in size)
+        for (size_t k = 0; k < e.size() && o.kind != "load" && o.kind != "slice" && o.kind != "concat"; k++) { // (the input and the output of a load differ in size)
             e[k] = factor * d[k] + sums * (2 * std::fabs(dy[k]) * factor + std::fabs(dx[k]));
             if (o.kind == "fork" && found != fork_grad.end()) e[k] += found->second[k];
         }
@@ -511,6 +516,18 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         for (size_t k = 0; k < e.size(); k++) {
             part[k] = dy[k] * x[k], off[k] = d[k] * std::fabs(x[k]) + sums * std::fabs(part[k]);
             e[k] = d[k] * std::fabs(by[k]) + sums * std::fabs(dx[k]);
+        }
+        add_to_fork(i, part, off, held);
+    } else if (o.kind == "slice") {
+        std::fill(e.begin(), e.end(), 0.0);
+        for (size_t k = 0; k < d.size(); k++) e[k / o.out * o.in + (size_t)o.number(0, 0) + k % o.out] = d[k];
+    } else if (o.kind == "concat") {
+        vec part(reference::fork_value(l, i, v, v.from).size()), off(part.size());
+        std::fill(e.begin(), e.end(), 0.0);
+        for (size_t k = 0; k < d.size(); k++) {
+            const reference::concat of(o, k);
+            if (of.of_fork) part[of.at] += dy[k], off[of.at] += d[k] + sums * std::fabs(dy[k]);
+            else e[of.at] = d[k];
         }
         add_to_fork(i, part, off, held);
     } else if (o.kind == "load") {

@@ -74,6 +74,13 @@
     X(norm_part_2112, MODEL, OPS_DTYPE, (rmsnorm1p, n, 2112, (columns, 1536)), (rmsnorm, m, 2112, (first, 1536), (columns, 512))) \
     X(norm_part_5136, MODEL, OPS_DTYPE, (layernorm_no_bias, n, 5136, (first, 16), (columns, 4096)))          \
     X(norm_part_bare, MODEL, OPS_DTYPE, (fork, x), (rmsnorm_no_affine, n, 96, (first, 88), (columns, 8)), (add, x), (layernorm_no_affine, m, 96, (columns, 96))) \
+    X(slice_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (slice, s, 16, 24), (bias, b, 24), (slice, t, 3, 17)) \
+    X(slice_first, MODEL, (OPS_DTYPE, (width, 53)), (slice, s, 11, 42))                                      \
+    X(concat_64, MODEL, OPS_DTYPE, (fork, x), (linear, l, 64, 40), (gelu, g), (concat, c, x, 64), (bias, b, 104)) \
+    X(concat_odd, MODEL, OPS_DTYPE, (linear, k, 53, 37), (fork, x), (bias, b, 37), (concat, c, x, 37, (front, 1)), (concat, d, x, 37, (heads, 2)), (linear, l, 148, 8)) \
+    X(concat_heads, MODEL, OPS_DTYPE, (linear, a, 37, 16), (fork, x), (silu, s), (fork, z), (linear, l, 16, 3 * 24), (concat, c, x, 16, (heads, 3)), (concat, d, z, 16, (heads, 3), (front, 1))) \
+    X(concat_input, MODEL, OPS_DTYPE, (input, i, 24), (linear, l, 64, 40), (concat, c, i, 24), (concat, d, i, 24, (heads, 4), (front, 1)), (scale, s, 2.0f)) \
+    X(concat_alone, MODEL, (OPS_DTYPE, (width, 40)), (input, i, 9), (concat, c, i, 9))                       \
     X(clamped_swiglu_37, MODEL, OPS_DTYPE, (bias, b, 2 * 37), (clamped_swiglu, g))                          \
     X(clamped_swiglu_64, MODEL, OPS_DTYPE, (linear, l, 40, 2 * 64), (bias, b, 2 * 64), (clamped_swiglu, g, (alpha, 1.1f), (limit, 0.9f)), (scale, s, 2.0f)) \
     X(one_edge, MODEL, OPS_DTYPE, (input, i, 64), (linear, l, 64, 64), (add, i))                            \
@@ -100,6 +107,10 @@
     X(head_norm_interleaved, MODEL, OPS_DTYPE, (head_norm, n, 5, 2, 16, (eps, 0)), (rope, r, 5, 2, 16, (interleaved, 1), (rotary_dim, 12), (scaling, llama3), (factor, 8), (original_length, 32))) \
     X(head_norm_rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 57), (head_norm, n, 1, 1, 19), (rope, r, 1, 1, 19, (rotary_dim, 10))) \
     X(olmo2, MODEL, OPS_DTYPE, (linear, l, 40, 128), (rmsnorm, q, 128, (columns, 64)), (rmsnorm, k, 128, (first, 64), (columns, 32)), (rope, r, 4, 2, 16), (attention, a, 4, 2, 16), (linear, o, 64, 40)) \
+    X(mla, MODEL, OPS_DTYPE, (fork, x), (linear, q_a, 48, 32), (rmsnorm, q_n, 32), (linear, q_b, 32, 2 * 48), (fork, q), (load, x), (linear, kv_a, 48, 40), \
+        (rmsnorm, kv_n, 40, (columns, 24)), (fork, c), (slice, k_r, 24, 16), (fork, k_rope), (load, c), (slice, c_kv, 0, 24), (fork, kv), (linear, k_b, 24, 2 * 32), \
+        (concat, k_all, k_rope, 16, (heads, 2), (front, 1)), (fork, k), (load, kv), (linear, v_b, 24, 2 * 32), (fork, v), (load, q), (concat, qk, k, 96), (concat, qkv, v, 64), \
+        (rope, r, 2, 2, 48, (rotary_dim, 16), (value_dim, 32)), (attention, a, 2, 2, 48, (value_dim, 32)), (linear, o, 64, 40)) \
     X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
     X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, (causal, 0)))                                  \
     X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, (scale, 0.05f), (causal, 1)), (linear, p, 384, 40)) \

@@ -278,6 +278,11 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * operand[e];
         } else if (o.kind == "load") {
             y = fork_value(l, i, v, in_edges);
+        } else if (o.kind == "slice") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out];
+        } else if (o.kind == "concat") {
+            const vec &operand = fork_value(l, i, v, in_edges);
+            for (size_t e = 0; e < y.size(); e++) y[e] = concat(o, e).of_fork ? operand[concat(o, e).at] : in[concat(o, e).at];
         } else if (o.kind == "rope") {
             y = rope(o, in, c, 1);
         } else if (o.kind == "attention") {
@@ -433,6 +438,14 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * x[e];
             add_to_fork(dx, i);
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * by[e];
+        } else if (o.kind == "slice") { // y = columns of x
+            dx.assign(x.size(), 0.0);
+            for (size_t e = 0; e < d.size(); e++) dx[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out] = d[e];
+        } else if (o.kind == "concat") { // y = columns of x, and of the value of the fork
+            vec part(fork_value(l, i, v, v.from).size());
+            dx.assign(x.size(), 0.0);
+            for (size_t e = 0; e < d.size(); e++) (concat(o, e).of_fork ? part : dx)[concat(o, e).at] += d[e];
+            add_to_fork(part, i);
         } else if (o.kind == "load") { // y = value of the fork
             add_to_fork(d, i);
             dx.assign(x.size(), 0.0);

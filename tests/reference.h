@@ -273,6 +273,18 @@ struct head_norm {
     }
 };
 
+// (concat, name, fork, width, (heads, 1), (front, 0)): which element of its input, or of the fork's value, element e of the output is.
+struct concat {
+    bool of_fork;
+    size_t at;
+    concat(const op &o, size_t e) {
+        const size_t width = (size_t)o.number(1, 0), heads = (size_t)o.option("heads", 1), head = o.in / heads;
+        const size_t row = e / o.out, h = e % o.out / (head + width), c = e % o.out % (head + width), split = o.option("front", 0) == 1 ? width : head;
+        of_fork = (c < split) == (o.option("front", 0) == 1);
+        at = of_fork ? row * width + (c < split ? c : c - split) : row * o.in + h * head + (c < split ? c : c - split);
+    }
+};
+
 // The value of the fork or input that op i reads.
 const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_edges);
 

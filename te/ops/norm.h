@@ -101,8 +101,8 @@ typedef struct te_norm_part_options { int code; float eps; int columns, first; }
 TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
     return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
 }
-/* Converts eight columns of gamma, which te_load_norm_param has loaded, to floats, and adds 1 if gamma is zero-centred. If
- * the norm has no gamma, all eight are 1. */
+/* Converts eight columns of gamma, which te_load_norm_param has loaded, to floats, and adds 1 if gamma is zero-centred.
+ * If the norm has no gamma, all eight are 1. */
 TE_FN void te_gamma8(float w[8], const te_vec8 *gamma, te_dtype dtype, int code) {
     if (!te_norm_has_gamma(code)) {
         TE_UNROLL for (int i = 0; i < 8; i++) w[i] = 1.0f;
