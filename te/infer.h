@@ -34,15 +34,15 @@
 #include "ops/cross_attention.h"    /* cross_attention */
 #include "ops/cross_entropy.h"      /* cross_entropy, also with a vocabulary that is split over ranks */
 #include "ops/dropout.h"            /* dropout, which inference leaves out */
-#include "ops/dyt.h"                /* dyt */
-#include "ops/elementwise.h"        /* bias, scale, mul_param, softcap */
+#include "ops/elementwise.h"        /* bias, scale, mul_param, softcap, dyt */
 #include "ops/embedding.h"          /* embedding, positions */
 #include "ops/head_norm.h"          /* head_norm, head_norm1p */
+#include "ops/join.h"               /* slice, concat, gate, modulate */
 #include "ops/last_token.h"         /* last_token */
 #include "ops/linear.h"             /* linear, tied_linear, frozen_linear */
 #include "ops/norm.h"               /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
 #include "ops/recompute.h"          /* recompute, end_recompute */
-#include "ops/residual.h"           /* fork, add, mul, load, input, output, slice, concat */
+#include "ops/residual.h"           /* fork, add, mul, load, input, output */
 #include "ops/rope.h"               /* rope */
 #include "ops/sample.h"             /* sample */
 #include "optim/init.h"             /* te_model_randomize */

@@ -244,6 +244,16 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             }
     } else if (o.kind == "load") {
         e = fork_error(i, y.size());
+    } else if (o.kind == "gate" || o.kind == "modulate") {
+        const size_t width = reference::fork_width(l, i);
+        const bool input = l.ops[(size_t)o.edge].kind == "input";
+        const vec &by = input ? inputs.at(l.ops[(size_t)o.edge].name) : value[(size_t)o.edge];
+        const vec off = fork_error(i, by.size());
+        for (size_t k = 0; k < e.size(); k++) {
+            const reference::modulated m(o, c, width, k);
+            const double factor = std::fabs(by[m.factor]) + !m.gate, plus = m.gate ? 0 : std::fabs(by[m.summand]);
+            e[k] = before[k] * (factor + off[m.factor]) + std::fabs(in[k]) * off[m.factor] + (m.gate ? 0 : off[m.summand]) + sums * (std::fabs(in[k]) * factor + plus);
+        }
     } else if (o.kind == "slice") {
         for (size_t k = 0; k < e.size(); k++) e[k] = before[k / o.out * o.in + (size_t)o.number(0, 0) + k % o.out];
     } else if (o.kind == "concat") {
@@ -502,7 +512,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                               : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5))
                                                     : 1;
         const auto found = fork_grad.find((int)i);
-        for (size_t k = 0; k < e.size() && o.kind != "load" && o.kind != "slice" && o.kind != "concat"; k++) { // (the input and the output of a load differ in size)
+        for (size_t k = 0; k < e.size() && o.kind != "load" && o.kind != "slice" && o.kind != "concat" && o.kind != "gate" && o.kind != "modulate"; k++) { // (the input and the output of a load differ in size)
             e[k] = factor * d[k] + sums * (2 * std::fabs(dy[k]) * factor + std::fabs(dx[k]));
             if (o.kind == "fork" && found != fork_grad.end()) e[k] += found->second[k];
         }
@@ -516,6 +526,17 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         for (size_t k = 0; k < e.size(); k++) {
             part[k] = dy[k] * x[k], off[k] = d[k] * std::fabs(x[k]) + sums * std::fabs(part[k]);
             e[k] = d[k] * std::fabs(by[k]) + sums * std::fabs(dx[k]);
+        }
+        add_to_fork(i, part, off, held);
+    } else if (o.kind == "gate" || o.kind == "modulate") {
+        const vec &by = reference::fork_value(l, i, v, v.from);
+        const size_t width = reference::fork_width(l, i);
+        vec part(by.size()), off(by.size());
+        for (size_t k = 0; k < d.size(); k++) {
+            const reference::modulated m(o, c, width, k);
+            e[k] = d[k] * (std::fabs(by[m.factor]) + !m.gate) + sums * std::fabs(dy[k]) * (std::fabs(by[m.factor]) + !m.gate);
+            part[m.factor] += dy[k] * x[k], off[m.factor] += d[k] * std::fabs(x[k]) + sums * std::fabs(dy[k] * x[k]);
+            if (!m.gate) part[m.summand] += dy[k], off[m.summand] += d[k] + sums * std::fabs(dy[k]);
         }
         add_to_fork(i, part, off, held);
     } else if (o.kind == "slice") {

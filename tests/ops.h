@@ -12,11 +12,11 @@
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
 #include "te/ops/head_norm.h"
+#include "te/ops/join.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
 #include "te/ops/rope.h"
-#include "te/ops/dyt.h"
 
 #define OPS_GPT(H, F, HEADS)                                                                                                 \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, HEADS, HEADS, H / HEADS), \
@@ -111,6 +111,12 @@
         (rmsnorm, kv_n, 40, (columns, 24)), (fork, c), (slice, k_r, 24, 16), (fork, k_rope), (load, c), (slice, c_kv, 0, 24), (fork, kv), (linear, k_b, 24, 2 * 32), \
         (concat, k_all, k_rope, 16, (heads, 2), (front, 1)), (fork, k), (load, kv), (linear, v_b, 24, 2 * 32), (fork, v), (load, q), (concat, qk, k, 96), (concat, qkv, v, 64), \
         (rope, r, 2, 2, 48, (rotary_dim, 16), (value_dim, 32)), (attention, a, 2, 2, 48, (value_dim, 32)), (linear, o, 64, 40)) \
+    X(gate_one, MODEL, OPS_DTYPE, (fork, x), (linear, g, 37, 1), (sigmoid, s), (fork, one), (load, x), (linear, l, 37, 53), (gate, by, one), (silu, a), (gate, again, one)) \
+    X(gate_input, MODEL, OPS_DTYPE, (input, i, 1), (linear, l, 37, 40), (gate, by, i), (rmsnorm, n, 40))     \
+    X(modulate_64, MODEL, OPS_DTYPE, (input, c, 2 * 64, (rows, sequences)), (layernorm_no_affine, n, 64), (modulate, m, c), (linear, l, 64, 40)) \
+    X(dit, MODEL, (OPS_DTYPE, (width, 40)), (input, c, 24, (rows, sequences)), (fork, x), (load, c), (silu, a), (linear, ada, 24, 3 * 40 + 16), (bias, ada_b, 136), (fork, mod), (load, x), \
+        (layernorm_no_affine, n, 40, (eps, 1e-6f)), (modulate, m, mod, (first, 8)), (linear, f1, 40, 64), (gelu, g), (linear, f2, 64, 40), (gate, by, mod, (first, 96)), (gate, again, mod), (add, x)) \
+    X(modulate_wide, MODEL, OPS_DTYPE, (linear, l, 37, 520), (input, c, 1048, (rows, sequences)), (modulate, m, c, (first, 8))) \
     X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
     X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, (causal, 0)))                                  \
     X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, (scale, 0.05f), (causal, 1)), (linear, p, 384, 40)) \

@@ -209,6 +209,10 @@ const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_
     const op &from = l.ops[(size_t)l.ops[i].edge];
     return from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)l.ops[i].edge];
 }
+size_t fork_width(const list &l, size_t i) {
+    const op &from = l.ops[(size_t)l.ops[i].edge];
+    return from.kind == "input" ? (size_t)from.number(0, 0) : from.out;
+}
 values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
                edges *out_edges, const std::function<void(size_t, vec &)> &stored) {
     values v;
@@ -278,6 +282,13 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * operand[e];
         } else if (o.kind == "load") {
             y = fork_value(l, i, v, in_edges);
+        } else if (o.kind == "gate" || o.kind == "modulate") {
+            const vec &by = fork_value(l, i, v, in_edges);
+            const size_t width = fork_width(l, i);
+            for (size_t e = 0; e < y.size(); e++) {
+                const modulated m(o, c, width, e);
+                y[e] = m.gate ? in[e] * by[m.factor] : in[e] * (1 + by[m.factor]) + by[m.summand];
+            }
         } else if (o.kind == "slice") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out];
         } else if (o.kind == "concat") {
@@ -438,6 +449,17 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * x[e];
             add_to_fork(dx, i);
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * by[e];
+        } else if (o.kind == "gate" || o.kind == "modulate") { // y = x factor, or x (1 + factor) + summand
+            const vec &by = fork_value(l, i, v, v.from);
+            const size_t width = fork_width(l, i);
+            vec part(by.size());
+            for (size_t e = 0; e < d.size(); e++) {
+                const modulated m(o, c, width, e);
+                dx[e] = d[e] * (by[m.factor] + (m.gate ? 0 : 1));
+                part[m.factor] += d[e] * x[e];
+                if (!m.gate) part[m.summand] += d[e];
+            }
+            add_to_fork(part, i);
         } else if (o.kind == "slice") { // y = columns of x
             dx.assign(x.size(), 0.0);
             for (size_t e = 0; e < d.size(); e++) dx[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out] = d[e];

@@ -98,6 +98,7 @@ struct call {
     size_t input_rows(const op &input) const {
         for (const std::string &a : input.args)
             if (a == "(rows,memory)") return (size_t)batch * (size_t)memory_seq;
+            else if (a == "(rows,sequences)") return (size_t)batch;
         return rows();
     }
 };
@@ -285,8 +286,20 @@ struct concat {
     }
 };
 
+// (gate, name, x, (first, 0)), (modulate, name, x, (first, 0)): y = x factor + summand. The element of the value of x that an element of y is
+// multiplied by, and the one that is added (modulate). `width`: columns of the value; it has a row for each sequence or, with one column, for each row.
+struct modulated {
+    bool gate;
+    size_t factor, summand;
+    modulated(const op &o, const call &c, size_t width, size_t e) : gate(o.kind == "gate") {
+        const size_t row = e / o.out, first = (size_t)o.option("first", 0) + e % o.out, sequence = row / (size_t)c.seq * width;
+        factor = gate ? (width == 1 ? row : sequence + first) : sequence + first + o.out, summand = sequence + first;
+    }
+};
+
 // The value of the fork or input that op i reads.
 const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_edges);
+size_t fork_width(const list &l, size_t i); // its columns
 
 // in_edges: the tensor of each (input, name). out_edges, unless null, receives the tensor of each (output, name).
 // stored(i, y) is called with the output of each op, and may replace it by the one that a kernel stored.

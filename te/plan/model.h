@@ -39,6 +39,7 @@ enum {
     TE_IS_LOAD = 1 << 10,   /* starts a new branch: outputs a fork's value instead of the op's own input */
     TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values come from a fork's value */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
+    TE_OF_SEQUENCES = 1 << 4, /* an extra input with one row for each sequence (TE_ROWS_sequences) */
     TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory, e.g. the output of an encoder */
     TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: stores the op's input for the caller as well */
     /* the ends of a list */

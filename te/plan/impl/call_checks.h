@@ -124,8 +124,10 @@ TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, 
  * (input, ..) of the list. */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
-    const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
-                         : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
+    const te_rows rows = fork->flags & TE_OF_MEMORY      ? TE_ROWS_memory
+                         : fork->flags & TE_OF_SEQUENCES ? TE_ROWS_sequences
+                         : fork->flags & TE_IS_INPUT     ? op->out_rows
+                                                         : fork->out_rows;
     return te__value_of(0, op->edge_dtype, te__rows_in(r, rows), cols);
 }
 /* Set *v to the second operand of `op`, besides its own input: the value of an earlier (fork, ..), or of an extra
@@ -188,14 +190,15 @@ TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
+/* Whether backward may read the value of the fork that an op uses. All ops that use a fork but an add do. */
+TE_API int te__rereads_fork(const te_op *op) { return op->edge >= 0 && !(op->flags & TE_IS_ADD); }
 /* Return whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks)
  * saves its input or is recomputed, or if an op later in the list uses a fork of x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
     for (int j = i; j < p->op_count; j++)
-        if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) && p->op[j].edge < i &&
-            !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
+        if (te__rereads_fork(&p->op[j]) && p->op[j].edge < i && !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
             return 1;
     return (p->op[i].flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i) ||
            (p->region_count && p->region[0].first <= i);
@@ -283,8 +286,7 @@ TE_API te_status te__regions_edges(te__regions *all) {
                           * too */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
-            is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) &&
-                       (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
+            is_read |= te__rereads_fork(op) && (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
                        !strcmp(r->plan->op[op->edge].name, e->name);
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
