@@ -218,8 +218,8 @@ TE_CALLBACK void te_softcap_backward(float v[8], float sum[8], const te_stage *s
 /* ---- (dyt, name, width) ------------------------------------------------------------------------------------------ */
 
 /* Dynamic tanh, y = weight tanh(alpha x) + bias, used in place of a norm (Zhu et al. 2025, arXiv 2503.10622). weight
- * and bias are [width]; alpha is one number. Unlike a norm, dyt needs no statistics of the row, so it is elementwise and
- * may be fused into the epilogue of a GEMM. Backward reads the saved x and computes, with t = tanh(alpha x):
+ * and bias are [width]; alpha is one number. Unlike a norm, dyt needs no statistics of the row, so it is elementwise
+ * and may be fused into the epilogue of a GEMM. Backward reads the saved x and computes, with t = tanh(alpha x):
  *     dx = dy weight (1 - t^2) alpha,   dalpha = the sum of dy weight (1 - t^2) x over rows and columns,
  *     dweight = the sum of dy t over the rows, for each column,    dbias = the sum of dy over the rows, for each column
  * te_model_randomize sets alpha to 0.5, weight to 1 and bias to 0. */

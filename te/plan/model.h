@@ -51,6 +51,7 @@ enum {
     TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* attention that stores the largest score of each head for the caller, in the entry
                                      * of te_batch.edges that has the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
+    TE_TAKES_EDGE = 1 << 30, /* the op reads the entry of te_batch.edges that has its name (the frequencies of rope) */
     TE_IS_CACHED = 1 << 29,         /* in inference the op can store its keys and values in a te_cache */
     /* Ops that the epilogue of the GEMM before them can compute; each flag names the operation that it computes. */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */

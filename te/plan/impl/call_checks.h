@@ -265,9 +265,13 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
 /* The kind of the edge with this name: TE_IS_INPUT if it is an extra input of the list, TE_IS_OUTPUT if it is an extra
  * output, 0 if the list has no edge with this name. */
 TE_API int te__edge_kind(const te_plan *p, const char *name) {
-    for (int k = 0; name && k < p->op_count; k++)
-        if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT | TE_OUTPUTS_MAX_LOGIT)) && !strcmp(p->op[k].name, name))
-            return p->op[k].flags & TE_OUTPUTS_MAX_LOGIT ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
+    for (int k = 0; name && k < p->op_count; k++) {
+        const int flags = p->op[k].flags;
+        if (strcmp(p->op[k].name, name)) continue;
+        if (flags & TE_OUTPUTS_MAX_LOGIT) return TE_IS_OUTPUT;
+        if (flags & TE_TAKES_EDGE) return TE_IS_INPUT;
+        if (flags & (TE_IS_INPUT | TE_IS_OUTPUT)) return flags & (TE_IS_INPUT | TE_IS_OUTPUT);
+    }
     return 0;
 }
 /* Add to the table the memory that the caller passes for the ops (input, ..) and (output, ..), and for attention with
@@ -288,6 +292,7 @@ TE_API te_status te__regions_edges(te__regions *all) {
             const te_op *op = &r->plan->op[k];
             is_read |= te__rereads_fork(op) && (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
                        !strcmp(r->plan->op[op->edge].name, e->name);
+            is_read |= (op->flags & TE_TAKES_EDGE) && !strcmp(op->name, e->name);
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
