@@ -132,6 +132,8 @@
     X(positions_first, MODEL, OPS_DTYPE, (positions, p, 38, 64), (bias, b, 64))                             \
     X(positions_alone, MODEL, OPS_DTYPE, (positions, p, 64, 37))                                            \
     X(embedding_53, MODEL, OPS_DTYPE, (embedding, e, 11, 53))                                               \
+    X(embedding_padding, MODEL, OPS_DTYPE, (embedding, e, 5, 40, (padding_idx, 3)), (bias, b, 40))           \
+    X(embedding_tied_padding, MODEL, OPS_DTYPE, (embedding, e, 2, 24, (padding_idx, 0)), (rmsnorm, n, 24), (tied_linear, h, 24, 2), (cross_entropy, c, 2)) \
     X(embedding_64, MODEL, OPS_DTYPE, (embedding, e, 3, 64), (bias, b, 64))                                 \
     X(embedding_520, MODEL, OPS_DTYPE, (embedding, e, 1000, 520), (rmsnorm, n, 520))                        \
     X(cross_entropy_51, MODEL, OPS_DTYPE, (cross_entropy, c, 51))                                           \

@@ -487,7 +487,8 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             attention(o, i, joined(x, fork_value(l, i, v, v.from)), w, c, &d, &v.out[i], &dx, dw);
             add_to_fork(split(dx, x.size()), i);
         } else if (o.kind == "embedding") { // y[row] = w[token]
-            for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
+            for (size_t e = 0; e < d.size(); e++)
+                if (c.tokens[e / o.out] != (int32_t)o.option("padding_idx", -1)) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
         } else if (o.kind == "positions") { // y[row] = x[row] + w[position]
             for (size_t e = 0; e < d.size(); e++) (*dw)[((size_t)c.position + e / o.out % (size_t)c.seq) * o.out + e % o.out] += d[e];
         } else if (o.kind == "last_token") { // y[sequence] = x[its last row]
