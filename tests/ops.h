@@ -118,6 +118,12 @@
         (layernorm_no_affine, n, 40, (eps, 1e-6f)), (modulate, m, mod, (first, 8)), (linear, f1, 40, 64), (gelu, g), (linear, f2, 64, 40), (gate, by, mod, (first, 96)), (gate, again, mod), (add, x)) \
     X(modulate_wide, MODEL, OPS_DTYPE, (linear, l, 37, 520), (input, c, 1048, (rows, sequences)), (modulate, m, c, (first, 8))) \
     X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
+    X(attention_72, MODEL, OPS_DTYPE, (linear, l, 40, 4 * 72), (bias, b, 4 * 72), (rope, r, 2, 1, 72), (attention, a, 2, 1, 72), (linear, p, 144, 40)) \
+    X(attention_72_all, MODEL, OPS_DTYPE, (attention, a, 2, 2, 72, (causal, 0), (dropout, 0.3f), (window_right, 9), (softcap, 1.1f), (alibi, 1), (sinks, 1))) \
+    X(attention_8, MODEL, OPS_DTYPE, (attention, a, 4, 1, 8, (window_left, 9), (bias, heads), (bias_queries, 48))) \
+    X(attention_136, MODEL, OPS_DTYPE, (linear, l, 40, 4 * 136), (attention, a, 2, 1, 136, (dropout, 0.2f)))  \
+    X(attention_248, MODEL, OPS_DTYPE, (attention, a, 1, 1, 248, (causal, 0)))                               \
+    X(attention_value_56, MODEL, OPS_DTYPE, (linear, l, 40, 3 * 24 + 56), (bias, b, 128), (attention, a, 2, 1, 24, (value_dim, 56), (softcap, 2.0f))) \
     X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, (causal, 0)))                                  \
     X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, (scale, 0.05f), (causal, 1)), (linear, p, 384, 40)) \
     X(attention_window, MODEL, OPS_DTYPE, (attention, a, 2, 1, 32, (window_left, 9), (alibi, 1)))                       \
