@@ -130,7 +130,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         te__attn_apply_softcap<F, M, N>(s, a->scale);
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
         const te__attn_alibi_bias alibi =
-            te__attn_alibi_at<HEADS, F>(h.head, a->scale, row0 + g + mask.shift - k0 - t * 2);
+            te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, row0 + g + mask.shift - k0 - t * 2);
         const te__attn_score_bias bias = te__attn_score_bias_at<T, F>(a, h.head, row0 + g, k0 + t * 2, mask.shift);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int n = 0; n < N; n++)
@@ -281,7 +281,7 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
-    const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(x.head, x.a->scale, x.query + x.mask.shift - x.key);
+    const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(x.a->whole, x.head, x.a->scale, x.query + x.mask.shift - x.key);
     const te__attn_score_bias bias = te__attn_score_bias_at<T, F>(x.a, x.head, x.query, x.key, x.mask.shift);
     te__attn_apply_softcap<F, M, N>(s, x.a->scale);
     if (te__attn_needs_mask(x.warp_tiles, x.tile, 1)) te__attn_apply_mask_transposed<M, N>(s, x.mask, x.key, x.query);
@@ -511,7 +511,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
                 });
         te__attn_apply_softcap<F, 1, N>(s, a->scale);
         te__attn_add_alibi<F, 1, N>(
-            s, te__attn_alibi_at<HEADS, F>(head, a->scale, row0 + g + mask.shift - k0 - t * 2));
+            s, te__attn_alibi_at<HEADS, F>(a->whole, head, a->scale, row0 + g + mask.shift - k0 - t * 2));
         te__attn_add_score_bias<T, F, 1, N>(
             s, te__attn_score_bias_at<T, F>(a, head, row0 + g, k0 + t * 2, mask.shift));
         te__attn_apply_mask<1, N>(s, mask, row0 + g, k0 + t * 2);

@@ -185,13 +185,14 @@ template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M]
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_softcapped<F>(s[m][n][e], scale);
 }
 
-/* The ALiBi bias of a tile of scores, in the unit of scores. slope: the slope of the head; at: the slope times the
+/* The ALiBi bias of a tile of scores, in the unit of scores. whole, head: as te__attn_alibi_slope_of. slope: the slope of the head; at: the slope times the
  * distance, query - key, of the tile's element (0, 0). */
 struct te__attn_alibi_bias { float slope, at; };
-template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int head, float scale, int distance) {
+template <int HEADS, class F>
+TE_FN te__attn_alibi_bias te__attn_alibi_at(te_attention_shard whole, int head, float scale, int distance) {
     te__attn_alibi_bias b = {0, 0};
     if constexpr (F::ALIBI) {
-        b.slope = te__attn_alibi_slope(head, HEADS) / te__attn_score_unit<F>(scale);
+        b.slope = te__attn_alibi_slope_of(whole, head, HEADS) / te__attn_score_unit<F>(scale);
         b.at = b.slope * (float)distance;
     }
     return b;
