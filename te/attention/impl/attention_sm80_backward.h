@@ -281,7 +281,8 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
-    const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(x.a->whole, x.head, x.a->scale, x.query + x.mask.shift - x.key);
+    const te__attn_alibi_bias alibi =
+        te__attn_alibi_at<HEADS, F>(x.a->whole, x.head, x.a->scale, x.query + x.mask.shift - x.key);
     const te__attn_score_bias bias = te__attn_score_bias_at<T, F>(x.a, x.head, x.query, x.key, x.mask.shift);
     te__attn_apply_softcap<F, M, N>(s, x.a->scale);
     if (te__attn_needs_mask(x.warp_tiles, x.tile, 1)) te__attn_apply_mask_transposed<M, N>(s, x.mask, x.key, x.query);

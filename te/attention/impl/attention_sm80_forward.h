@@ -138,8 +138,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_apply_softcap<F, M, N>(s, a->scale);
-        te__attn_add_alibi<F, M, N>(s,
-                                    te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, row0 + g + mask.shift - k0 - t * 2));
+        te__attn_add_alibi<F, M, N>(
+            s, te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, row0 + g + mask.shift - k0 - t * 2));
         te__attn_add_score_bias<T, F, M, N>(
             s, te__attn_score_bias_at<T, F>(a, h.head, row0 + g, k0 + t * 2, mask.shift));
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);

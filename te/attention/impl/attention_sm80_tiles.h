@@ -185,8 +185,8 @@ template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M]
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_softcapped<F>(s[m][n][e], scale);
 }
 
-/* The ALiBi bias of a tile of scores, in the unit of scores. whole, head: as te__attn_alibi_slope_of. slope: the slope of the head; at: the slope times the
- * distance, query - key, of the tile's element (0, 0). */
+/* The ALiBi bias of a tile of scores, in the unit of scores. slope: the slope of the head; at: the slope times the
+ * distance, query - key, of the tile's element (0, 0). whole, head: as for te__attn_alibi_slope_of. */
 struct te__attn_alibi_bias { float slope, at; };
 template <int HEADS, class F>
 TE_FN te__attn_alibi_bias te__attn_alibi_at(te_attention_shard whole, int head, float scale, int distance) {
