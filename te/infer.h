@@ -31,15 +31,15 @@
 #include "io/safetensors.h"         /* te_safetensors_map, te_safetensors_open_memory */
 #include "io/weights.h"             /* te_weights_load, te_weights_use */
 #include "layers.h"                 /* ready-made lists: TE_LLAMA_BLOCK, ... */
-#include "ops/activation.h"         /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
+#include "ops/activation.h"         /* gelu, .., silu, sigmoid, tanh, the gated ones, xielu */
 #include "ops/attention.h"          /* attention */
 #include "ops/cross_attention.h"    /* cross_attention */
 #include "ops/cross_entropy.h"      /* cross_entropy, also with a vocabulary that is split over ranks */
 #include "ops/dropout.h"            /* dropout, which inference leaves out */
-#include "ops/dyt.h"                /* dyt */
-#include "ops/elementwise.h"        /* bias, scale, mul_param, softcap */
+#include "ops/elementwise.h"        /* bias, scale, mul_param, softcap, dyt */
 #include "ops/embedding.h"          /* embedding, positions */
 #include "ops/head_norm.h"          /* head_norm, head_norm1p */
+#include "ops/join.h"               /* slice, concat, gate, modulate */
 #include "ops/last_token.h"         /* last_token */
 #include "ops/linear.h"             /* linear, tied_linear, frozen_linear */
 #include "ops/norm.h"               /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */

@@ -173,12 +173,14 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             }
     } else if (reference::is_norm(o.kind)) {
         for (size_t r = 0; r < rows; r++) {
-            const norm_errors n(o, &in[r * o.in], &before[r * o.in]);
-            for (size_t k = 0; k < o.in; k++) {
+            const reference::norm_part part(o);
+            const size_t first = r * o.in + part.first;
+            const norm_errors n(part.of, &in[first], &before[first]);
+            for (size_t k = 0; k < part.of.in; k++) {
                 const double gamma = std::fabs(reference::gamma_of(o, params, k)),
                              beta = o.params == 2 ? std::fabs(params[(size_t)o.first_param + 1][k]) : 0;
                 const double stored = o.params ? std::fabs((*w)[k]) + 1 : 1; // the size of the stored number: a 1p norm stores gamma - 1
-                e[r * o.in + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
+                e[first + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
             }
         }
     } else if (o.kind.compare(0, 9, "head_norm") == 0) {
@@ -226,6 +228,12 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             e[k] = weight * (ax * before[k] + functions * (t + ax * std::fabs(in[k]) * (1 - t * t))) +
                    sums * (weight * t + bias);
         }
+    } else if (o.kind == "xielu") {
+        const reference::xielu f(o, params);
+        for (size_t k = 0; k < e.size(); k++) {
+            const double x = in[k], off = before[k], size = x > 0 ? f.alpha_p * x * x : f.alpha_n * (std::fabs(std::expm1(x)) - x);
+            e[k] = off * std::max(std::fabs(f.slope(x - off)), std::fabs(f.slope(x + off))) + functions * (size + f.beta * std::fabs(x));
+        }
     } else if (o.kind == "clamped_swiglu") { // y = f(a) (1 + b); no slope of x sigmoid(alpha x) is above 1.1
         for (size_t r = 0; r < rows; r++)
             for (size_t k = 0; k < o.out; k++) {
@@ -236,6 +244,21 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             }
     } else if (o.kind == "load") {
         e = fork_error(i, y.size());
+    } else if (o.kind == "gate" || o.kind == "modulate") {
+        const size_t width = reference::fork_width(l, i);
+        const bool input = l.ops[(size_t)o.edge].kind == "input";
+        const vec &by = input ? inputs.at(l.ops[(size_t)o.edge].name) : value[(size_t)o.edge];
+        const vec off = fork_error(i, by.size());
+        for (size_t k = 0; k < e.size(); k++) {
+            const reference::modulated m(o, c, width, k);
+            const double factor = std::fabs(by[m.factor]) + !m.gate, plus = m.gate ? 0 : std::fabs(by[m.summand]);
+            e[k] = before[k] * (factor + off[m.factor]) + std::fabs(in[k]) * off[m.factor] + (m.gate ? 0 : off[m.summand]) + sums * (std::fabs(in[k]) * factor + plus);
+        }
+    } else if (o.kind == "slice") {
+        for (size_t k = 0; k < e.size(); k++) e[k] = before[k / o.out * o.in + (size_t)o.number(0, 0) + k % o.out];
+    } else if (o.kind == "concat") {
+        const vec off = fork_error(i, rows * (size_t)o.number(1, 0));
+        for (size_t k = 0; k < e.size(); k++) e[k] = (reference::concat(o, k).of_fork ? off : before)[reference::concat(o, k).at];
     } else if (o.kind == "mul") { // y = x * value of the fork
         const vec off = fork_error(i, y.size());
         for (size_t k = 0; k < e.size(); k++) {
@@ -363,6 +386,14 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
             (*ew)[0] += std::fabs(x[k]) * (along + sums * g * weight * (1 - t * t));
             eweight[k % o.in] += d[k] * t + g * (et + sums * t), ebias[k % o.in] += d[k] + sums * g;
         }
+    } else if (o.kind == "xielu") {
+        const reference::xielu f(o, params);
+        for (size_t k = 0; k < e.size(); k++) {
+            const double u = x[k], g = std::fabs(dy[k]), off = d[k] + (functions + sums) * g;
+            e[k] = d[k] * std::fabs(f.slope(u)) + functions * g * (u > 0 ? 2 * f.alpha_p * u + f.beta : f.alpha_n + f.beta);
+            (*ew)[0] += off * f.along_p(u) * f.slope_p;
+            param[(size_t)o.first_param + 1][0] += u > 0 ? 0 : off * (std::fabs(std::expm1(u)) - u) * f.slope_n;
+        }
     } else if (o.kind == "clamped_swiglu") {
         for (size_t r = 0; r < rows; r++)
             for (size_t k = 0; k < o.out; k++) {
@@ -381,10 +412,12 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         }
     } else if (reference::is_norm(o.kind)) {
         for (size_t r = 0; r < rows; r++) {
-            const norm_errors s(o, &x[r * o.in], nullptr);
+            const reference::norm_part part(o);
+            const size_t first = r * o.in + part.first, columns = part.of.in;
+            const norm_errors s(part.of, &x[first], nullptr);
             double off_along = 0, off_mean = 0, along = 0;
-            for (size_t k = 0; k < o.in; k++) {
-                const size_t at = r * o.in + k;
+            for (size_t k = 0; k < columns; k++) {
+                const size_t at = first + k;
                 const double gamma = reference::gamma_of(o, params, k), g = std::fabs(dy[at] * gamma),
                              eg = d[at] * std::fabs(gamma) + sums * g;
                 along += dy[at] * gamma * s.xhat[k] / s.n;
@@ -396,13 +429,13 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                 if (o.params > 1) param[(size_t)o.first_param + 1][k] += d[at] + sums * std::fabs(dy[at]);
             }
             if (o.kind.compare(0, 9, "layernorm") != 0) off_mean = 0;
-            for (size_t k = 0; k < o.in; k++) {
-                const size_t at = r * o.in + k;
+            for (size_t k = 0; k < columns; k++) {
+                const size_t at = first + k;
                 const double gamma = std::fabs(reference::gamma_of(o, params, k)),
                              g = std::fabs(dy[at]) * (gamma + 1);
                 e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + off_mean + std::fabs(s.xhat[k]) * off_along +
                                       s.error[k] * std::fabs(along)) +
-                        std::fabs(dx[at]) * same_sign(o.in); // the error of rstd
+                        std::fabs(dx[at]) * same_sign(columns); // the error of rstd
             }
         }
     } else if (o.kind.compare(0, 9, "head_norm") == 0) {
@@ -479,7 +512,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                               : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5))
                                                     : 1;
         const auto found = fork_grad.find((int)i);
-        for (size_t k = 0; k < e.size() && o.kind != "load"; k++) { // (the input and the output of a load differ in size)
+        for (size_t k = 0; k < e.size() && o.kind != "load" && o.kind != "slice" && o.kind != "concat" && o.kind != "gate" && o.kind != "modulate"; k++) { // (the input and the output of a load differ in size)
             e[k] = factor * d[k] + sums * (2 * std::fabs(dy[k]) * factor + std::fabs(dx[k]));
             if (o.kind == "fork" && found != fork_grad.end()) e[k] += found->second[k];
         }
@@ -493,6 +526,29 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         for (size_t k = 0; k < e.size(); k++) {
             part[k] = dy[k] * x[k], off[k] = d[k] * std::fabs(x[k]) + sums * std::fabs(part[k]);
             e[k] = d[k] * std::fabs(by[k]) + sums * std::fabs(dx[k]);
+        }
+        add_to_fork(i, part, off, held);
+    } else if (o.kind == "gate" || o.kind == "modulate") {
+        const vec &by = reference::fork_value(l, i, v, v.from);
+        const size_t width = reference::fork_width(l, i);
+        vec part(by.size()), off(by.size());
+        for (size_t k = 0; k < d.size(); k++) {
+            const reference::modulated m(o, c, width, k);
+            e[k] = d[k] * (std::fabs(by[m.factor]) + !m.gate) + sums * std::fabs(dy[k]) * (std::fabs(by[m.factor]) + !m.gate);
+            part[m.factor] += dy[k] * x[k], off[m.factor] += d[k] * std::fabs(x[k]) + sums * std::fabs(dy[k] * x[k]);
+            if (!m.gate) part[m.summand] += dy[k], off[m.summand] += d[k] + sums * std::fabs(dy[k]);
+        }
+        add_to_fork(i, part, off, held);
+    } else if (o.kind == "slice") {
+        std::fill(e.begin(), e.end(), 0.0);
+        for (size_t k = 0; k < d.size(); k++) e[k / o.out * o.in + (size_t)o.number(0, 0) + k % o.out] = d[k];
+    } else if (o.kind == "concat") {
+        vec part(reference::fork_value(l, i, v, v.from).size()), off(part.size());
+        std::fill(e.begin(), e.end(), 0.0);
+        for (size_t k = 0; k < d.size(); k++) {
+            const reference::concat of(o, k);
+            if (of.of_fork) part[of.at] += dy[k], off[of.at] += d[k] + sums * std::fabs(dy[k]);
+            else e[of.at] = d[k];
         }
         add_to_fork(i, part, off, held);
     } else if (o.kind == "load") {

@@ -7,6 +7,7 @@
 MODEL(plain_f32, f32, (linear, l, 48, 8 * 32), (rope, r, 4, 2, 32), (attention, a, 4, 2, 32, (cache, 1)), (linear, o, 128, 48))
 MODEL(plain_bf16, bf16, (linear, l, 48, 8 * 64), (rope, r, 4, 2, 64), (attention, a, 4, 2, 64, (cache, 1)), (linear, o, 256, 48))
 MODEL(odd_bf16, bf16, (linear, l, 48, 7 * 80), (rope, r, 5, 1, 80), (attention, a, 5, 1, 80, (cache, 1)), (linear, o, 400, 48))
+MODEL(eight_bf16, bf16, (linear, l, 48, 7 * 72), (rope, r, 5, 1, 72), (attention, a, 5, 1, 72, (cache, 1)), (linear, o, 360, 48))
 MODEL(large_f16, f16, (linear, l, 48, 9 * 128), (bias, b, 9 * 128), (rope, r, 7, 1, 128), (attention, a, 7, 1, 128, (cache, 1)), (linear, o, 896, 48))
 MODEL(window_bf16, bf16, (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64, (cache, 1), (window_left, 37), (sinks, 1), (softcap, 20)), (linear, o, 128, 48))
 MODEL(window_f32, f32, (linear, l, 48, 4 * 36), (attention, a, 2, 1, 36, (cache, 1), (window_left, 9), (sinks, 1), (softcap, 20)), (linear, o, 72, 48))
@@ -148,7 +149,7 @@ void parts(const subject &s, int page_rows) {
 } // namespace
 
 TEST_CASE("a prompt in parts has the outputs of the whole prompt") {
-    for (const subject *s : {&plain_f32_subject, &plain_bf16_subject, &odd_bf16_subject, &large_f16_subject, &window_bf16_subject, &window_f32_subject,
+    for (const subject *s : {&plain_f32_subject, &plain_bf16_subject, &odd_bf16_subject, &eight_bf16_subject, &large_f16_subject, &window_bf16_subject, &window_f32_subject,
                              &alibi_f32_subject, &relative_bf16_subject, &value_f32_subject, &norm_f32_subject, &learnt_f32_subject, &alone_f16_subject, &alone_256_subject})
         for (const int page_rows : {0, 16, 64}) parts(*s, page_rows);
 }

@@ -12,11 +12,11 @@
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
 #include "te/ops/head_norm.h"
+#include "te/ops/join.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
 #include "te/ops/rope.h"
-#include "te/ops/dyt.h"
 
 #define OPS_GPT(H, F, HEADS)                                                                                                 \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, HEADS, HEADS, H / HEADS), \
@@ -61,6 +61,26 @@
     X(dyt_37, MODEL, OPS_DTYPE, (dyt, n, 37), (linear, l, 37, 53), (dyt, m, 53))                            \
     X(dyt_520, MODEL, OPS_DTYPE, (bias, b, 520), (dyt, n, 520))                                             \
     X(dyt_1, MODEL, OPS_DTYPE, (dyt, n, 1))                                                                 \
+    X(tanh_37, MODEL, OPS_DTYPE, (bias, b, 37), (tanh, t), (linear, l, 37, 53), (sigmoid, s))                \
+    X(xielu_37, MODEL, OPS_DTYPE, (bias, b, 37), (xielu, a), (linear, l, 37, 53), (xielu, c, (beta, 0.25f)))  \
+    X(xielu_520, MODEL, OPS_DTYPE, (linear, l, 37, 520), (xielu, a), (linear, m, 520, 8), (xielu, c))         \
+    X(layernorm_no_bias_53, MODEL, OPS_DTYPE, (layernorm_no_bias, n, 53, (eps, 1e-3f)))                      \
+    X(layernorm_no_bias_1100, MODEL, OPS_DTYPE, (fork, x), (layernorm_no_bias, n, 1100), (add, x))           \
+    X(layernorm_no_affine_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (fork, x), (layernorm_no_affine, n, 64), (bias, b, 64), (add, x)) \
+    X(layernorm_no_affine_2051, MODEL, OPS_DTYPE, (layernorm_no_affine, n, 2051))                            \
+    X(rmsnorm_no_affine_53, MODEL, OPS_DTYPE, (bias, b, 53), (rmsnorm_no_affine, n, 53, (eps, 1e-6f)))       \
+    X(norm_part_64, MODEL, OPS_DTYPE, (bias, b, 64), (rmsnorm, n, 64, (columns, 24)), (layernorm, m, 64, (first, 16), (columns, 40))) \
+    X(norm_part_odd, MODEL, OPS_DTYPE, (linear, l, 37, 53), (fork, x), (layernorm, n, 53, (first, 8), (columns, 32), (eps, 1e-3f)), (add, x), (l2norm, m, 53, (columns, 48))) \
+    X(norm_part_2112, MODEL, OPS_DTYPE, (rmsnorm1p, n, 2112, (columns, 1536)), (rmsnorm, m, 2112, (first, 1536), (columns, 512))) \
+    X(norm_part_5136, MODEL, OPS_DTYPE, (layernorm_no_bias, n, 5136, (first, 16), (columns, 4096)))          \
+    X(norm_part_bare, MODEL, OPS_DTYPE, (fork, x), (rmsnorm_no_affine, n, 96, (first, 88), (columns, 8)), (add, x), (layernorm_no_affine, m, 96, (columns, 96))) \
+    X(slice_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (slice, s, 16, 24), (bias, b, 24), (slice, t, 3, 17)) \
+    X(slice_first, MODEL, (OPS_DTYPE, (width, 53)), (slice, s, 11, 42))                                      \
+    X(concat_64, MODEL, OPS_DTYPE, (fork, x), (linear, l, 64, 40), (gelu, g), (concat, c, x, 64), (bias, b, 104)) \
+    X(concat_odd, MODEL, OPS_DTYPE, (linear, k, 53, 37), (fork, x), (bias, b, 37), (concat, c, x, 37, (front, 1)), (concat, d, x, 37, (heads, 2)), (linear, l, 148, 8)) \
+    X(concat_heads, MODEL, OPS_DTYPE, (linear, a, 37, 16), (fork, x), (silu, s), (fork, z), (linear, l, 16, 3 * 24), (concat, c, x, 16, (heads, 3)), (concat, d, z, 16, (heads, 3), (front, 1))) \
+    X(concat_input, MODEL, OPS_DTYPE, (input, i, 24), (linear, l, 64, 40), (concat, c, i, 24), (concat, d, i, 24, (heads, 4), (front, 1)), (scale, s, 2.0f)) \
+    X(concat_alone, MODEL, (OPS_DTYPE, (width, 40)), (input, i, 9), (concat, c, i, 9))                       \
     X(clamped_swiglu_37, MODEL, OPS_DTYPE, (bias, b, 2 * 37), (clamped_swiglu, g))                          \
     X(clamped_swiglu_64, MODEL, OPS_DTYPE, (linear, l, 40, 2 * 64), (bias, b, 2 * 64), (clamped_swiglu, g, (alpha, 1.1f), (limit, 0.9f)), (scale, s, 2.0f)) \
     X(one_edge, MODEL, OPS_DTYPE, (input, i, 64), (linear, l, 64, 64), (add, i))                            \
@@ -86,7 +106,24 @@
     X(head_norm_partial, MODEL, OPS_DTYPE, (head_norm1p, n, 1, 1, 64), (rope, r, 1, 1, 64, (rotary_dim, 32)), (bias, b, 192)) \
     X(head_norm_interleaved, MODEL, OPS_DTYPE, (head_norm, n, 5, 2, 16, (eps, 0)), (rope, r, 5, 2, 16, (interleaved, 1), (rotary_dim, 12), (scaling, llama3), (factor, 8), (original_length, 32))) \
     X(head_norm_rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 57), (head_norm, n, 1, 1, 19), (rope, r, 1, 1, 19, (rotary_dim, 10))) \
+    X(olmo2, MODEL, OPS_DTYPE, (linear, l, 40, 128), (rmsnorm, q, 128, (columns, 64)), (rmsnorm, k, 128, (first, 64), (columns, 32)), (rope, r, 4, 2, 16), (attention, a, 4, 2, 16), (linear, o, 64, 40)) \
+    X(mla, MODEL, OPS_DTYPE, (fork, x), (linear, q_a, 48, 32), (rmsnorm, q_n, 32), (linear, q_b, 32, 2 * 48), (fork, q), (load, x), (linear, kv_a, 48, 40), \
+        (rmsnorm, kv_n, 40, (columns, 24)), (fork, c), (slice, k_r, 24, 16), (fork, k_rope), (load, c), (slice, c_kv, 0, 24), (fork, kv), (linear, k_b, 24, 2 * 32), \
+        (concat, k_all, k_rope, 16, (heads, 2), (front, 1)), (fork, k), (load, kv), (linear, v_b, 24, 2 * 32), (fork, v), (load, q), (concat, qk, k, 96), (concat, qkv, v, 64), \
+        (rope, r, 2, 2, 48, (rotary_dim, 16), (value_dim, 32)), (attention, a, 2, 2, 48, (value_dim, 32)), (linear, o, 64, 40)) \
+    X(gate_one, MODEL, OPS_DTYPE, (fork, x), (linear, g, 37, 1), (sigmoid, s), (fork, one), (load, x), (linear, l, 37, 53), (gate, by, one), (silu, a), (gate, again, one)) \
+    X(gate_input, MODEL, OPS_DTYPE, (input, i, 1), (linear, l, 37, 40), (gate, by, i), (rmsnorm, n, 40))     \
+    X(modulate_64, MODEL, OPS_DTYPE, (input, c, 2 * 64, (rows, sequences)), (layernorm_no_affine, n, 64), (modulate, m, c), (linear, l, 64, 40)) \
+    X(dit, MODEL, (OPS_DTYPE, (width, 40)), (input, c, 24, (rows, sequences)), (fork, x), (load, c), (silu, a), (linear, ada, 24, 3 * 40 + 16), (bias, ada_b, 136), (fork, mod), (load, x), \
+        (layernorm_no_affine, n, 40, (eps, 1e-6f)), (modulate, m, mod, (first, 8)), (linear, f1, 40, 64), (gelu, g), (linear, f2, 64, 40), (gate, by, mod, (first, 96)), (gate, again, mod), (add, x)) \
+    X(modulate_wide, MODEL, OPS_DTYPE, (linear, l, 37, 520), (input, c, 1048, (rows, sequences)), (modulate, m, c, (first, 8))) \
     X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
+    X(attention_72, MODEL, OPS_DTYPE, (linear, l, 40, 4 * 72), (bias, b, 4 * 72), (rope, r, 2, 1, 72), (attention, a, 2, 1, 72), (linear, p, 144, 40)) \
+    X(attention_72_all, MODEL, OPS_DTYPE, (attention, a, 2, 2, 72, (causal, 0), (dropout, 0.3f), (window_right, 9), (softcap, 1.1f), (alibi, 1), (sinks, 1))) \
+    X(attention_8, MODEL, OPS_DTYPE, (attention, a, 4, 1, 8, (window_left, 9), (bias, heads), (bias_queries, 48))) \
+    X(attention_136, MODEL, OPS_DTYPE, (linear, l, 40, 4 * 136), (attention, a, 2, 1, 136, (dropout, 0.2f)))  \
+    X(attention_248, MODEL, OPS_DTYPE, (attention, a, 1, 1, 248, (causal, 0)))                               \
+    X(attention_value_56, MODEL, OPS_DTYPE, (linear, l, 40, 3 * 24 + 56), (bias, b, 128), (attention, a, 2, 1, 24, (value_dim, 56), (softcap, 2.0f))) \
     X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, (causal, 0)))                                  \
     X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, (scale, 0.05f), (causal, 1)), (linear, p, 384, 40)) \
     X(attention_window, MODEL, OPS_DTYPE, (attention, a, 2, 1, 32, (window_left, 9), (alibi, 1)))                       \
@@ -101,6 +138,8 @@
     X(positions_first, MODEL, OPS_DTYPE, (positions, p, 38, 64), (bias, b, 64))                             \
     X(positions_alone, MODEL, OPS_DTYPE, (positions, p, 64, 37))                                            \
     X(embedding_53, MODEL, OPS_DTYPE, (embedding, e, 11, 53))                                               \
+    X(embedding_padding, MODEL, OPS_DTYPE, (embedding, e, 5, 40, (padding_idx, 3)), (bias, b, 40))           \
+    X(embedding_tied_padding, MODEL, OPS_DTYPE, (embedding, e, 2, 24, (padding_idx, 0)), (rmsnorm, n, 24), (tied_linear, h, 24, 2), (cross_entropy, c, 2)) \
     X(embedding_64, MODEL, OPS_DTYPE, (embedding, e, 3, 64), (bias, b, 64))                                 \
     X(embedding_520, MODEL, OPS_DTYPE, (embedding, e, 1000, 520), (rmsnorm, n, 520))                        \
     X(cross_entropy_51, MODEL, OPS_DTYPE, (cross_entropy, c, 51))                                           \

@@ -136,3 +136,52 @@ TEST_CASE("parts that do not match are refused by name, and the list of tensors 
     CHECK(te_safetensors_write(path("bad"), &bad, 1, nullptr, 0, t) == TE_ERROR_SHAPE);
     te_packed_free(nullptr);
 }
+
+TEST_CASE("a tensor that stores q, k and v head by head is loaded into a parameter with q, k and v of all heads") {
+    target t;
+    std::mt19937 random(7);
+    const path file("heads");
+    const int cols = 5, dim = 3;
+    for (const std::pair<int, int> &n : {std::pair<int, int>(4, 4), {6, 2}, {3, 1}}) {
+        const int heads = n.first, kv = n.second, group = heads / kv, rows = (heads + 2 * kv) * dim;
+        hand_model m(t, "block", TE_f32, {{"qkv", "weight", rows, cols}, {"qkv_b", "bias", 1, rows}}, false);
+        std::vector<std::vector<float>> values = {hand_model::draw(random, (size_t)(rows * cols), 1), hand_model::draw(random, (size_t)rows, 1)};
+        memory weight(t, values[0].size() * 4), bias(t, values[1].size() * 4);
+        write_floats(t, weight.p, values[0]), write_floats(t, bias.p, values[1]);
+        const int64_t shape[1] = {rows};
+        const te_safetensor stored[] = {te_safetensor_matrix("h.query_key_value.weight", TE_f32, rows, cols, weight.p),
+                                        te_safetensor_of("h.query_key_value.bias", te__safetensors_dtype_of(TE_f32), 1, shape, bias.p)};
+        REQUIRE(te_safetensors_write(file, stored, 2, nullptr, 0, t) == TE_OK);
+        views v;
+        const te_packed_heads tensors[] = {{"query_key_value.weight", "qkv", "weight", heads, kv}, {"query_key_value.bias", "qkv_b", "bias", heads, kv}};
+        REQUIRE(te_packed_add_heads(&v.l, &m.model, tensors, 2, "h.", t) == TE_OK);
+        CHECK(te_packed_covers(&v.l, &m.model, t) == TE_OK);
+        te_safetensors f;
+        REQUIRE(te_safetensors_open(&f, file, t) == TE_OK);
+        const te_status loaded = te_safetensors_load(&f, v.l.tensor, v.l.count, 1, t);
+        INFO(te_last_error(t));
+        REQUIRE(loaded == TE_OK);
+        te_safetensors_close(&f);
+        m.check_gaps();
+        const std::vector<float> qkv = m.data(0), b = m.data(1);
+        for (int head = 0; head < heads + 2 * kv; head++) { // of the parameter: q, then k, then v
+            const int of = head < heads ? head / group : (head - heads) % kv;                                            // its kv head
+            const int in_file = of * (group + 2) + (head < heads ? head % group : group + (head >= heads + kv)); // heads of the file in front of it
+            for (int r = 0; r < dim; r++) {
+                CHECK(b[(size_t)(head * dim + r)] == values[1][(size_t)(in_file * dim + r)]);
+                for (int c = 0; c < cols; c++) CHECK(qkv[(size_t)((head * dim + r) * cols + c)] == values[0][(size_t)((in_file * dim + r) * cols + c)]);
+            }
+        }
+        const auto refuse = [&](te_packed_heads h, te_status status, const char *word) {
+            const int before = v.l.count;
+            CHECK(te_packed_add_heads(&v.l, &m.model, &h, 1, "", t) == status);
+            CHECK(std::string(te_last_error(t)).find(word) != std::string::npos);
+            CHECK(v.l.count == before);
+        };
+        refuse({"x", "qkw", "weight", heads, kv}, TE_ERROR_VALUE, "block has no parameter qkw.weight");
+        refuse({"x", "qkv", "weight", heads + kv, kv}, TE_ERROR_SHAPE, "rows, not those of");
+        refuse({"x", "qkv", "weight", heads, 0}, TE_ERROR_SHAPE, "of q and 0 of k and v");
+        refuse({"x", "qkv_b", "bias", -heads, kv}, TE_ERROR_SHAPE, "columns, not those of");
+        refuse({nullptr, "qkv", "weight", heads, kv}, TE_ERROR_NULL, "has no name");
+    }
+}

@@ -11,7 +11,6 @@
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
-#include "te/ops/dyt.h"
 
 namespace {
 

@@ -9,9 +9,9 @@ import random
 import sys
 
 MAPS = ["act", "bias", "mul_param", "dropout", "scale", "fork", "input", "add", "mul", "output"]
-ACTS = ["gelu", "relu", "silu", "srelu", "gelu_erf", "qgelu"]
+ACTS = ["gelu", "relu", "silu", "srelu", "gelu_erf", "qgelu", "sigmoid", "tanh"]
 GATES = ["swiglu", "geglu", "reglu", "glu"]
-NORMS = ["layernorm", "rmsnorm", "l2norm", "rmsnorm1p"]
+NORMS = ["layernorm", "rmsnorm", "l2norm", "rmsnorm1p", "layernorm_no_bias", "layernorm_no_affine", "rmsnorm_no_affine"]
 FAMILY = {**{k: "act" for k in ACTS}, **{k: "gated" for k in GATES}, **{k: "norm" for k in NORMS}, "input": "fork"}
 MAX_OPS = 8  # of a pattern
 

@@ -44,6 +44,7 @@ double activation(const std::string &kind, double x) {
     if (kind == "srelu") return x > 0 ? x * x : 0;
     if (kind == "silu") return x * sigmoid(x);
     if (kind == "sigmoid") return sigmoid(x);
+    if (kind == "tanh") return std::tanh(x);
     return custom_maps().count(kind) ? custom_maps().at(kind).f(x) : NAN;
 }
 double activation_slope(const std::string &kind, double x) {
@@ -57,6 +58,7 @@ double activation_slope(const std::string &kind, double x) {
     if (kind == "srelu") return x > 0 ? 2 * x : 0;
     if (kind == "silu") return sigmoid(x) * (1 + x * (1 - sigmoid(x)));
     if (kind == "sigmoid") return sigmoid(x) * (1 - sigmoid(x));
+    if (kind == "tanh") return 1 / (std::cosh(x) * std::cosh(x));
     return custom_maps().count(kind) ? custom_maps().at(kind).slope(x) : NAN;
 }
 std::string gate(const std::string &kind) {
@@ -65,14 +67,18 @@ std::string gate(const std::string &kind) {
     const auto found = gates.find(kind);
     return found == gates.end() ? "" : found->second;
 }
-bool is_activation(const std::string &kind) { return kind != "sigmoid" && !std::isnan(activation(kind, 1)); }
+bool is_activation(const std::string &kind) { return !std::isnan(activation(kind, 1)); }
 bool is_norm(const std::string &kind) {
-    return kind == "layernorm" || kind == "rmsnorm" || kind == "l2norm" || kind == "layernorm1p" || kind == "rmsnorm1p";
+    return kind.compare(0, 9, "layernorm") == 0 || kind.compare(0, 7, "rmsnorm") == 0 || kind == "l2norm";
 }
 clamped_slopes clamped_swiglu(const op &o, double a, double b) {
     const double limit = (double)(float)o.option("limit", 7), alpha = (double)(float)o.option("alpha", 1.702);
     const double x = std::fmin(a, limit), up = 1 + std::fmax(-limit, std::fmin(b, limit)), s = sigmoid(alpha * x);
     return {x * s * up, a <= limit ? up * (s + alpha * x * s * (1 - s)) : 0, std::fabs(b) <= limit ? x * s : 0};
+}
+xielu::xielu(const op &o, const std::vector<vec> &params) : beta((double)(float)o.option("beta", 0.5)) {
+    const double p = params[(size_t)o.first_param][0], n = params[(size_t)o.first_param + 1][0];
+    alpha_p = std::log1p(std::exp(p)), alpha_n = beta + std::log1p(std::exp(n)), slope_p = sigmoid(p), slope_n = sigmoid(n);
 }
 double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng) {
     const float p = (float)o.number(0, 0.5);
@@ -203,6 +209,10 @@ const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_
     const op &from = l.ops[(size_t)l.ops[i].edge];
     return from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)l.ops[i].edge];
 }
+size_t fork_width(const list &l, size_t i) {
+    const op &from = l.ops[(size_t)l.ops[i].edge];
+    return from.kind == "input" ? (size_t)from.number(0, 0) : from.out;
+}
 values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
                edges *out_edges, const std::function<void(size_t, vec &)> &stored) {
     values v;
@@ -225,10 +235,13 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
         } else if (o.kind == "mul_param") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (*w)[e % w->size()];
         } else if (is_norm(o.kind)) {
+            const norm_part part(o);
+            y = in;
             for (size_t r = 0; r < rows; r++) {
-                const norm_row s = norm_of(o, &in[r * o.in]);
-                for (size_t k = 0; k < o.in; k++)
-                    y[r * o.in + k] = (in[r * o.in + k] - s.mean) * s.rstd * gamma_of(o, params, k) + (o.params == 2 ? params[(size_t)o.first_param + 1][k] : 0);
+                const size_t at = r * o.in + part.first;
+                const norm_row s = norm_of(part.of, &in[at]);
+                for (size_t k = 0; k < part.of.in; k++)
+                    y[at + k] = (in[at + k] - s.mean) * s.rstd * gamma_of(o, params, k) + (o.params == 2 ? params[(size_t)o.first_param + 1][k] : 0);
             }
         } else if (o.kind.compare(0, 9, "head_norm") == 0) {
             y = in;
@@ -246,6 +259,9 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
         } else if (o.kind == "dyt") {
             const vec &weight = params[(size_t)o.first_param + 1], &bias = params[(size_t)o.first_param + 2];
             for (size_t e = 0; e < y.size(); e++) y[e] = weight[e % o.in] * std::tanh((*w)[0] * in[e]) + bias[e % o.in];
+        } else if (o.kind == "xielu") {
+            const xielu f(o, params);
+            for (size_t e = 0; e < y.size(); e++) y[e] = f.y(in[e]);
         } else if (o.kind == "clamped_swiglu") {
             for (size_t r = 0; r < rows; r++)
                 for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = clamped_swiglu(o, in[r * o.in + k], in[r * o.in + o.out + k]).y;
@@ -266,6 +282,18 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * operand[e];
         } else if (o.kind == "load") {
             y = fork_value(l, i, v, in_edges);
+        } else if (o.kind == "gate" || o.kind == "modulate") {
+            const vec &by = fork_value(l, i, v, in_edges);
+            const size_t width = fork_width(l, i);
+            for (size_t e = 0; e < y.size(); e++) {
+                const modulated m(o, c, width, e);
+                y[e] = m.gate ? in[e] * by[m.factor] : in[e] * (1 + by[m.factor]) + by[m.summand];
+            }
+        } else if (o.kind == "slice") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out];
+        } else if (o.kind == "concat") {
+            const vec &operand = fork_value(l, i, v, in_edges);
+            for (size_t e = 0; e < y.size(); e++) y[e] = concat(o, e).of_fork ? operand[concat(o, e).at] : in[concat(o, e).at];
         } else if (o.kind == "rope") {
             y = rope(o, in, c, 1);
         } else if (o.kind == "attention") {
@@ -343,21 +371,24 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             for (size_t e = 0; e < d.size(); e++) (*dw)[e % o.out] += d[e];
         } else if (o.kind == "mul_param") { // y = x w
             for (size_t e = 0; e < d.size(); e++) (*dw)[e % w->size()] += d[e] * x[e], dx[e] = d[e] * (*w)[e % w->size()];
-        } else if (is_norm(o.kind)) { // y = xhat gamma + beta, xhat = (x - mean) rstd
+        } else if (is_norm(o.kind)) { // y = xhat gamma + beta, xhat = (x - mean) rstd; y = x in columns that it does not normalise
+            const norm_part part(o);
+            const size_t columns = part.of.in;
             for (size_t r = 0; r < rows; r++) {
-                const norm_row s = norm_of(o, &x[r * o.in]);
-                const double n = o.kind == "l2norm" ? 1 : (double)o.in;
+                const size_t at = r * o.in + part.first;
+                const norm_row s = norm_of(part.of, &x[at]);
+                const double n = o.kind == "l2norm" ? 1 : (double)columns;
                 double along = 0, mean = 0;
-                for (size_t k = 0; k < o.in; k++) {
-                    const double xhat = (x[r * o.in + k] - s.mean) * s.rstd, e = d[r * o.in + k], dxhat = e * gamma_of(o, params, k);
+                for (size_t k = 0; k < columns; k++) {
+                    const double xhat = (x[at + k] - s.mean) * s.rstd, e = d[at + k], dxhat = e * gamma_of(o, params, k);
                     along += dxhat * xhat / n, mean += dxhat / n;
                     if (o.params > 0) (*dw)[k] += e * xhat;
                     if (o.params > 1) g.params[(size_t)o.first_param + 1][k] += e;
                 }
                 if (o.kind.compare(0, 9, "layernorm") != 0) mean = 0;
-                for (size_t k = 0; k < o.in; k++) {
-                    const double xhat = (x[r * o.in + k] - s.mean) * s.rstd;
-                    dx[r * o.in + k] = s.rstd * (d[r * o.in + k] * gamma_of(o, params, k) - mean - xhat * along);
+                for (size_t k = 0; k < columns; k++) {
+                    const double xhat = (x[at + k] - s.mean) * s.rstd;
+                    dx[at + k] = s.rstd * (d[at + k] * gamma_of(o, params, k) - mean - xhat * along);
                 }
             }
         } else if (o.kind.compare(0, 9, "head_norm") == 0) { // y = xhat gamma of each head, xhat = x rstd
@@ -391,6 +422,13 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
                 g.params[(size_t)o.first_param + 1][e % o.in] += d[e] * t;
                 g.params[(size_t)o.first_param + 2][e % o.in] += d[e];
             }
+        } else if (o.kind == "xielu") { // y = alpha_p x^2 + beta x, or alpha_n (e^x - 1 - x) + beta x
+            const xielu f(o, params);
+            for (size_t e = 0; e < d.size(); e++) {
+                dx[e] = d[e] * f.slope(x[e]);
+                (*dw)[0] += d[e] * f.along_p(x[e]) * f.slope_p;
+                g.params[(size_t)o.first_param + 1][0] += d[e] * f.along_n(x[e]) * f.slope_n;
+            }
         } else if (o.kind == "clamped_swiglu") {
             dx.assign(rows * o.in, 0.0);
             for (size_t r = 0; r < rows; r++)
@@ -411,6 +449,25 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * x[e];
             add_to_fork(dx, i);
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * by[e];
+        } else if (o.kind == "gate" || o.kind == "modulate") { // y = x factor, or x (1 + factor) + summand
+            const vec &by = fork_value(l, i, v, v.from);
+            const size_t width = fork_width(l, i);
+            vec part(by.size());
+            for (size_t e = 0; e < d.size(); e++) {
+                const modulated m(o, c, width, e);
+                dx[e] = d[e] * (by[m.factor] + (m.gate ? 0 : 1));
+                part[m.factor] += d[e] * x[e];
+                if (!m.gate) part[m.summand] += d[e];
+            }
+            add_to_fork(part, i);
+        } else if (o.kind == "slice") { // y = columns of x
+            dx.assign(x.size(), 0.0);
+            for (size_t e = 0; e < d.size(); e++) dx[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out] = d[e];
+        } else if (o.kind == "concat") { // y = columns of x, and of the value of the fork
+            vec part(fork_value(l, i, v, v.from).size());
+            dx.assign(x.size(), 0.0);
+            for (size_t e = 0; e < d.size(); e++) (concat(o, e).of_fork ? part : dx)[concat(o, e).at] += d[e];
+            add_to_fork(part, i);
         } else if (o.kind == "load") { // y = value of the fork
             add_to_fork(d, i);
             dx.assign(x.size(), 0.0);
@@ -430,7 +487,8 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             attention(o, i, joined(x, fork_value(l, i, v, v.from)), w, c, &d, &v.out[i], &dx, dw);
             add_to_fork(split(dx, x.size()), i);
         } else if (o.kind == "embedding") { // y[row] = w[token]
-            for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
+            for (size_t e = 0; e < d.size(); e++)
+                if (c.tokens[e / o.out] != (int32_t)o.option("padding_idx", -1)) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
         } else if (o.kind == "positions") { // y[row] = x[row] + w[position]
             for (size_t e = 0; e < d.size(); e++) (*dw)[((size_t)c.position + e / o.out % (size_t)c.seq) * o.out + e % o.out] += d[e];
         } else if (o.kind == "last_token") { // y[sequence] = x[its last row]

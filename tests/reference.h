@@ -98,6 +98,7 @@ struct call {
     size_t input_rows(const op &input) const {
         for (const std::string &a : input.args)
             if (a == "(rows,memory)") return (size_t)batch * (size_t)memory_seq;
+            else if (a == "(rows,sequences)") return (size_t)batch;
         return rows();
     }
 };
@@ -145,6 +146,16 @@ bool is_norm(const std::string &kind);
 // (clamped_swiglu, name, (limit, 7), (alpha, 1.702)): y = f(min(a, limit)) (1 + clamp(b, -limit, limit)), f(x) = x sigmoid(alpha x).
 struct clamped_slopes { double y, da, db; };
 clamped_slopes clamped_swiglu(const op &o, double a, double b);
+
+// (xielu, name, (beta, 0.5)), with the softplus of its two parameters, and the derivatives of the softplus.
+struct xielu {
+    double beta, alpha_p, alpha_n, slope_p, slope_n;
+    xielu(const op &o, const std::vector<vec> &params);
+    double along_p(double x) const { return x > 0 ? x * x : 0; }            // dy / d alpha_p
+    double along_n(double x) const { return x > 0 ? 0 : std::expm1(x) - x; } // dy / d alpha_n
+    double y(double x) const { return alpha_p * along_p(x) + alpha_n * along_n(x) + beta * x; }
+    double slope(double x) const { return (x > 0 ? 2 * alpha_p * x : alpha_n * std::expm1(x)) + beta; }
+};
 
 // (dropout, name, p): the factor of element e of op number `id`. It is 0 if the element's 16 bits of the Philox words are below 65536 p.
 double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng);
@@ -237,6 +248,12 @@ vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c,
 // ---- forward -------------------------------------------------------------------------------------------------------
 
 struct norm_row { double mean, rstd; };
+// The columns that a norm normalises, (first, 0) and (columns, all), and the norm of a row with only these columns.
+struct norm_part {
+    size_t first;
+    op of;
+    explicit norm_part(const op &o) : first((size_t)o.option("first", 0)), of(o) { of.in = of.out = (size_t)o.option("columns", (double)o.in); }
+};
 norm_row norm_of(const op &o, const double *x);
 double gamma_of(const op &o, const std::vector<vec> &params, size_t c);
 
@@ -257,8 +274,32 @@ struct head_norm {
     }
 };
 
+// (concat, name, fork, width, (heads, 1), (front, 0)): which element of its input, or of the fork's value, element e of the output is.
+struct concat {
+    bool of_fork;
+    size_t at;
+    concat(const op &o, size_t e) {
+        const size_t width = (size_t)o.number(1, 0), heads = (size_t)o.option("heads", 1), head = o.in / heads;
+        const size_t row = e / o.out, h = e % o.out / (head + width), c = e % o.out % (head + width), split = o.option("front", 0) == 1 ? width : head;
+        of_fork = (c < split) == (o.option("front", 0) == 1);
+        at = of_fork ? row * width + (c < split ? c : c - split) : row * o.in + h * head + (c < split ? c : c - split);
+    }
+};
+
+// (gate, name, x, (first, 0)), (modulate, name, x, (first, 0)): y = x factor + summand. The element of the value of x that an element of y is
+// multiplied by, and the one that is added (modulate). `width`: columns of the value; it has a row for each sequence or, with one column, for each row.
+struct modulated {
+    bool gate;
+    size_t factor, summand;
+    modulated(const op &o, const call &c, size_t width, size_t e) : gate(o.kind == "gate") {
+        const size_t row = e / o.out, first = (size_t)o.option("first", 0) + e % o.out, sequence = row / (size_t)c.seq * width;
+        factor = gate ? (width == 1 ? row : sequence + first) : sequence + first + o.out, summand = sequence + first;
+    }
+};
+
 // The value of the fork or input that op i reads.
 const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_edges);
+size_t fork_width(const list &l, size_t i); // its columns
 
 // in_edges: the tensor of each (input, name). out_edges, unless null, receives the tensor of each (output, name).
 // stored(i, y) is called with the output of each op, and may replace it by the one that a kernel stored.

@@ -10,6 +10,8 @@ MODEL(whole, f32, (embedding, e, 61, 64), (positions, p, 90, 64), (linear, l, 64
       (cross_entropy, loss, 61))
 MODEL(ends, f32, (linear, l, 40, 4 * 32), (attention, a, 2, 1, 32, (window_left, 20), (varlen, 1)), (last_token, t), (linear, f, 64, 20))
 MODEL(rotated, f32, (head_norm, n, 2, 1, 16), (rope, r, 2, 1, 16, (scaling, yarn), (factor, 4), (original_length, 64)), (rope, r2, 2, 1, 16, (interleaved, 1)))
+MODEL(modulated, f32, (linear, l, 40, 40), (fork, x), (last_token, t), (linear, ada, 40, 120), (fork, mod), (load, x), (modulate, m, mod), (gate, g, mod, (first, 80)),
+      (linear, f, 40, 20))
 MODEL(equal, f32, (attention, a, 2, 1, 32)) // without (varlen, 1) it accepts no cu_seqlens
 
 namespace {
@@ -103,7 +105,7 @@ struct packed {
 TEST_CASE("packed sequences match the reference of each of them alone", "[varlen]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    for (const subject *s : {&whole_subject, &ends_subject})
+    for (const subject *s : {&whole_subject, &ends_subject, &modulated_subject})
         for (const std::vector<int> &lengths : std::vector<std::vector<int>>{{1}, {5, 0, 1, 70, 0, 64, 33}, {0, 87, 2, 2, 2}}) {
             CAPTURE(s->text, lengths.size());
             packed p(*s, lengths, seed);

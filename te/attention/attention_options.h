@@ -104,6 +104,12 @@ typedef struct te_attention_shard { int first, more; } te_attention_shard;
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
+/* Returns the ALiBi slope of a head of this rank, whose index among the rank's heads is `head`: that of the head among
+ * the heads of all ranks. */
+TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads) {
+    const int all = heads + s.more;
+    return s.more ? te__attn_alibi_slope((s.first + head) % all, all) : te__attn_alibi_slope(head, heads);
+}
 /* Returns the index of the block of 16 queries to which the query belongs, counted over the blocks of all heads;
  * dropout draws random numbers for such a block. head: the result of te__attn_global_head. */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {

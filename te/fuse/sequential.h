@@ -341,6 +341,8 @@
 #define TE__USES_FORK_mul ,
 #define TE__USES_FORK_load ,
 #define TE__USES_FORK_cross_attention ,
+#define TE__USES_FORK_concat ,
+#define TE__USES_FORK_modulate ,
 #define TE__FORK_USE_A(...) TE__FORK_USE(__VA_ARGS__) TE__FORK_USE_B
 #define TE__FORK_USE_B(...) TE__FORK_USE(__VA_ARGS__) TE__FORK_USE_A
 #define TE__FORK_USE_A_END

@@ -36,6 +36,15 @@ typedef struct te_packed {
     int transposed;         /* 1: the tensor in the file is the transpose of this part, [in, out] */
 } te_packed;
 
+/* For te_packed_add_heads: a tensor of a file that stores q, k and v head by head, and the parameter that has q of all
+ * heads, then k, then v. Rows of the tensor: for each kv head, its heads / kv_heads heads of q, then k, then v. With
+ * kv_heads = heads this is the order of GPT-NeoX and BLOOM (query_key_value), else that of Falcon 40B. */
+typedef struct te_packed_heads {
+    const char *name;       /* the name of the tensor in the file, without the prefix */
+    const char *op, *field; /* the names of the op and of the field of the parameter: a weight, or a bias of one row */
+    int heads, kv_heads; /* of all ranks together */
+} te_packed_heads;
+
 /* A list of views of parameters, with their names, for te_safetensors_load and te_safetensors_write. */
 typedef struct te_packed_list {
     te_safetensor *tensor;
@@ -144,21 +153,24 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* Add the views of the part parts[n] of a parameter. If this rank has some of the columns of every row (TE_SHARD_rows),
- * there is one view. Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that
- * the part intersects. */
-TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
+/* Units of a parameter, and the units of a tensor of the file that they are. */
+typedef struct te__packed_range {
+    int64_t first, units;         /* of the parameter: the first one, and how many */
+    int64_t file_first, file_all; /* of the tensor: the first one, and how many the tensor has */
+} te__packed_range;
+/* Add the views of a range of a parameter. If this rank has some of the columns of every row (TE_SHARD_rows), there is
+ * one view. Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that the
+ * range intersects. */
+TE_API te_status te__packed_views(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_range range,
                                   const char *prefix, te_context *ctx) {
-    const te_param *p = te__packed_param(m, &parts[n]);
     const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(ctx));
-    const int64_t extent = te__packed_extent(p, ctx), first = te__packed_taken(parts, n, extent);
-    const int64_t units = parts[n].rows ? parts[n].rows : extent - first;
+    const int64_t first = range.first, units = range.units;
     te__packed_region v;
     memset(&v, 0, sizeof v);
     if (p->rows > 1 && p->shard == TE_SHARD_rows && runs.ranks > 1) {
-        v.at = first * p->cols, v.rows = v.shape[0] = units, v.cols = p->cols, v.shape[1] = p->cols * runs.ranks;
-        v.first[1] = runs.rank * p->cols;
-        return te__packed_view(l, p, &parts[n], v, prefix, ctx);
+        v.at = first * p->cols, v.rows = units, v.shape[0] = range.file_all, v.first[0] = range.file_first;
+        v.cols = p->cols, v.shape[1] = p->cols * runs.ranks, v.first[1] = runs.rank * p->cols;
+        return te__packed_view(l, p, part, v, prefix, ctx);
     }
     const int64_t unit = p->rows > 1 ? p->cols : 1; /* the number of elements of a unit */
     for (int64_t i = 0; i < runs.count; i++) {
@@ -167,13 +179,45 @@ TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te
         if (from >= to) continue;
         v.at = r.at + from * unit - r.whole;
         if (p->rows > 1) {
-            v.rows = to - from, v.cols = p->cols, v.shape[0] = units, v.shape[1] = p->cols;
-            v.first[0] = from - first, v.first[1] = 0;
+            v.rows = to - from, v.cols = p->cols, v.shape[0] = range.file_all, v.shape[1] = p->cols;
+            v.first[0] = range.file_first + from - first, v.first[1] = 0;
         } else {
-            v.rows = 1, v.cols = to - from, v.shape[0] = 1, v.shape[1] = units;
-            v.first[0] = 0, v.first[1] = from - first;
+            v.rows = 1, v.cols = to - from, v.shape[0] = 1, v.shape[1] = range.file_all;
+            v.first[0] = 0, v.first[1] = range.file_first + from - first;
         }
-        TE_TRY(te__packed_view(l, p, &parts[n], v, prefix, ctx));
+        TE_TRY(te__packed_view(l, p, part, v, prefix, ctx));
+    }
+    return TE_OK;
+}
+/* Add the views of the part parts[n], which is a whole tensor of the file. */
+TE_API te_status te__packed_part_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
+                                       const char *prefix, te_context *ctx) {
+    const te_param *p = te__packed_param(m, &parts[n]);
+    const int64_t extent = te__packed_extent(p, ctx), first = te__packed_taken(parts, n, extent);
+    const int64_t units = parts[n].rows ? parts[n].rows : extent - first;
+    const te__packed_range range = {first, units, 0, units};
+    return te__packed_views(l, p, &parts[n], range, prefix, ctx);
+}
+/* Add the views of a tensor that stores q, k and v head by head: for each kv head one of its heads of q, one of its k
+ * and one of its v. */
+TE_API te_status te__packed_heads_views(te_packed_list *l, const te_model *m, const te_packed_heads *of,
+                                        const char *prefix, te_context *ctx) {
+    const te_packed part = {of->name, of->op, of->field, 0, 0};
+    TE_TRY(te__packed_check(m, &part, 0, ctx));
+    const te_param *p = te__packed_param(m, &part);
+    const int64_t all = te__packed_extent(p, ctx), heads = of->heads, kv = of->kv_heads;
+    TE_REQUIRE(heads > 0 && kv > 0 && heads % kv == 0 && all % (heads + 2 * kv) == 0, ctx, TE_ERROR_SHAPE,
+               "te_packed_add_heads: %.60s: %s.%s has %lld %s, not those of %d heads of q and %d of k and v", of->name,
+               p->op, p->field, (long long)all, p->rows > 1 ? "rows" : "columns", of->heads, of->kv_heads);
+    const int64_t dim = all / (heads + 2 * kv), group = heads / kv * dim;
+    for (int64_t h = 0; h < kv; h++) {
+        const int64_t at = h * (group + 2 * dim);
+        const te__packed_range q = {h * group, group, at, all};
+        const te__packed_range k = {(heads + h) * dim, dim, at + group, all};
+        const te__packed_range v = {(heads + kv + h) * dim, dim, at + group + dim, all};
+        TE_TRY(te__packed_views(l, p, &part, q, prefix, ctx));
+        TE_TRY(te__packed_views(l, p, &part, k, prefix, ctx));
+        TE_TRY(te__packed_views(l, p, &part, v, prefix, ctx));
     }
     return TE_OK;
 }
@@ -194,7 +238,24 @@ TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_pa
     for (int i = 0; i < count; i++) TE_TRY(te__packed_check_complete(m, parts, count, i, ctx));
     const int before = l->count;
     for (int i = 0; i < count; i++) {
-        const te_status status = te__packed_views(l, m, parts, i, prefix, ctx);
+        const te_status status = te__packed_part_views(l, m, parts, i, prefix, ctx);
+        if (status != TE_OK) return te__packed_truncate(l, before), status;
+    }
+    return TE_OK;
+}
+/* Add views of parameters whose q, k and v the file stores head by head. Each tensor is a whole parameter. Such a list
+ * can be loaded, and not written to a file. After an error the list is unchanged. */
+TE_API te_status te_packed_add_heads(te_packed_list *l, const te_model *m, const te_packed_heads *tensors, int count,
+                                     const char *prefix, te_context *ctx) {
+    TE_TRY(te__check_context(ctx, "te_packed_add_heads"));
+    TE_REQUIRE(l && m && m->plan && prefix && (tensors || !count), ctx, TE_ERROR_NULL,
+               "te_packed_add_heads: the list, the instance, the tensors or the prefix is null");
+    TE_TRY(te__check_bound(m->plan, m, ctx));
+    TE_REQUIRE(count >= 0 && count <= 1 << 20 && l->count <= 1 << 20, ctx, TE_ERROR_SHAPE,
+               "te_packed_add_heads: %d tensors", count);
+    const int before = l->count;
+    for (int i = 0; i < count; i++) {
+        const te_status status = te__packed_heads_views(l, m, &tensors[i], prefix, ctx);
         if (status != TE_OK) return te__packed_truncate(l, before), status;
     }
     return TE_OK;

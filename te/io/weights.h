@@ -52,7 +52,7 @@ TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, 
     const int out_ranks = op->layout == TE_LAYOUT_columns ? ranks : 1;
     /* the first two options of an attention op are counts of heads */
     const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0;
-    const int reads_fork = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) != 0;
+    const int reads_fork = op->edge >= 0;
     /* a frozen_linear computes the same as a linear */
     const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind;
     te__text_put(t, "; "), te__text_put(t, kind), te__text_char(t, ' '), te__text_put(t, op->name);

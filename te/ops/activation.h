@@ -6,11 +6,12 @@
  *   qgelu     x sigmoid(1.702 x)
  *   relu      max(x, 0)
  *   srelu     max(x, 0)^2                                       squared ReLU, So et al. 2021
- *   silu      x sigmoid(x)
+ *   silu      x sigmoid(x);  sigmoid, tanh: these functions themselves
  *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: f(a) b with f = gelu, .., silu    Shazeer 2020
  *   clamped_swiglu  c sigmoid(alpha c) (d + 1), c = min(a, limit), d = b clamped to +-limit: gpt-oss (OpenAI 2025);
  *             options with defaults (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b in a row;
  *             here the first half of a row is a, the second half b
+ *   xielu     with two learnt numbers, at the end of this file
  *
  * Do this:
  *     (linear, fc1, H, F), (gelu, act), (linear, fc2, F, H)                // an activation has no arguments
@@ -28,13 +29,13 @@
 
 /* X(kind) stands for an activation, X(kind, f) for a gated activation, which applies the activation f to a, the first
  * half of a row. The tests and benchmarks expand these two lists, so that each new entry is tested and timed, too. */
-#define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
+#define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu) X(sigmoid) X(tanh)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
 
 #define TE_ACT_ENUM(kind) TE_ACT_##kind,
 #define TE_GATE_ENUM(kind, of) TE_GATE_##kind = TE_ACT_##of,
-enum { TE_ACTIVATIONS(TE_ACT_ENUM) TE_ACT_sigmoid };
+enum { TE_ACTIVATIONS(TE_ACT_ENUM) TE_ACT_COUNT };
 enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoid + 1 };
 #undef TE_ACT_ENUM
 #undef TE_GATE_ENUM
@@ -45,6 +46,8 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE_OP_relu (act, map)
 #define TE_OP_srelu (act, map)
 #define TE_OP_silu (act, map)
+#define TE_OP_sigmoid (act, map)
+#define TE_OP_tanh (act, map)
 #define TE_SHAPES_act(op) (0)
 #define TE__ACT_OF(op) (int)TE_JOIN1(TE_ACT_, TE_KIND(op))
 #define TE_FLAGS_act(op) (TE_SAVES_INPUT | (TE__ACT_OF(op) == (int)TE_ACT_gelu ? TE_EPILOGUE_OF_GELU : 0))
@@ -114,6 +117,11 @@ TE_FN float te_act(float *slope, float x, int code) {
         *slope = x <= 0 ? 0.0f : 2.0f * x;
         return x <= 0 ? 0.0f : x * x;
     }
+    if (code == TE_ACT_tanh) {
+        const float t = tanhf(x);
+        *slope = 1.0f - t * t;
+        return t;
+    }
     const float a = code == TE_ACT_qgelu ? 1.702f : 1.0f, s = te_sigmoid(a * x);
     if (code == TE_ACT_sigmoid) {
         *slope = s * (1.0f - s);
@@ -167,6 +175,63 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
         else f = te_act(&slope, a[i], code), slope *= b[i];
         g[i] = v[i] * f;
         v[i] *= slope;
+    }
+}
+
+/* ---- (xielu, name) ----------------------------------------------------------------------------------------------- */
+
+/* The activation of the Apertus models, with two learnt numbers, alpha_p and alpha_n. Huang & Schlag 2024 (arXiv
+ * 2411.13010).
+ *     y = A_p x^2 + beta x               if x > 0
+ *     y = A_n (e^x - 1 - x) + beta x     otherwise
+ * with A_p = softplus(alpha_p) and A_n = beta + softplus(alpha_n), where softplus(a) = log(1 + e^a). Checkpoints store
+ * alpha_p and alpha_n as here, in front of the softplus; both are [1]. Option (beta, 0.5f), a constant of at least 0.
+ *
+ * Backward reads the saved x and computes, with s the sigmoid, which is the derivative of softplus:
+ *     dx = dy (2 A_p x + beta) if x > 0, else dy (A_n (e^x - 1) + beta)
+ *     dalpha_p = s(alpha_p) times the sum of dy x^2 over all x > 0
+ *     dalpha_n = s(alpha_n) times the sum of dy (e^x - 1 - x) over all other x
+ * te_model_randomize sets the parameters so that A_p and, if beta is 0.5, A_n are 0.8. If the columns of x are sharded
+ * over ranks, each rank holds both parameters, and te_reduce_gradients adds up their gradients. */
+#define TE_OP_xielu (xielu, map)
+#define TE_SHAPES_xielu(op) (0)
+#define TE_FLAGS_xielu(op) (TE_SUMS | TE_SAVES_INPUT | TE_PARAMS_REPLICATED)
+#define TE_LAYOUT_FITS_xielu(op, in) ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_columns)
+#define TE_PARAMS_xielu(op, in, out) ((alpha_p, 1, 1, xielu_p), (alpha_n, 1, 1, xielu_n))
+#define TE_SAME_beta_beta ,
+#define TE_TAKES_xielu_beta TE_NUMBER
+#define TE__XIELU_BETA(op) (float)(TE_OPTION(op, beta, 0.5f))
+#define TE_OPTIONS_xielu(op) (te_xielu_options, TE__XIELU_BETA(op))
+#define TE_CHECK_xielu(model, op)                                                                                     \
+    (TE_ASSERT_NUMBER(TE__XIELU_BETA(op) >= 0 && TE__XIELU_BETA(op) < 3e38f, "te: " TE_STRING(model) ": "             \
+        TE_CALLED(op) ": beta must be a finite number of at least 0");)
+
+typedef struct te_xielu_options { float beta; } te_xielu_options;
+
+/* softplus of parameter k of the op. As in PyTorch, softplus(a) is a if a > 20. */
+TE_FN float te__xielu_softplus(const te_stage *s, int k, te_dtype dtype) {
+    const float a = te_load(s->w[k], 0, dtype);
+    return a > 20.0f ? a : log1pf(expf(a));
+}
+TE_CALLBACK void te_xielu_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+    const float beta = ((const te_xielu_options *)options)->beta;
+    const float a_p = te__xielu_softplus(s, 0, at.format.weight), n = te__xielu_softplus(s, 1, at.format.weight);
+    /* A_n (e^x - 1 - x) + beta x = A_n (e^x - 1) - n x with n = A_n - beta; this is right for x = -infinity, too */
+    TE_UNROLL for (int i = 0; i < 8; i++)
+        v[i] = v[i] > 0 ? v[i] * (a_p * v[i] + beta) : (beta + n) * expm1f(v[i]) - n * v[i];
+}
+TE_CALLBACK void te_xielu_backward(float v[8], float sum[16], const te_stage *s, te_place at, const void *options) {
+    const float beta = ((const te_xielu_options *)options)->beta;
+    const float a_p = te__xielu_softplus(s, 0, at.format.weight), n = te__xielu_softplus(s, 1, at.format.weight);
+    const float slope_p = te_sigmoid(te_load(s->w[0], 0, at.format.weight));
+    const float slope_n = te_sigmoid(te_load(s->w[1], 0, at.format.weight));
+    float x[8];
+    te_read8(x, s->saved, at.format.in, s, at);
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        const float e = expm1f(x[i]);
+        if (x[i] > 0) sum[i] += v[i] * x[i] * x[i] * slope_p; /* y = A_p x^2 + beta x */
+        else sum[8 + i] += v[i] * (e - x[i]) * slope_n;       /* y = A_n (e^x - 1 - x) + beta x */
+        v[i] *= x[i] > 0 ? 2.0f * a_p * x[i] + beta : (beta + n) * e + beta;
     }
 }
 

@@ -51,7 +51,7 @@
  * te_model_randomize sets `sinks` to 0.
  *
  * value_dim: the head size of v if it differs from the head size of q and k. It may be 1 to 256; on CUDA in bf16 and
- * f16 it must be a multiple of 16. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of
+ * f16 it must be a multiple of 8. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of
  * 128. With value_dim, a packed row has (heads + kv_heads) * head_dim + kv_heads * value_dim columns, and a row of the
  * output heads * value_dim. rope has this option, too; head_norm does not have it and requires heads of one size.
  * Attention whose heads are split over a tensor group does not accept the option, because the parts q, k and v that the
@@ -78,12 +78,11 @@
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | (TE__CACHED(op) ? TE_IS_CACHED : 0))
-/* Says whether the op accepts an input with the layout `in`. With alibi, a score bias or value_dim, the heads cannot be
- * split over a tensor group: ALiBi slopes and biases depend on the head's index, and a rank does not know the indices
- * of its heads; with value_dim, the parts q, k and v that the GEMM before the attention computes (te/ops/linear.h)
- * would have different sizes. */
+/* Says whether the op accepts an input with the layout `in`. With a score bias or value_dim, the heads cannot be split
+ * over a tensor group: each rank would need the part of the bias of its own heads; with value_dim, the parts q, k and v
+ * that the GEMM before the attention computes (te/ops/linear.h) would have different sizes. */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
-    ((int)(in) == (int)TE_LAYOUT_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) &&    \
+    ((int)(in) == (int)TE_LAYOUT_columns ? !TE_HAS_OPTION(op, value_dim) &&                          \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
                                         : (int)(in) == (int)TE_LAYOUT_replicated ||                        \
                                               ((int)(in) != (int)TE_LAYOUT_partial_sum && !TE__SINKS(op) && \
@@ -154,9 +153,9 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
      static_assert(TE__VALUE_DIM(op, 1) >= 1 && TE__VALUE_DIM(op, 1) <= (int)TE_ATTENTION_MAX_HEAD_DIM,              \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": value_dim must be 1 to 256");                       \
-     static_assert(!TE_CUDA || (int)model##_dtype == (int)TE_f32 || TE__VALUE_DIM(op, 16) % 16 == 0,                 \
+     static_assert(!TE_CUDA || (int)model##_dtype == (int)TE_f32 || TE__VALUE_DIM(op, 8) % 8 == 0,                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
-                       ": on CUDA in bf16 and f16 value_dim must be a multiple of 16");                              \
+                       ": on CUDA in bf16 and f16 value_dim must be a multiple of 8");                               \
      static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                            \
      static_assert(TE__ALIBI(op) == 0 || TE__ALIBI(op) == 1,                                                         \
@@ -358,12 +357,13 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* Sets the arguments of dropout: the random state, and the position of this rank's heads among the heads of all ranks
- * and replicas (te_attention_shard). */
-TE_API void te__attention_set_dropout(te_attention_args *a, const te_run *r, const te_op *op) {
+/* Sets the arguments of dropout and ALiBi: the random state, and the position of this rank's heads among the heads of
+ * all ranks and replicas (te_attention_shard). */
+TE_API void te__attention_set_heads(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
-    a->rng = r->rng, a->id = (uint32_t)(op - r->plan->op) + (varies ? (uint32_t)replica * TE_MAX_OPS : 0);
+    if (op->flags & TE_DRAWS)
+        a->rng = r->rng, a->id = (uint32_t)(op - r->plan->op) + (varies ? (uint32_t)replica * TE_MAX_OPS : 0);
     a->whole.more = op->stats * (ranks - 1);
     a->whole.first = (varies ? 0 : (int)(replica * r->sequences) * op->stats * ranks) +
                      (ranks > 1 ? op->stats * r->tensor->rank : 0);
@@ -374,7 +374,7 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     memset(&a, 0, sizeof a);
     a.scale = o->scale != 0 ? o->scale : 1.0f / sqrtf((float)o->head_dim);
     if (o->sinks) a.sinks = r->param[op - r->plan->op] ? r->param[op - r->plan->op]->data : 0;
-    if (op->flags & TE_DRAWS) te__attention_set_dropout(&a, r, op);
+    if ((op->flags & TE_DRAWS) || o->alibi) te__attention_set_heads(&a, r, op);
     if (r->batch) {
         const te_sequences s = te__sequences_of(r);
         a.cu_seqlens = s.first, a.batch = s.count, a.seq = s.max_seqlen, a.rows = s.rows;

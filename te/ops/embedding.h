@@ -15,6 +15,9 @@
  * are added in order, without atomics, so the same inputs give bitwise identical results. dweight[position] = sum of dy
  * over the rows at that position, of which each sequence has at most one.
  *
+ * Option (padding_idx, k): row k of the weight gets no gradient, so the embedding of that token does not change (in
+ * PyTorch this row also begins as zeros). A tied_linear of the same weight still adds its gradient.
+ *
  * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): rank r of a tensor group of N has the
  * vocabulary / N rows of the weight from r * vocabulary / N on. For each token, the rank whose table has the token's
  * row writes this row to y, and all other ranks write zeros. So y is a partial sum, which a reduce_scatter or
@@ -38,10 +41,21 @@
 #define TE_LAYOUT_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_sum : (int)TE_LAYOUT_replicated)
 #define TE_ROWS_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_ROWS_tokens : (int)(in))
 #define TE_TAKES_embedding_ranks TE_INTEGER
+#define TE_TAKES_embedding_padding_idx TE_INTEGER
+#define TE_SAME_padding_idx_padding_idx ,
+#define TE__EMBEDDING_PADDING(op) (TE_OPTION(op, padding_idx, -1)) /* -1: there is no such row */
 #define TE_RANKS_embedding(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
 #define TE_PARAMS_embedding(op, in, out) ((weight, TE_OF_RANKS(op, TE_ARG1(op, 0)), out, normal))
-#define TE_CHECK_embedding(model, op) (TE__CHECK_TABLE_ROWS(model, op, "vocabulary") TE_CHECK_RANKS(model, op))
+#define TE_OPTIONS_embedding(op) TE_IF_HAS(op, padding_idx, TE__EMBEDDING_OPTIONS, TE_NOTHING)(op)
+#define TE__EMBEDDING_OPTIONS(op) (te_embedding_options, TE__EMBEDDING_PADDING(op))
+typedef struct te_embedding_options { int padding_idx; } te_embedding_options;
+#define TE_CHECK_embedding(model, op)                                                                                 \
+    (TE__CHECK_TABLE_ROWS(model, op, "vocabulary") TE_CHECK_RANKS(model, op)                                          \
+     static_assert(!TE_HAS_OPTION(op, padding_idx) ||                                                                 \
+                       (TE__EMBEDDING_PADDING(op) >= 0 &&                                                             \
+                        (TE_ARG1(op, 0) < 0 || TE__EMBEDDING_PADDING(op) < TE_ARG1(op, 0))),                          \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": padding_idx must be a token of the vocabulary");)
 #define TE__CHECK_TABLE_ROWS(model, op, what)                                                                          \
     static_assert(TE_IS_WIDTH(model, TE_ARG1(op, 0)), "te: " TE_STRING(model) ": " TE_CALLED(op) ": the " what \
         " must be positive");
@@ -71,6 +85,7 @@ typedef struct te_embedding_args {
     /* used with (ranks, N): this rank's table begins at row vocab_start of the whole table, which has `vocabulary`
      * rows */
     int vocab_start, vocabulary;
+    int padding;     /* backward: the row of this rank's table that gets no gradient; -1: there is none */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
@@ -96,7 +111,8 @@ enum {
     TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE__EMBEDDING_WIDTH(model, op), \
         TE_HAS_OPTION(op, ranks))                                                          \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                             \
-        return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
+        return te__embedding_backward(r, s, name##_launch, name##_merge_launch,            \
+                                      TE__EMBEDDING_PADDING(op));                          \
     }
 
 /* Return the index of a token's row in this rank's table. The index is below 0 or above a->size - 1 if the row is on
@@ -167,7 +183,7 @@ TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n,
     for (int64_t row = 0; row < a->rows; row++) {
         const int32_t token = te__local_token(a, a->tokens[row], sharded);
         const int64_t at = (int64_t)token * width + c;
-        if (sharded && (token < 0 || token >= a->size)) continue;
+        if ((sharded && (token < 0 || token >= a->size)) || token == a->padding) continue;
         te_load8(v, a->x, row * width + c, n, width % 8 == 0, dtype);
         for (int i = 0; i < n; i++) grad[at + i] += v[i];
     }
@@ -213,7 +229,7 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
             float *out = grad + (int64_t)token * width + c, old[8];
             if (began_before || goes_on)
                 te_store8(a->partials + (segment * 2 + !began_before) * width + c, 0, sum, n, aligned, TE_f32);
-            else if (token >= 0 && token < a->size) {
+            else if (token >= 0 && token < a->size && token != a->padding) {
                 te_load8(old, out, 0, n, aligned, TE_f32);
                 TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += old[i];
                 te_store8(out, 0, sum, n, aligned, TE_f32);
@@ -235,7 +251,7 @@ TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width,
     const int32_t token = te_sorted_token(a, to - 1, sharded);
     const int begins = te_sorted_token(a, from - 1, sharded) != token;
     const int goes_on = te_sorted_token(a, to, sharded) == token;
-    if (!goes_on || !begins || token < 0 || token >= a->size) return;
+    if (!goes_on || !begins || token < 0 || token >= a->size || token == a->padding) return;
     float *out = (float *)a->y + (int64_t)token * width + c, sum[8], v[8];
     te_load8(sum, out, 0, n, aligned, TE_f32);
     int64_t segment = first;
@@ -295,7 +311,7 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch,
-                                                   te_embedding_launch_fn merge) {
+                                                   te_embedding_launch_fn merge, int padding) {
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
@@ -304,7 +320,7 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
     if (TE_CUDA) TE_TRY(te__scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
     if (TE_CUDA) TE_TRY(te__scratch(r, (void **)&a.partials, partials_bytes));
-    a.y = p->grad;
+    a.y = p->grad, a.padding = padding < 0 ? -1 : padding - a.vocab_start;
     if (!r->dry && te_is_trained(p)) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
         const int64_t segments = te_ceil_div(a.rows, TE_EMBEDDING_SEGMENT);

@@ -343,11 +343,11 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
 #define TE_CUSTOM_PAIR_head_norm_rope_forward(name, model, dtype, op, rope)                    \
     TE__SAME_HEADS(name, op, rope)                                                          \
     TE__HEAD_FORWARD(name, model, dtype, op, rope, TE__ROTARY(rope), TE__INTERLEAVED(rope), \
-        !TE__ROPE_IS(rope, none))
+        TE__ROPE_FREQUENCIES(rope))
 #define TE_CUSTOM_PAIR_rope_head_norm_backward(name, model, dtype, rope, op)                    \
     TE__SAME_HEADS(name, op, rope)                                                           \
     TE__HEAD_BACKWARD(name, model, dtype, op, rope, TE__ROTARY(rope), TE__INTERLEAVED(rope), \
-        !TE__ROPE_IS(rope, none))
+        TE__ROPE_FREQUENCIES(rope))
 #define TE__SAME_HEADS(name, op, rope)                                                                \
     static_assert((TE_ARG1(op, 0)) == (TE_ARG1(rope, 0)) && (TE_ARG2(op, 0)) == (TE_ARG2(rope, 0)) && \
                       (TE_ARG3(op, 0)) == (TE_ARG3(rope, 0)),                                         \
@@ -387,7 +387,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
 TE_API te_status te__head_args(te_head_args *a, te_run *r, const te_step *s, int i, te_value y) {
     memset(a, 0, sizeof *a);
     for (int j = 0; j < 2; j++) a->w[j] = r->param[i][j].data;
-    if (s->count > 1) te__rope_args(&a->at, r, r->pass == TE_BACKWARD ? s->op[0] : s->op[1], y);
+    if (s->count > 1) TE_TRY(te__rope_args(&a->at, r, r->pass == TE_BACKWARD ? s->op[0] : s->op[1], y));
     a->at.y = y.data, a->at.x = r->current.data, a->at.rows = y.rows;
     return TE_OK;
 }

@@ -3,7 +3,8 @@
  *   (fork, x)            y = the input, which is also the value of the edge x
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
  *                        Options: (dtype, f32), the input's format; (rows, memory): the input has te_batch.memory_seq
- *                        rows for each sequence, and is for use by (load, x) or a (cross_attention, ..)
+ *                        rows for each sequence, and is for use by (load, x) or a (cross_attention, ..); (rows,
+ *                        sequences): it has one row for each sequence, for (load, x) and the ops of join.h
  *   (add, x), (mul, x)   y = the input + the value of x; y = the input * the value of x
  *   (load, x)            y = the value of x, with which the list continues. A (fork, ..) must stand directly in front
  *                        of the load, because the value in front of the load would otherwise be lost
@@ -37,7 +38,7 @@
 #define TE_SHAPES_fork(op) (TE__IF_INPUT(op, 1, 0))
 #define TE_PRODUCES_fork(op) (TE_PRODUCES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_PRODUCES_list, TE_PRODUCES_residual))
-#define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | (TE__OF_MEMORY(op) ? TE_OF_MEMORY : 0))
+#define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | TE__OF_ROWS(op))
 #define TE_TAKES_fork_dtype TE_TOKEN /* the option dtype, which only (input, ..) may have, not (fork, ..) */
 #define TE_TAKES_fork_rows TE_TOKEN  /* the option rows, which only (input, ..) may have, not (fork, ..) */
 /* The value of the enum te_rows that an input's option (rows, ..) names, or -1 if the option is not given. Without the
@@ -45,7 +46,10 @@
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
 #define TE__INPUT_ROWS_(value) TE_IF_TUPLE(value, TE_STRIP, TE__ROWS_NAMED)(value)
 #define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
-#define TE__OF_MEMORY(op) ((int)TE__INPUT_ROWS(op) == (int)TE_ROWS_memory)
+#define TE__OF_ROWS(op)                                                  \
+    ((int)TE__INPUT_ROWS(op) == (int)TE_ROWS_memory      ? TE_OF_MEMORY    \
+     : (int)TE__INPUT_ROWS(op) == (int)TE_ROWS_sequences ? TE_OF_SEQUENCES \
+                                                         : 0)
 #define TE_EDGE_fork(model, op) (-1, TE_FORK_DTYPE(model, TE_NAME(op)))
 /* The names of four constants for the fork x: its index in the list (defined by TE_CHECK_fork), and the width, the rows
  * and the format of its value (defined in te/fuse/impl/declare.h). If a list uses a fork that it does not have, the
@@ -60,8 +64,9 @@
         TE_FORK_INDEX(model, add, TE_NAME(op)) = TE_ID(model, op),    \
         TE_FORK_INDEX(model, mul, TE_NAME(op)) = TE_ID(model, op)     \
     };                                                                \
-     static_assert((int)TE__INPUT_ROWS(op) == -1 || TE__IF_INPUT(op, TE__OF_MEMORY(op), 0),                  \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": rows are memory, of an input, or not named");)
+     static_assert((int)TE__INPUT_ROWS(op) == -1 || TE__IF_INPUT(op, TE__OF_ROWS(op) != 0, 0),               \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                \
+                       ": rows are memory or sequences, of an input, or not named");)
 /* The name of a type that each use of fork x declares (a typedef may be repeated) and that the list refers to. If no op
  * uses the fork, the type is not declared, and the compiler reports its name, which is worded as an error message. */
 #define TE_FORK_USED(model, x) TE_JOIN4(te_error_, x, of, model, is_never_used)

@@ -3,8 +3,8 @@
  *
  *   (rope, name, heads, kv_heads, head_dim)
  * Options, with their defaults: (rotary_dim, head_dim), where dimensions from rotary_dim on pass through unchanged;
- * (interleaved, 0); (base, 10000.0f); (value_dim, head_dim), the size of a head of v; and, for longer contexts,
- * (scaling, none) and its parameters, described below.
+ * (interleaved, 0); (base, 10000.0f); (value_dim, head_dim), the size of a head of v; and (scaling, none) with its
+ * parameters, described below, for longer contexts, for frequencies of the caller, and for several positions.
  *
  * Do this:
  *     (linear, qkv, 4096, 6144), (rope, rot, 32, 8, 128, (base, 500000.0f)), (attention, attn, 32, 8, 128)
@@ -29,13 +29,14 @@
 #include "../core/lanes.h"  /* te_lanes_here */
 #include "../core/target.h" /* TE_KERNEL */
 #include "../plan/op_list.h"   /* TE_OPTION */
+#include "../plan/impl/call_checks.h" /* te__find_edge, te__check_tensor */
 #include "../plan/impl/storage.h"    /* te__output, te__gradient */
 #include <math.h>
 
 /* ---- the op ------------------------------------------------------------------------------------------------------ */
 
 #define TE_OP_rope (rope, custom)
-#define TE_FLAGS_rope(op) (TE_EPILOGUE_OF_ROPE)
+#define TE_FLAGS_rope(op) (TE_EPILOGUE_OF_ROPE | (TE__ROPE_IS(op, given) ? TE_TAKES_EDGE : 0))
 #define TE_SHAPES_rope(op) (3)
 #define TE_IN_rope(op) \
     (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)) + \
@@ -45,8 +46,11 @@
 #define TE_TAKES_rope_rotary_dim TE_INTEGER
 #define TE_TAKES_rope_interleaved TE_INTEGER
 #define TE_TAKES_rope_base TE_NUMBER
-#define TE_OPTIONS_rope(op) (te_rope_options, TE__ROTARY(op), TE__INTERLEAVED(op), \
-    (float)(TE_OPTION(op, base, 10000.0f)), TE_ROPE_SCALING_OPTIONS(op))
+#define TE_OPTIONS_rope(op) TE__ROPE_IF_GIVEN(op, TE__ROPE_GIVEN_OPTIONS, TE__ROPE_OPTIONS)(op)
+#define TE__ROPE_OPTIONS(op) (te_rope_options, TE__ROPE_VALUES(op))
+#define TE__ROPE_GIVEN_OPTIONS(op) (te_rope_given_options, {TE__ROPE_VALUES(op)}, TE_OPTION(op, sections, 1))
+#define TE__ROPE_VALUES(op) TE__ROTARY(op), TE__INTERLEAVED(op), (float)(TE_OPTION(op, base, 10000.0f)), \
+    TE_ROPE_SCALING_OPTIONS(op)
 #define TE__INTERLEAVED(op) TE_OPTION(op, interleaved, 0)
 #define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, TE_ARG3(op, 0)))
 #define TE_CHECK_rope(model, op)                                                                                       \
@@ -75,13 +79,110 @@
     TE_BOTH te_rope_shape name##_rope_shape(void) {                                                              \
         te_rope_shape k;                                                                                         \
         k.width = TE_WIDTH_IN(model, op), k.qk_width = TE__ROPE_QK_WIDTH(op), k.head_dim = TE_ARG3(op, 0);       \
-        k.rotary_dim = TE__ROTARY(op), k.interleaved = TE__INTERLEAVED(op), k.scaled = !TE__ROPE_IS(op, none);   \
+        k.rotary_dim = TE__ROTARY(op), k.interleaved = TE__INTERLEAVED(op), k.scaled = TE__ROPE_FREQUENCIES(op); \
         k.direction = sign, k.x = (te_dtype)(from), k.y = (te_dtype)(to);                                        \
         return k;                                                                                                \
     }                                                                                                            \
     TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_cos_sin[TE_ROPE_ROWS * (int)TE__ROTARY(op)]; \
               te_rope_rows(te_args, te_at, te_cos_sin, name##_rope_shape()))                                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
+
+/* ---- the caller's frequencies ------------------------------------------------------------------------------------ */
+
+/* With (scaling, given) a call passes the frequencies: an entry of te_batch.edges with the op's name has, in f32, a
+ * tensor [sections, rotary_dim / 2]. With the option (sections, n), where n is above 1, te_batch.positions is [n,
+ * rows], and the angle of pair p in a row is the sum over all sections s of positions[s, row] * frequencies[s, p].
+ * Multi-section rope (Qwen2-VL) has three positions, of time, height and width, and each pair has a frequency in one
+ * section only; a vision encoder has two. The cosines and sines are multiplied by (attention_factor, 1). The value of
+ * te_edge.grad is ignored. te_rope_frequencies and the functions behind it, below, compute the frequencies of the usual
+ * models. */
+#define TE_TAKES_rope_sections TE_INTEGER
+#define TE_SAME_sections_sections ,
+#define TE__ROPE_GIVEN_given ,
+#define TE__ROPE_IF_GIVEN(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ROPE_GIVEN_, TE_OPTION(op, scaling, none)), yes, no)
+/* Where the kernels get the frequencies from: the formula without a scaling, with a scaling, the caller. */
+enum { TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given };
+#define TE__ROPE_FREQUENCIES(op) \
+    (TE__ROPE_IS(op, none) ? (int)TE_ROPE_plain : TE__ROPE_IS(op, given) ? (int)TE_ROPE_given : (int)TE_ROPE_scaled)
+
+/* The functions below compute frequencies in host memory, as transformers' modeling_rope_utils.py does; copy them to
+ * target memory for te_batch.edges. frequencies: [rotary_dim / 2]; base: rope_theta of config.json.
+ *     te_rope_frequencies           base^(-2p / rotary_dim)
+ *     te_rope_frequencies_dynamic   dynamic NTK: the same with a larger base, for sequences of `length` tokens in a
+ *                                   model of max_length tokens; factor: that of rope_scaling
+ *     te_rope_frequencies_longrope  divided by factors[rotary_dim / 2]: short_factor, or long_factor for sequences of
+ *                                   more than original_max_position_embeddings tokens (Ding et al. 2024)
+ *     te_rope_frequencies_sections  frequencies [count, pairs] of all[pairs]: each pair's in its section, 0 in the
+ *                                   others. sections[count]: the numbers of pairs of the sections (mrope_section).
+ *                                   interleaved 0: the pairs of a section are neighbours (Qwen2-VL); 1: pair p is in
+ *                                   section p % count or, beyond the number of that section, in section 0 (Qwen3-VL)
+ * te_rope_longrope_factor is the attention_factor of longrope; factor = max_position_embeddings / original_length. */
+TE_API te_status te__check_frequencies(const float *frequencies, int rotary_dim, float base, te_context *ctx) {
+    TE_REQUIRE(frequencies, ctx, TE_ERROR_NULL, "the memory for rope's frequencies is null");
+    TE_REQUIRE(rotary_dim > 0 && rotary_dim % 2 == 0, ctx, TE_ERROR_SHAPE,
+               "rope's frequencies: rotary_dim is %d, and must be even and positive", rotary_dim);
+    TE_REQUIRE(base > 0 && base < 3e38f, ctx, TE_ERROR_VALUE,
+               "rope's frequencies: base is %g, and must be finite and positive", (double)base);
+    return TE_OK;
+}
+TE_API void te__rope_frequencies(float *frequencies, int rotary_dim, double base) {
+    for (int p = 0; p < rotary_dim / 2; p++) frequencies[p] = (float)pow(base, -2.0 * p / rotary_dim);
+}
+TE_IF_USED TE_API te_status te_rope_frequencies(float *frequencies, int rotary_dim, float base, te_context *ctx) {
+    TE_TRY(te__check_frequencies(frequencies, rotary_dim, base, ctx));
+    te__rope_frequencies(frequencies, rotary_dim, (double)base);
+    return TE_OK;
+}
+TE_IF_USED TE_API te_status te_rope_frequencies_dynamic(float *frequencies, int rotary_dim, float base, float factor,
+                                                        int max_length, int length, te_context *ctx) {
+    TE_TRY(te__check_frequencies(frequencies, rotary_dim, base, ctx));
+    TE_REQUIRE(factor >= 1 && factor < 3e38f && rotary_dim > 2 && max_length > 0 && length >= 0, ctx, TE_ERROR_VALUE,
+               "rope's dynamic frequencies: factor %g, at least 1, rotary_dim %d, above 2, max_length %d, length %d, "
+               "of which none is negative",
+               (double)factor, rotary_dim, max_length, length);
+    const double longer = (double)te_max(length, max_length) / max_length;
+    const double grown = pow((double)factor * longer - ((double)factor - 1.0), rotary_dim / (rotary_dim - 2.0));
+    te__rope_frequencies(frequencies, rotary_dim, (double)base * grown);
+    return TE_OK;
+}
+TE_IF_USED TE_API te_status te_rope_frequencies_longrope(float *frequencies, int rotary_dim, float base,
+                                                         const float *factors, te_context *ctx) {
+    TE_TRY(te__check_frequencies(frequencies, rotary_dim, base, ctx));
+    TE_REQUIRE(factors, ctx, TE_ERROR_NULL, "rope's longrope frequencies: the factors are null");
+    for (int p = 0; p < rotary_dim / 2; p++) {
+        TE_REQUIRE(factors[p] > 0 && factors[p] < 3e38f, ctx, TE_ERROR_VALUE,
+                   "rope's longrope frequencies: factor %d is %g, and must be finite and positive", p,
+                   (double)factors[p]);
+        frequencies[p] = (float)(pow((double)base, -2.0 * p / rotary_dim) / (double)factors[p]);
+    }
+    return TE_OK;
+}
+TE_IF_USED TE_API float te_rope_longrope_factor(float factor, int original_length) {
+    return factor <= 1.0f ? 1.0f : (float)sqrt(1.0 + log((double)factor) / log((double)original_length));
+}
+TE_IF_USED TE_API te_status te_rope_frequencies_sections(float *frequencies, const float *all, int pairs,
+                                                         const int *sections, int count, int interleaved,
+                                                         te_context *ctx) {
+    int total = 0;
+    TE_REQUIRE(frequencies && all && sections, ctx, TE_ERROR_NULL,
+               "rope's frequencies of sections: a pointer is null");
+    TE_REQUIRE(count >= 1 && pairs >= 1, ctx, TE_ERROR_VALUE, "rope's frequencies of sections: %d sections, %d pairs",
+               count, pairs);
+    for (int s = 0; s < count; s++) {
+        TE_REQUIRE(sections[s] >= 0 && sections[s] <= pairs - total, ctx, TE_ERROR_VALUE,
+                   "rope's frequencies of sections: section %d has %d pairs, of %d left", s, sections[s],
+                   pairs - total);
+        total += sections[s];
+    }
+    TE_REQUIRE(total == pairs, ctx, TE_ERROR_VALUE, "rope's frequencies of sections: %d pairs in all, of %d", total,
+               pairs);
+    for (int p = 0, first = 0, s = 0; p < pairs; p++) {
+        while (p >= first + sections[s]) first += sections[s++];
+        const int of = !interleaved ? s : p / count < sections[p % count] ? p % count : 0;
+        for (int k = 0; k < count; k++) frequencies[k * pairs + p] = k == of ? all[p] : 0.0f;
+    }
+    return TE_OK;
+}
 
 /* ---- scaled frequencies, for sequences longer than those of the original training -------------------------------- */
 
@@ -101,7 +202,8 @@ typedef enum te_rope_scaling {
     TE_ROPE_SCALING_none,
     TE_ROPE_SCALING_linear,
     TE_ROPE_SCALING_llama3,
-    TE_ROPE_SCALING_yarn
+    TE_ROPE_SCALING_yarn,
+    TE_ROPE_SCALING_given
 } te_rope_scaling;
 
 #define TE_TAKES_rope_scaling TE_TOKEN
@@ -128,6 +230,7 @@ typedef enum te_rope_scaling {
 #define TE__ROPE_SCALES_BY_linear ,
 #define TE__ROPE_SCALES_BY_llama3 ,
 #define TE__ROPE_SCALES_BY_yarn ,
+#define TE__ROPE_SCALES_BY_given ,
 #define TE__ROPE_IF_KNOWN(op, yes, no) \
     TE_IF_MARKED(TE_JOIN1(TE__ROPE_SCALES_BY_, TE_OPTION(op, scaling, none)), yes, no)
 #define TE__ROPE_SCALING(op) \
@@ -147,19 +250,28 @@ typedef enum te_rope_scaling {
 #define TE_CHECK_ROPE_SCALING(model, op)                                                                         \
     static_assert(TE__ROPE_IF_KNOWN(op, 1, 0),                                                                   \
                   TE__ROPE_SAYS(model, op) "there is no (scaling, " TE_STRING(TE_OPTION(op, scaling, none))      \
-                  "); there are none, linear, llama3 and yarn");                                                 \
-    static_assert(TE__ROPE_IS(op, none) || TE_HAS_OPTION(op, factor),                                            \
+                  "); there are none, linear, llama3, yarn and given");                                                 \
+    static_assert(TE__ROPE_IS(op, none) || TE__ROPE_IS(op, given) || TE_HAS_OPTION(op, factor),                  \
                   TE__ROPE_SAYS(model, op) "scaling needs (factor, ..)");                                        \
-    static_assert(!TE__ROPE_IS(op, none) || !(TE_HAS_OPTION(op, factor) + TE_HAS_OPTION(op, original_length)),   \
+    static_assert(!(TE__ROPE_IS(op, none) || TE__ROPE_IS(op, given)) ||                                          \
+                      !(TE_HAS_OPTION(op, factor) + TE_HAS_OPTION(op, original_length)),                         \
                   TE__ROPE_SAYS(model, op) "factor and original_length need (scaling, linear), llama3 or yarn"); \
     static_assert(TE__ROPE_IS(op, llama3) ||                                                                     \
                       !(TE_HAS_OPTION(op, low_freq_factor) + TE_HAS_OPTION(op, high_freq_factor)),               \
                   TE__ROPE_SAYS(model, op) "low_freq_factor and high_freq_factor need (scaling, llama3)");       \
     static_assert(TE__ROPE_IS(op, yarn) || !(TE_HAS_OPTION(op, beta_fast) + TE_HAS_OPTION(op, beta_slow) +       \
-                                             TE_HAS_OPTION(op, truncate) + TE_HAS_OPTION(op, attention_factor)), \
-                  TE__ROPE_SAYS(model, op)                                                                       \
-                  "beta_fast, beta_slow, truncate and attention_factor need (scaling, yarn)");                   \
-    static_assert(TE__ROPE_IS(op, none) || TE__ROPE_IS(op, linear) || (TE_OPTION(op, original_length, 0)) > 0,   \
+                                             TE_HAS_OPTION(op, truncate)),                                       \
+                  TE__ROPE_SAYS(model, op) "beta_fast, beta_slow and truncate need (scaling, yarn)");            \
+    static_assert(TE__ROPE_IS(op, yarn) || TE__ROPE_IS(op, given) || !TE_HAS_OPTION(op, attention_factor),       \
+                  TE__ROPE_SAYS(model, op) "attention_factor needs (scaling, yarn) or given");                   \
+    static_assert(TE__ROPE_IS(op, given) || !TE_HAS_OPTION(op, sections),                                        \
+                  TE__ROPE_SAYS(model, op) "sections needs (scaling, given)");                                   \
+    static_assert((TE_OPTION(op, sections, 1)) >= 1 && (TE_OPTION(op, sections, 1)) <= 8,                        \
+                  TE__ROPE_SAYS(model, op) "sections must be 1 to 8");                                           \
+    static_assert(!TE__ROPE_IS(op, given) || TE__ROTARY(op) > 0,                                                 \
+                  TE__ROPE_SAYS(model, op) "(scaling, given) needs a positive rotary_dim");                      \
+    static_assert(TE__ROPE_IS(op, none) || TE__ROPE_IS(op, linear) || TE__ROPE_IS(op, given) ||                  \
+                      (TE_OPTION(op, original_length, 0)) > 0,                                                   \
                   TE__ROPE_SAYS(model, op) "llama3 and yarn need a positive original_length");                   \
     static_assert((TE_OPTION(op, truncate, 1)) == 0 || (TE_OPTION(op, truncate, 1)) == 1,                        \
                   TE__ROPE_SAYS(model, op) "truncate must be 0 or 1");                                           \
@@ -183,9 +295,10 @@ typedef struct te_rope_options {
     te_rope_scaling scaling;
     int original_length, truncate;
     float factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
-    float attention_factor; /* the factor by which the rotated q and k are multiplied (yarn); 0 stands for the default,
-                             * 0.1 log(factor) + 1 */
+    float attention_factor; /* the factor by which the rotated q and k are multiplied (yarn, given); 0 stands for the
+                             * default, for yarn 0.1 log(factor) + 1, for given 1 */
 } te_rope_options;
+typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
 /* How a scaling changes the frequencies, in the form that the kernels use: for pair p with the frequency f, s =
  * by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
@@ -208,7 +321,8 @@ TE_API double te__yarn_pair(const te_rope_options *o, double beta) {
 }
 TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
     te_rope_scale k = {0.0, 0.0, 0.0, 1.0 / (double)o->factor, 1.0f};
-    if (o->scaling == TE_ROPE_SCALING_none) k.offset = 1.0;
+    if (o->scaling == TE_ROPE_SCALING_none || o->scaling == TE_ROPE_SCALING_given) k.offset = 1.0;
+    if (o->scaling == TE_ROPE_SCALING_given && o->attention_factor > 0.0f) k.magnitude = o->attention_factor;
     if (o->scaling == TE_ROPE_SCALING_llama3) {
         const double low = (double)o->low_freq_factor, width = (double)o->high_freq_factor - low;
         k.by_frequency = o->original_length / (TE__TWO_PI * width), k.offset = -low / width;
@@ -240,6 +354,8 @@ typedef struct te_rope_args {
     /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
      * cache */
     const int32_t *past;
+    const float *frequencies; /* (scaling, given): [sections, rotary_dim / 2] */
+    int sections;             /* above 1: `positions` is [sections, rows] */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -248,7 +364,7 @@ typedef struct te_rope_shape {
     int width, qk_width; /* width: number of columns of a row; qk_width: number of columns of q and k, with which a row
                           * begins */
     int head_dim, rotary_dim, interleaved;
-    int scaled;          /* 1: te_rope_args.scale changes the frequencies */
+    int scaled;          /* where the frequencies come from: TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given */
     int direction;       /* 1: forward; -1: backward, which rotates by the negative angle */
     te_dtype x, y;
 } te_rope_shape;
@@ -278,6 +394,14 @@ TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float
     }
 }
 
+/* The angle of pair p in a row at `position`, by the caller's frequencies. */
+TE_FN double te_rope_given_angle(const te_rope_args *a, int row, int position, int p, int pairs) {
+    double angle = 0.0;
+    if (p >= pairs) return angle; /* the table has space for more pairs */
+    for (int s = 0; s < a->sections; s++)
+        angle += (double)(s ? a->positions[s * a->rows + row] : position) * (double)a->frequencies[s * pairs + p];
+    return angle;
+}
 /* Fills cos_sin[rows][2][pairs]: for each of the `rows` rows from `first` on, the cosines of all pairs, then the sines
  * of all pairs. For the inverse rotation the sines are negated. */
 TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first, int rows, te_lanes g,
@@ -289,8 +413,9 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
         const int position = a->positions ? a->positions[row]
                                           : a->position + te_sequence_past(&a->of, row, a->past) +
                                                 te_sequence_position(&a->of, row);
-        const double frequency = exp2(-2.0 * p / t.rotary_dim * a->log2_base);
-        const double angle = position * (t.scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);
+        const double frequency = t.scaled == TE_ROPE_given ? 0.0 : exp2(-2.0 * p / t.rotary_dim * a->log2_base);
+        const double angle = t.scaled == TE_ROPE_given ? te_rope_given_angle(a, row, position, p, t.rotary_dim / 2)
+                             : position * (t.scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);
         const float rest = (float)(angle - TE__TWO_PI * floor(angle / TE__TWO_PI));
         cos_sin[2 * r * t.pairs + p] = magnitude * cosf(rest);
         cos_sin[(2 * r + 1) * t.pairs + p] = magnitude * (float)t.direction * sinf(rest);
@@ -372,20 +497,39 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *cos_sin, const
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
+/* For (scaling, given): sets a->frequencies to the tensor that the caller has passed for op i. */
+TE_API te_status te__rope_given(te_rope_args *a, const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    const te_rope_given_options *o = (const te_rope_given_options *)op->options;
+    const te_edge *e;
+    if (!(op->flags & TE_TAKES_EDGE)) return TE_OK;
+    a->sections = o->sections;
+    TE_TRY(te__find_edge(&e, r, op));
+    if (!e) return TE_OK; /* only sizes are measured */
+    TE_TRY(te__check_tensor(r->plan->name, e->name, e->value,
+                            te__value_of(0, TE_f32, o->sections, o->rope.rotary_dim / 2), r->ctx));
+    TE_REQUIRE(o->sections == 1 || a->positions, r->ctx, TE_ERROR_NULL,
+               "%s: (rope, %s) has %d sections and needs batch.positions, [%d, rows]", r->plan->name, op->name,
+               o->sections, o->sections);
+    a->frequencies = (const float *)e->value.data;
+    return TE_OK;
+}
 /* Set *a to the arguments of op i, a rope, which reads the current value and writes y. */
-TE_API void te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
+TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
+    memset(a, 0, sizeof *a);
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
     a->past = te__cache_past(r->batch);
     const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
     a->log2_base = log2((double)o->base), a->scale = te__rope_scale_of(o);
+    return te__rope_given(a, r, i);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
 /* Apply op i, a rope, to the current value, and make the result y the current value. If y has no memory, no kernel
  * runs. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
-    te__rope_args(&a, r, i, y);
+    TE_TRY(te__rope_args(&a, r, i, y));
     if (y.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
     te__set_current(r, y);
     return TE_OK;

@@ -39,6 +39,16 @@ TE_IF_USED TE_API te_status te_param_normal(te_param *p, float std, uint64_t see
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_param_normal: std is %g", (double)std);
     return te__param_fill(p, 0, std, seed, stream, ctx);
 }
+/* The number around which a parameter begins. */
+TE_API float te__init_constant(te_init init) {
+    switch (init) {
+        case TE_INIT_one: return 1.0f;
+        case TE_INIT_half: return 0.5f;
+        case TE_INIT_xielu_p: return 0.20338232f;  /* log(e^0.8 - 1) */
+        case TE_INIT_xielu_n: return -1.05022561f; /* log(e^0.3 - 1) */
+        default: return 0.0f;
+    }
+}
 /* Initialise every parameter as its op declares: weights from normal(0, std), gammas 1 (0 if zero-centred), biases 0.
  * Parameter i draws from random stream `stream` + i. */
 TE_IF_USED TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed, uint32_t stream,
@@ -52,7 +62,7 @@ TE_IF_USED TE_API te_status te_model_randomize(const te_model *m, float std, uin
                    "te_model_randomize: %s: %s.%s has no memory", m->plan->name, m->param[i].op, m->param[i].field);
     for (int i = 0; i < m->param_count; i++) {
         te_param *p = &m->param[i];
-        const float mean = p->init == TE_INIT_one ? 1.0f : p->init == TE_INIT_half ? 0.5f : 0.0f;
+        const float mean = te__init_constant(p->init);
         if (p->tied) continue;
         TE_TRY(te__param_fill(p, mean, p->init == TE_INIT_normal ? std : 0.0f, seed, stream + (uint32_t)i, ctx));
     }

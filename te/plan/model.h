@@ -27,9 +27,9 @@ enum {
     TE_SAVES_OUTPUT = 1 << 1, /* backward reads the op's output, so it stays in memory until the op's backward */
     /* gradients */
     TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals the gradient of its output (bias, add) */
-    TE_SUMS = 1 << 3,           /* the gradient of the op's first parameter is a sum over all rows (bias) */
-    TE_SUMS_THREE = 1 << 4,     /* the gradients of the op's second and third parameters are also sums over rows (dyt);
-                                 * the op's fusion pattern must contain no norm or gated op */
+    TE_SUMS = 1 << 3,           /* the gradients of the op's parameters, at most three, are sums over all rows (bias).
+                                 * If the op has two or three (xielu, dyt), its fusion pattern must contain no norm or
+                                 * gated op */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
     /* flags of forks, and of the ops that use a value of a fork */
@@ -39,6 +39,7 @@ enum {
     TE_IS_LOAD = 1 << 10,   /* starts a new branch: outputs a fork's value instead of the op's own input */
     TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values come from a fork's value */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
+    TE_OF_SEQUENCES = 1 << 4, /* an extra input with one row for each sequence (TE_ROWS_sequences) */
     TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory, e.g. the output of an encoder */
     TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: stores the op's input for the caller as well */
     /* the ends of a list */
@@ -50,6 +51,7 @@ enum {
     TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* attention that stores the largest score of each head for the caller, in the entry
                                      * of te_batch.edges that has the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
+    TE_TAKES_EDGE = 1 << 30, /* the op reads the entry of te_batch.edges that has its name (the frequencies of rope) */
     TE_IS_CACHED = 1 << 29,         /* in inference the op can store its keys and values in a te_cache */
     /* Ops that the epilogue of the GEMM before them can compute; each flag names the operation that it computes. */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */
@@ -77,7 +79,9 @@ typedef enum te_init {
     TE_INIT_zero,
     TE_INIT_one,
     TE_INIT_tied, /* the parameter is not initialised, because it shares the memory of another one (te_tie) */
-    TE_INIT_half  /* initialised to the constant 0.5 */
+    TE_INIT_half, /* initialised to the constant 0.5 */
+    TE_INIT_xielu_p, /* log(e^0.8 - 1) and log(e^0.3 - 1): softplus of them is 0.8 and 0.3 (te/ops/activation.h) */
+    TE_INIT_xielu_n
 } te_init;
 
 /* The kind of rows that a value has. The kind is known at compile time; the number of rows follows from each call's

@@ -346,11 +346,12 @@ enum { HIDDEN = 32, FFN = 96, HEADS = 8, KV_HEADS = 4, LENGTH = 16, SEQUENCES = 
 #define BLOCK(H, F, N)                                                                                                \
     (fork, x1), (layernorm, n1, H), (all_gather, g1),                                                                 \
     (linear, qkv, H, 2 * (H) / N, (shard, columns), (parts, 3), (first_part, HEADS / KV_HEADS)),                      \
-    (bias, qkv_b, 2 * (H) / N), (attention, mix, HEADS / N, KV_HEADS / N, (H) / HEADS, (dropout, 0.1f)),              \
+    (bias, qkv_b, 2 * (H) / N),                                                                                       \
+    (attention, mix, HEADS / N, KV_HEADS / N, (H) / HEADS, (dropout, 0.1f), (alibi, 1), (sinks, 1)),                  \
     (linear, proj, (H) / N, H, (shard, rows)),                                                                        \
     (reduce_scatter, s1), (bias, proj_b, H), (dropout, d1, 0.1f), (add, x1),                                          \
     (fork, x2), (rmsnorm, n2, H), (all_gather, g2), (linear, fc1, H, 2 * (F) / N, (shard, columns), (parts, 2)),      \
-    (swiglu, act), (linear, fc2, (F) / N, H, (shard, rows)), (reduce_scatter, s2), (add, x2)
+    (swiglu, act), (xielu, act2), (linear, fc2, (F) / N, H, (shard, rows)), (reduce_scatter, s2), (add, x2)
 TE_SEQUENTIAL(gpt1, (f32, (rows, shard)), GPT(1))
 TE_SEQUENTIAL(gpt2, (f32, (rows, shard)), GPT(2))
 TE_SEQUENTIAL(gpt4, (f32, (rows, shard)), GPT(4))

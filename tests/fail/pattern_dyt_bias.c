@@ -1,4 +1,4 @@
-// expect: a backward pattern has at most one bias, mul_param or dyt
+// expect: a backward pattern has at most one bias, mul_param, dyt or xielu
 #include "te/te.h"
 
 #ifdef TE_FIXED

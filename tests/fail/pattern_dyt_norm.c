@@ -1,4 +1,4 @@
-// expect: a backward pattern with a dyt has no norm and no gated op
+// expect: a backward pattern with a dyt or xielu has no norm and no gated op
 #include "te/te.h"
 
 #ifdef TE_FIXED

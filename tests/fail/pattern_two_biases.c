@@ -1,4 +1,4 @@
-// expect: a backward pattern has at most one bias, mul_param or dyt
+// expect: a backward pattern has at most one bias, mul_param, dyt or xielu
 // A backward kernel sums one parameter's gradient, so one bias is the limit; a forward pattern may have several.
 #include "te/te.h"
 

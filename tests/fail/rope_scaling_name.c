@@ -1,4 +1,4 @@
-// expect: te: m: (rope, r): there is no (scaling, longrope); there are none, linear, llama3 and yarn
+// expect: te: m: (rope, r): there is no (scaling, longrope); there are none, linear, llama3, yarn and given
 #include "te/fuse/sequential.h"
 #include "te/ops/rope.h"
 

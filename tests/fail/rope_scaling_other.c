@@ -1,4 +1,4 @@
-// expect: te: m: (rope, r): beta_fast, beta_slow, truncate and attention_factor need (scaling, yarn)
+// expect: te: m: (rope, r): beta_fast, beta_slow and truncate need (scaling, yarn)
 #include "te/fuse/sequential.h"
 #include "te/ops/rope.h"
 

@@ -338,11 +338,11 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
 
 #define TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim) \
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                 \
-    static_assert(TE_##dtype == TE_f32 || (head_dim) % 16 == 0,     \
-                  "te: attention: head_dim must be a multiple of 16 in bf16 and f16 on CUDA");
+    static_assert(TE_##dtype == TE_f32 || (head_dim) % 8 == 0,      \
+                  "te: attention: head_dim must be a multiple of 8 in bf16 and f16 on CUDA");
 #define TE__ATTENTION_VALUE_ASSERT(name, dtype)                                \
-    static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 16 == 0,     \
-                  "te: attention: value must be a multiple of 16 in bf16 and f16 on CUDA");
+    static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 8 == 0,      \
+                  "te: attention: value must be a multiple of 8 in bf16 and f16 on CUDA");
 
 /* Defines the __global__ function `name`, whose body, arguments and launch bounds the type K describes. */
 #define TE__ATTENTION_SHELL(name, K)                                          \

@@ -165,7 +165,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
     if (queries <= 0) return; /* nothing to do: the grid is for the longest sequence, and this sequence is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
-    const float slope = te__attn_alibi(h.head, c->heads, f);
+    const float slope = te__attn_alibi(c->a->whole, h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
     /* Layout of the scratch memory: tiles of K, V, O, Q^T and P^T, then arrays with one number for each query. */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(queries);
@@ -226,7 +226,7 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
     if (queries <= 0) return; /* nothing to do: the grid is for the longest sequence, and this sequence is shorter */
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
-    const float slope = te__attn_alibi(h.head, c->heads, f);
+    const float slope = te__attn_alibi(c->a->whole, h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
     /* Layout of the scratch memory: tiles of K, V, dQ, Q^T, dO^T, P^T (later dS^T) and dP^T, then lse and delta of each
      * query. */
@@ -290,7 +290,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
     te__attn_read_kv_transposed(kt, vt, c, &h0, k0, keys);
     for (int head = head0; head < head0 + group; head++) {
         const te__attn_head h = te__attn_head_of(c, batch, head);
-        const float slope = te__attn_alibi(head, c->heads, f);
+        const float slope = te__attn_alibi(c->a->whole, head, c->heads, f);
         const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
         for (int q0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; q0 < seen.end; q0 += TE__ATTN_TILE) {
             const int queries = te__attn_min(TE__ATTN_TILE, seen.end - q0);
@@ -348,7 +348,7 @@ TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int 
     const int tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
     float *q = s, *dout = q + tile, *kt = dout + value_tile, *vt = kt + tile, *p = vt + value_tile;
     float *dp = p + TE__ATTN_TILE * TE__ATTN_TILE;
-    const float slope = te__attn_alibi(head, c->heads, f);
+    const float slope = te__attn_alibi(c->a->whole, head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
     te__attn_read_q(q, ld, c, &h, q0, queries);
     te__attn_read_dout(dout, ldv, c, &h, q0, queries);

@@ -256,8 +256,8 @@ TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *
 }
 
 /* Returns the ALiBi slope of a head, in base 2; 0 without the option. */
-TE_FN float te__attn_alibi(int head, int heads, te__attn_variant f) {
-    return f.alibi ? te__attn_alibi_slope(head % heads, heads) * TE__ATTN_LOG2E : 0;
+TE_FN float te__attn_alibi(te_attention_shard whole, int head, int heads, te__attn_variant f) {
+    return f.alibi ? te__attn_alibi_slope_of(whole, head % heads, heads) * TE__ATTN_LOG2E : 0;
 }
 /* Subtracts slope |i - j| from the scores of a vector, for query i and key j of each score. distance: i - j (or j - i)
  * of the vector's first score; for each further score it is one more. */

@@ -179,7 +179,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         te__attn_f32_keys_load<F, C, D, ALIGNED>(kv, a, h, 0, k0);
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, kv);
-        const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
+        const te__attn_alibi_bias alibi =
+            te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
         TE_UNROLL for (int i = 0; i < C::R; i++) {
             float v = row_max[i], add = 0;
@@ -267,7 +268,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, k);
         te__attn_f32_product_nt<CV>(dp, dout, v);
-        const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
+        const te__attn_alibi_bias alibi =
+            te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
         TE_UNROLL for (int i = 0; i < C::R; i++)
             TE_UNROLL for (int j = 0; j < C::R; j++) {
@@ -319,7 +321,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
             __syncthreads();
             te__attn_f32_product_nt<C>(s, k, q);
             te__attn_f32_product_nt<CV>(dp, v, dout);
-            const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(head, a->scale, q0 + x + m.shift - k0 - y);
+            const te__attn_alibi_bias alibi =
+                te__attn_alibi_at<HEADS, F>(a->whole, head, a->scale, q0 + x + m.shift - k0 - y);
             const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, head, q0 + x, k0 + y, m.shift);
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + x + 16 * j, ok = row < seq;
@@ -384,7 +387,8 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, k);
         te__attn_f32_product_nt<CV>(dp, dout, v);
-        const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(head, a->scale, q0 + y + m.shift - k0 - x);
+        const te__attn_alibi_bias alibi =
+            te__attn_alibi_at<HEADS, F>(a->whole, head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, head, q0 + y, k0 + x, m.shift);
         TE_UNROLL for (int i = 0; i < C::R; i++) {
             const int row = q0 + y + 16 * i, ok = row < h.seq;

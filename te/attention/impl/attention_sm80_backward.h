@@ -49,7 +49,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
     constexpr int64_t QKV = widths::QKV, KV = widths::KV, OUT = widths::OUT;
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, V = widths::V;
-    constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
+    constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
     /* Where the block works. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
@@ -78,7 +78,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
     te__attn_tile_load<TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
 
-    float dq[M][D / 8][4] = {}, lse[M][2], minus_delta[M][2]; /* lse in base 2 */
+    float dq[M][te__attn_columns<D>() / 8][4] = {}, lse[M][2], minus_delta[M][2]; /* lse in base 2 */
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
@@ -130,7 +130,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         te__attn_apply_softcap<F, M, N>(s, a->scale);
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
         const te__attn_alibi_bias alibi =
-            te__attn_alibi_at<HEADS, F>(h.head, a->scale, row0 + g + mask.shift - k0 - t * 2);
+            te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, row0 + g + mask.shift - k0 - t * 2);
         const te__attn_score_bias bias = te__attn_score_bias_at<T, F>(a, h.head, row0 + g, k0 + t * 2, mask.shift);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int n = 0; n < N; n++)
@@ -190,7 +190,7 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     const int valid = h.seq - q0, r = (int)threadIdx.x % C::TILE;
     te__attn_tile_load<C::TILE, D, QKV, C::THREADS>(q_tile, (const uint16_t *)a->qkv + (h.q + member * D + q0 * QKV),
                                                     valid);
-    te__attn_tile_load<C::TILE, V, OUT, C::THREADS>(q_tile + C::TILE * (D + TE__ATTN_PAD) * 2,
+    te__attn_tile_load<C::TILE, V, OUT, C::THREADS>(q_tile + C::TILE * te__attn_row_bytes<D>(),
                                                     (const uint16_t *)a->dout + (h.out + member * V + q0 * OUT), valid);
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
@@ -198,15 +198,15 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
 /* Returns the offset in shared memory, in bytes from the tile of K, of the rows of V (is_v) or K that belong to a pair
  * of warps. row: the first of these rows, counted from the block's first key; rows: the number of keys of the block. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
-    constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, V_ROW = (V + TE__ATTN_PAD) * 2;
+    constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_ROW = te__attn_row_bytes<V>();
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Return the accumulator `sum` viewed as an accumulator with N columns. `sum` has enough registers for head_dim or V
- * columns, whichever is more. */
+/* Return the accumulator `sum` viewed as an accumulator for heads of size N. `sum` has enough registers for head_dim or
+ * V columns, whichever is more. */
 template <int N, int M, int MAX_TILES>
-TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][N / 8][4] {
-    return *(float (*)[M][N / 8][4])(void *)&sum[0][0][0];
+TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_columns<N>() / 8][4] {
+    return *(float (*)[M][te__attn_columns<N>() / 8][4])(void *)&sum[0][0][0];
 }
 
 /* What a pair of warps needs for one step of the dkdv kernel, in which the pair's keys meet a tile of queries of one
@@ -281,7 +281,8 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
-    const te__attn_alibi_bias alibi = te__attn_alibi_at<HEADS, F>(x.head, x.a->scale, x.query + x.mask.shift - x.key);
+    const te__attn_alibi_bias alibi =
+        te__attn_alibi_at<HEADS, F>(x.a->whole, x.head, x.a->scale, x.query + x.mask.shift - x.key);
     const te__attn_score_bias bias = te__attn_score_bias_at<T, F>(x.a, x.head, x.query, x.key, x.mask.shift);
     te__attn_apply_softcap<F, M, N>(s, x.a->scale);
     if (te__attn_needs_mask(x.warp_tiles, x.tile, 1)) te__attn_apply_mask_transposed<M, N>(s, x.mask, x.key, x.query);
@@ -335,7 +336,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
     constexpr int64_t QKV = widths::QKV, KV = widths::KV, OUT = widths::OUT;
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, GROUP = HEADS / KV_HEADS, HELD = C::HELD, V = widths::V;
-    constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, V_ROW = (V + TE__ATTN_PAD) * 2, Q_BYTES = TILE * ROW;
+    constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_ROW = te__attn_row_bytes<V>(), Q_BYTES = TILE * ROW;
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
@@ -365,8 +366,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     te__attn_tile_load<C::ROWS, V, KV, C::THREADS>(k_tile + V_AT, kv + h.v + k0 * KV, h.keys - k0);
     te__attn_queries_load<D, V, QKV, OUT, C>(q_tile, te__shared_address(lse_delta), a, h, 0, tiles.first * TILE);
 
-    uint32_t held[M][HELD ? D / 16 : 1][4];
-    float sum[M][C::MAX_DIM / 8][4] = {}; /* accumulators of dV or, in the dK warp, of dK */
+    uint32_t held[M][HELD ? te__attn_columns<D>() / 16 : 1][4];
+    float sum[M][te__attn_columns<C::MAX_DIM>() / 8][4] = {}; /* accumulators of dV or, in the dK warp, of dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
         /* Wait for this tile of queries, then start to load the next one, which is a tile of this head or of the next
          * head of the group. */
@@ -467,7 +468,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
     __device__ __forceinline__ void add(const te_attention_args *a, int batch, int head, int q0, int k0) {
-        constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, V_ROW = (V + TE__ATTN_PAD) * 2;
+        constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_ROW = te__attn_row_bytes<V>();
         typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
         constexpr int64_t QKV = widths::QKV, KV = widths::KV, OUT = widths::OUT;
         const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
@@ -511,7 +512,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
                 });
         te__attn_apply_softcap<F, 1, N>(s, a->scale);
         te__attn_add_alibi<F, 1, N>(
-            s, te__attn_alibi_at<HEADS, F>(head, a->scale, row0 + g + mask.shift - k0 - t * 2));
+            s, te__attn_alibi_at<HEADS, F>(a->whole, head, a->scale, row0 + g + mask.shift - k0 - t * 2));
         te__attn_add_score_bias<T, F, 1, N>(
             s, te__attn_score_bias_at<T, F>(a, head, row0 + g, k0 + t * 2, mask.shift));
         te__attn_apply_mask<1, N>(s, mask, row0 + g, k0 + t * 2);

@@ -83,7 +83,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
     constexpr int64_t QKV = widths::QKV, KV = widths::KV;
     constexpr int V = widths::V;
-    constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
+    constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
     /* Where the block works. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
@@ -109,9 +109,9 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(kv_tile, a, h, 0, tiles.first * TILE);
     te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, a, h, 1, tiles.first * TILE);
 
-    uint32_t held[M][HELD ? D / 16 : 1][4];
+    uint32_t held[M][HELD ? te__attn_columns<D>() / 16 : 1][4];
     /* o: O before the division by the sum; sum: this lane's part of each row's sum of P */
-    float o[M][V / 8][4] = {}, row_max[M][2], sum[M][2];
+    float o[M][te__attn_columns<V>() / 8][4] = {}, row_max[M][2], sum[M][2];
     const float sink = te__attn_sink<T, F>(a, h.head);
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
@@ -138,8 +138,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_apply_softcap<F, M, N>(s, a->scale);
-        te__attn_add_alibi<F, M, N>(s,
-                                    te__attn_alibi_at<HEADS, F>(h.head, a->scale, row0 + g + mask.shift - k0 - t * 2));
+        te__attn_add_alibi<F, M, N>(
+            s, te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, row0 + g + mask.shift - k0 - t * 2));
         te__attn_add_score_bias<T, F, M, N>(
             s, te__attn_score_bias_at<T, F>(a, h.head, row0 + g, k0 + t * 2, mask.shift));
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
@@ -157,7 +157,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
          * tiles */
         if (__any_sync(~0u, changed))
             TE_UNROLL for (int m = 0; m < M; m++)
-                TE_UNROLL for (int n = 0; n < V / 8; n++)
+                TE_UNROLL for (int n = 0; n < te__attn_columns<V>() / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
         if (F::DROP && a->rng)
             te__attn_apply_dropout<F, M, N>(a, te__attn_draw_row_of<HEADS>(a, (int)blockIdx.x, row0), g, k0 + t * 2,

@@ -8,9 +8,10 @@
  *     te__attn_pack_all<T, M, N>(p, s);
  *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
  *
- * The rows of a tile are padded by 16 bytes. D is a multiple of 16, so a row is an odd number of 16-byte units, and the
- * 8 rows that an ldmatrix reads are in different banks. With padding, unlike a swizzle, every address is a register
- * plus a constant.
+ * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16, the depth of an mma. The columns from D
+ * on are zeros, and are not stored. The rows of a tile are padded by 16 bytes, so a row is an odd number of 16-byte
+ * units, and the 8 rows that an ldmatrix reads are in different banks. With padding, unlike a swizzle, every address is
+ * a register plus a constant.
  *
  * In lane l, s[m][n][e] of an accumulator is the element in row m * 16 + g + e / 2 * 8, where g = l / 4, and in column
  * n * 8 + 2 t + e % 2, where t = l % 4. Template parameters: T the dtype, D head_dim, V the head size of v, F the
@@ -57,61 +58,69 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
+/* The number of columns of a tile, and the bytes of one of its rows, for a head size D, which is a multiple of 8. */
+template <int D> TE_BOTH constexpr int te__attn_columns(void) { return (D + 15) / 16 * 16; }
+template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
+    return (uint32_t)(te__attn_columns<D>() + TE__ATTN_PAD) * 2;
+}
 /* Returns the offset of the row whose address this lane passes to ldmatrix.x4, in bytes from the first element of a 16
  * x 16 square. This address is for the operand A of te__attn_product_nt, and for B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
-    return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
+    return (uint32_t)(lane & 15) * te__attn_row_bytes<D>() + (uint32_t)(lane >> 4) * 16;
 }
 /* Return the offset that te__attn_lane_a returns, but for the operand B of te__attn_product_nt. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
-    return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__ATTN_PAD) + ((lane >> 3) & 1) * 8) * 2);
+    return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
-template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (D + TE__ATTN_PAD) * 2; }
+template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (int)te__attn_row_bytes<D>(); }
 
 /* Starts to copy ROWS rows of D elements to a tile in shared memory. In `from`, each row begins WIDTH elements after
- * the previous one. Rows from `valid` on become zeros. */
+ * the previous one. Rows from `valid` on, and columns from D on, become zeros. */
 template <int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     /* CHUNKS: number of 16-byte chunks of a row; STEP: number of rows that the block copies at a time */
-    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
-    constexpr uint32_t MOVE = STEP * (D + TE__ATTN_PAD) * 2;
+    constexpr int CHUNKS = te__attn_columns<D>() / 8, STEP = THREADS / CHUNKS;
+    constexpr uint32_t MOVE = STEP * te__attn_row_bytes<D>();
     const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-    const uint32_t to = tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
+    const int in_head = D % 16 == 0 || chunk < D / 8; /* 0: the chunk lies beyond the head's D columns */
+    const uint32_t to = tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16;
     const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
-    if (valid >= ROWS) { /* all tiles but the last one have ROWS valid rows; for them every address is a register plus a
-                          * constant */
+    if (D % 16 == 0 && valid >= ROWS) { /* all tiles but the last one have ROWS valid rows; for them every address is a
+                                         * register plus a constant */
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);
     } else {
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) {
-                const int ok = row + i * STEP < valid;
+                const int ok = row + i * STEP < valid && in_head;
                 te__attn_copy16_or_zero(to + i * MOVE, ok ? p + i * STEP * WIDTH : from, ok);
             }
     }
 }
 
 /* Loads the A fragments of M * 16 rows of a tile to registers. Used for a tile that is an operand in every step. */
-template <int M, int D> TE_FN void te__attn_load_fragments(uint32_t (&f)[M][D / 16][4], uint32_t a) {
+template <int M, int D>
+TE_FN void te__attn_load_fragments(uint32_t (&f)[M][te__attn_columns<D>() / 16][4], uint32_t a) {
     TE_UNROLL for (int m = 0; m < M; m++)
-        TE_UNROLL for (int k = 0; k < D / 16; k++)
-            te__attn_ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
+        TE_UNROLL for (int k = 0; k < te__attn_columns<D>() / 16; k++)
+            te__attn_ldmatrix(f[m][k], a + (uint32_t)m * 16 * te__attn_row_bytes<D>() + (uint32_t)k * 32);
 }
 
-/* Compute s += A B^T, where A and B have D columns. a, b: the addresses that this lane passes to ldmatrix. HELD: 1 if
- * the fragments of A are in registers (`held`); then a is not used. */
+/* Compute s += A B^T, where A and B are tiles of heads of size D. a, b: the addresses that this lane passes to
+ * ldmatrix. HELD: 1 if the fragments of A are in registers (`held`); then a is not used. */
 template <te_dtype T, int M, int N, int D, int HELD>
-TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a,
+TE_FN void te__attn_product_nt(float (&s)[M][N][4],
+                               const uint32_t (&held)[M][HELD ? te__attn_columns<D>() / 16 : 1][4], uint32_t a,
                                uint32_t b) {
-    TE_UNROLL for (int k = 0; k < D / 16; k++) {
+    TE_UNROLL for (int k = 0; k < te__attn_columns<D>() / 16; k++) {
         uint32_t fa[M][4], fb[4];
         TE_UNROLL for (int m = 0; m < M; m++) {
             if (HELD) memcpy(fa[m], held[m][HELD ? k : 0], 16);
-            else te__attn_ldmatrix(fa[m], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
+            else te__attn_ldmatrix(fa[m], a + (uint32_t)m * 16 * te__attn_row_bytes<D>() + (uint32_t)k * 32);
         }
         TE_UNROLL for (int n = 0; n < N; n += 2) {
-            te__attn_ldmatrix(fb, b + (uint32_t)((n * 8 * (D + TE__ATTN_PAD) + k * 16) * 2));
+            te__attn_ldmatrix(fb, b + (uint32_t)n * 8 * te__attn_row_bytes<D>() + (uint32_t)k * 32);
             TE_UNROLL for (int m = 0; m < M; m++) {
                 te__mma_sync(s[m][n], fa[m], fb[0], fb[1], T);
                 te__mma_sync(s[m][n + 1], fa[m], fb[2], fb[3], T);
@@ -120,14 +129,14 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HE
     }
 }
 
-/* Compute o += P B. P has M * 16 rows and K * 16 columns, and is in registers, as fragments. B has K * 16 rows of D
- * elements, and is in shared memory. */
+/* Compute o += P B. P has M * 16 rows and K * 16 columns, and is in registers, as fragments. B has K * 16 rows of
+ * heads of size D, and is in shared memory. */
 template <te_dtype T, int M, int K, int D>
-TE_FN void te__attn_product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
+TE_FN void te__attn_product_nn(float (&o)[M][te__attn_columns<D>() / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)
-        TE_UNROLL for (int n = 0; n < D / 8; n += 2) {
+        TE_UNROLL for (int n = 0; n < te__attn_columns<D>() / 8; n += 2) {
             uint32_t fb[4];
-            te__attn_ldmatrix_transposed(fb, b + (uint32_t)((k * 16 * (D + TE__ATTN_PAD) + n * 8) * 2));
+            te__attn_ldmatrix_transposed(fb, b + (uint32_t)k * 16 * te__attn_row_bytes<D>() + (uint32_t)n * 16);
             TE_UNROLL for (int m = 0; m < M; m++) {
                 te__mma_sync(o[m][n], p[m][k], fb[0], fb[1], T);
                 te__mma_sync(o[m][n + 1], p[m][k], fb[2], fb[3], T);
@@ -177,12 +186,13 @@ template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M]
 }
 
 /* The ALiBi bias of a tile of scores, in the unit of scores. slope: the slope of the head; at: the slope times the
- * distance, query - key, of the tile's element (0, 0). */
+ * distance, query - key, of the tile's element (0, 0). whole, head: as for te__attn_alibi_slope_of. */
 struct te__attn_alibi_bias { float slope, at; };
-template <int HEADS, class F> TE_FN te__attn_alibi_bias te__attn_alibi_at(int head, float scale, int distance) {
+template <int HEADS, class F>
+TE_FN te__attn_alibi_bias te__attn_alibi_at(te_attention_shard whole, int head, float scale, int distance) {
     te__attn_alibi_bias b = {0, 0};
     if constexpr (F::ALIBI) {
-        b.slope = te__attn_alibi_slope(head, HEADS) / te__attn_score_unit<F>(scale);
+        b.slope = te__attn_alibi_slope_of(whole, head, HEADS) / te__attn_score_unit<F>(scale);
         b.at = b.slope * (float)distance;
     }
     return b;
@@ -392,13 +402,14 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
         const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
         te__attn_tile_load<ROWS, D, WIDTH, THREADS>(tile, kv + at + key * WIDTH, h.keys - key);
     } else {
-        constexpr int CHUNKS = D / 8;
+        constexpr int CHUNKS = te__attn_columns<D>() / 8;
         const int swizzle = te__cache_is_swizzled(D, T) ? 7 : 0;
         for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-            const int row = i / CHUNKS, chunk = i % CHUNKS, ok = key + row < h.keys;
+            const int row = i / CHUNKS, chunk = i % CHUNKS, ok = key + row < h.keys && chunk < D / 8;
             const int64_t from = ok ? te__cache_row(&a->cache, h.pages, at, key + row, D) : 0;
-            te__attn_copy16_or_zero(tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2),
-                                    (const uint16_t *)a->cache.pages + from + (chunk ^ (row & swizzle)) * 8, ok);
+            te__attn_copy16_or_zero(tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16,
+                                    (const uint16_t *)a->cache.pages + from + (ok ? (chunk ^ (row & swizzle)) * 8 : 0),
+                                    ok);
         }
     }
 }
@@ -481,23 +492,24 @@ struct te__attn_destination {
     float *amax;        /* raised to the largest magnitude before scaling, unless it is higher already; null: no amax is
                          * wanted */
 };
-/* Stores each row of o, multiplied by the row's factor. The numbers pass through `tile`, this warp's part of shared
- * memory, so that each lane writes 16 bytes to global memory at a time. */
+/* Stores the D columns of each row of o, multiplied by the row's factor. The numbers pass through `tile`, this warp's
+ * part of shared memory, so that each lane writes 16 bytes to global memory at a time. */
 template <te_dtype T, int M, int D>
-TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
-                               unsigned char *tile) {
+TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__attn_columns<D>() / 8][4],
+                               const float (&factor)[M][2], unsigned char *tile) {
+    constexpr int ROW = (int)te__attn_row_bytes<D>();
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     TE_UNROLL for (int m = 0; m < M; m++)
-        TE_UNROLL for (int n = 0; n < D / 8; n++)
+        TE_UNROLL for (int n = 0; n < te__attn_columns<D>() / 8; n++)
             TE_UNROLL for (int h = 0; h < 2; h++)
-                *(uint32_t *)(tile + ((m * 16 + g + h * 8) * (D + TE__ATTN_PAD) + n * 8 + t * 2) * 2) =
+                *(uint32_t *)(tile + (m * 16 + g + h * 8) * ROW + (n * 8 + t * 2) * 2) =
                     te_pair_of_floats(o[m][n][2 * h] * factor[m][h], o[m][n][2 * h + 1] * factor[m][h], T);
     __syncwarp();
     for (int col = 2 * lane; d.sum && d.valid > 0 && col < D; col += 64) {
         float2 s = make_float2(0, 0);
         for (int row = 0; row < M * 16 && row < d.valid; row++) {
-            const float2 x = te_floats_of_pair(*(const uint32_t *)(tile + (row * (D + TE__ATTN_PAD) + col) * 2), T);
+            const float2 x = te_floats_of_pair(*(const uint32_t *)(tile + row * ROW + col * 2), T);
             s.x += x.x, s.y += x.y;
         }
         *(float2 *)(d.sum + col) = s;
@@ -505,7 +517,7 @@ TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][D / 8
     uint32_t largest = 0;
     for (int c = lane; c < M * 16 * (D / 8); c += 32) {
         const int row = c / (D / 8), chunk = c % (D / 8);
-        const uint4 eight = *(const uint4 *)(tile + (row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
+        const uint4 eight = *(const uint4 *)(tile + row * ROW + chunk * 16);
         void *const at = te__attn_out_at(d.to, row * d.width + chunk * 8, d.scale);
         if (row < d.valid && d.scale) *(uint2 *)at = te__attn_to_e4m3<T>(eight, d.scale);
         else if (row < d.valid) *(uint4 *)at = eight;

@@ -298,7 +298,7 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
             }
     }
     const te__attn_alibi_bias bias = te__attn_alibi_at<HEADS, F>(
-        t.head % HEADS, p->a.scale, t.query + m.shift + lane % 4 * 2 - key0 - g->warp * 16 - lane / 4);
+        p->a.whole, t.head % HEADS, p->a.scale, t.query + m.shift + lane % 4 * 2 - key0 - g->warp * 16 - lane / 4);
     TE_UNROLL for (int n = 0; n < N; n++) {
         float2 l = make_float2(0, 0);
         if (!C::FOLDED) l = te__attn_bwd_stat<C>(stats, lse, n, g);

@@ -296,7 +296,7 @@ TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, co
             float v = even[0][n][2 * half + row];
             if constexpr (F::ALIBI)
                 v = te__attn_with_alibi<F>(
-                    v, te__attn_alibi_at<HEADS, F>(of.head, a->scale, of.query + w.mask.shift - k), 0);
+                    v, te__attn_alibi_at<HEADS, F>(a->whole, of.head, a->scale, of.query + w.mask.shift - k), 0);
             if (needs_mask && (k >= stop || !te__attn_sees(w.mask, of.query, k))) v = -INFINITY;
             s[n][2 * half + row] = v * unit;
         }

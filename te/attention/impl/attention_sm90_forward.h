@@ -370,10 +370,10 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
 
 /* Apply the options that change scores (softcap, ALiBi), and the mask of a window if this tile of scores needs it. */
 template <int HEADS, class F, class C>
-TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, float scale, const te__attn_score_tile &t,
-                                     int needs_mask) {
-    te__attn_softcap_scores<F>(r, scale);
-    te__attn_alibi_scores<HEADS, F>(r, scale, t);
+TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, const te__attn_fwd_params *p,
+                                     const te__attn_score_tile &t, int needs_mask) {
+    te__attn_softcap_scores<F>(r, p->scale);
+    te__attn_alibi_scores<HEADS, F>(r, p->whole, p->scale, t);
     if (needs_mask) te__attn_mask_window(r, t.mask, t.query, t.key);
 }
 /* Processes the scores of the first tile of keys: applies the mask, and computes row_max, P and row_sum. needs_mask:
@@ -383,7 +383,7 @@ template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                   const te__attn_fwd_params *p, const te__attn_score_tile &t, int needs_mask,
                                   const te__attn_lane_origin &at, float scale_log2) {
-    te__attn_transform_scores<HEADS, F>(r, p->scale, t, needs_mask && te__attn_masks_later_tiles<F>());
+    te__attn_transform_scores<HEADS, F>(r, p, t, needs_mask && te__attn_masks_later_tiles<F>());
     if (needs_mask && !te__attn_masks_later_tiles<F>()) te__attn_mask_scores(r, t.mask, at.query, at.key);
     if (F::SINKS) te__attn_init_sinks<T, HEADS, F>(r, row_max, row_sum, p->sinks, t.head, p->scale, scale_log2);
     else
@@ -401,14 +401,14 @@ TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeline
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
     float sum[2];
     te__attn_fwd_issue_gemms<T>(r, a, 1, 1, add);
-    te__attn_transform_scores<HEADS, F>(r, p->scale, t, needs_mask);
+    te__attn_transform_scores<HEADS, F>(r, p, t, needs_mask);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp_row(r, e, r.row_max[e], a.scale_log2);
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
     te__attn_fwd_wait_o(r, a, 1);
     te__attn_pack_p<T>(r);
     if (te__attn_needs_rescale<T>(sum)) {
         te__attn_recompute_scores<T>(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
-        te__attn_transform_scores<HEADS, F>(r, p->scale, t, needs_mask);
+        te__attn_transform_scores<HEADS, F>(r, p, t, needs_mask);
         te__attn_rescale<T, F>(r, a.scale_log2, sum);
         if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
         te__attn_pack_p<T>(r);

@@ -93,10 +93,11 @@ template <class F, class C> TE_FN void te__attn_softcap_scores(te__attn_fwd_frag
         TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = te__attn_softcapped<F>(r.s[i], scale);
 }
 template <int HEADS, class F, class C>
-TE_FN void te__attn_alibi_scores(te__attn_fwd_fragments<C> &r, float scale, const te__attn_score_tile &t) {
+TE_FN void te__attn_alibi_scores(te__attn_fwd_fragments<C> &r, te_attention_shard whole, float scale,
+                                 const te__attn_score_tile &t) {
     if constexpr (F::ALIBI) {
         const te__attn_lane_origin at = te__attn_lane_origin_of(t.query + t.mask.shift, t.key);
-        const te__attn_alibi_bias b = te__attn_alibi_at<HEADS, F>(t.head % HEADS, scale, at.query - at.key);
+        const te__attn_alibi_bias b = te__attn_alibi_at<HEADS, F>(whole, t.head % HEADS, scale, at.query - at.key);
         TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
             r.s[i] = te__attn_with_alibi<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
     }

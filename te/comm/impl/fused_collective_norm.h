@@ -201,7 +201,7 @@ TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, cons
         const int vector = g.id + i * g.count;
         if (vector * 8 >= k.half) continue;
         const te_place at = te_place_of(k, row, vector, 1);
-        te_load_gamma(&row_x[k.chunks + i], &c->op[k.norm], at, k.weight, k.norm_options.code);
+        te_load_gamma(&row_x[k.chunks + i], &c->op[k.norm], at, k);
         if (add && add->edge) te_vec8_load(&row_x[2 * k.chunks + i], add->edge, te_index(at), 8, 1, k.weight);
     }
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {

@@ -251,9 +251,13 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE_RECOMPUTE_CHECKED_mul ,
 #define TE_RECOMPUTE_CHECKED_load ,
 #define TE_RECOMPUTE_CHECKED_cross_attention ,
+#define TE_RECOMPUTE_CHECKED_concat ,
+#define TE_RECOMPUTE_CHECKED_modulate ,
 #define TE__RECOMPUTE_CHECK_mul TE__RECOMPUTE_CHECK_add
 #define TE__RECOMPUTE_CHECK_load TE__RECOMPUTE_CHECK_add
 #define TE__RECOMPUTE_CHECK_cross_attention TE__RECOMPUTE_CHECK_add
+#define TE__RECOMPUTE_CHECK_concat TE__RECOMPUTE_CHECK_add
+#define TE__RECOMPUTE_CHECK_modulate TE__RECOMPUTE_CHECK_add
 #define TE__RECOMPUTE_CHECK_add(model, op)                                                                             \
     static_assert((int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == 0                                            \
         || (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), head) != 0 ||                                                  \

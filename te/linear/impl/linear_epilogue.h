@@ -300,7 +300,7 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
             && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1))                                     \
             && (name##_is_twice || name##_is_gated || name##_in_halves + name##_out_halves == 2),                     \
         name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
-            && !name##_sums_three                                                                                     \
+            && name##_sum_params < 2                                                                                 \
             && name##_is_plain                                                                                        \
     };                                                                                                                \
     TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                           \

@@ -200,10 +200,10 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_produ
 #define TE__ROPE_BIAS_fixed_fp8 TE_PRODUCT_FP8
 #define TE__ROPE_PRODUCT_fixed(name, dtype, rope)                                                     \
     TE_KERNEL(name##_table, TE_ROPE_THREADS, te_rope_args,                                            \
-              te_rope_table_rows(te_args, te_at, TE__ROTARY(rope), !TE__ROPE_IS(rope, none)))         \
+              te_rope_table_rows(te_args, te_at, TE__ROTARY(rope), TE__ROPE_FREQUENCIES(rope)))       \
     TE_API te_product_kernels *name##_fused(void) {                                                   \
         return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(rope, 0), TE__ROTARY(rope), \
-                               TE__INTERLEAVED(rope), !TE__ROPE_IS(rope, none)>();                    \
+                               TE__INTERLEAVED(rope), TE__ROPE_FREQUENCIES(rope)>();                  \
     }
 
 /* Runs the GEMM with rope in its epilogue. The table of cosines and sines is stored in memory that, if linear and rope
@@ -221,7 +221,7 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     for (int j = 0; j < first->count; j++)
         TE_TRY(te__acquire(r, &memory, linear->out_rows, linear->out, linear->out_dtype));
     table = y, table.data = memory.data;
-    te__rope_args(&a, r, rope, table);
+    TE_TRY(te__rope_args(&a, r, rope, table));
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
     p.y = y.data, p.table = (const float *)memory.data, p.rotated_columns = kernels->rotated_columns;
     p.n = (int)g->n, p.positions = a;

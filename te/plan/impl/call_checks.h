@@ -124,8 +124,10 @@ TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, 
  * (input, ..) of the list. */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
-    const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
-                         : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
+    const te_rows rows = fork->flags & TE_OF_MEMORY      ? TE_ROWS_memory
+                         : fork->flags & TE_OF_SEQUENCES ? TE_ROWS_sequences
+                         : fork->flags & TE_IS_INPUT     ? op->out_rows
+                                                         : fork->out_rows;
     return te__value_of(0, op->edge_dtype, te__rows_in(r, rows), cols);
 }
 /* Set *v to the second operand of `op`, besides its own input: the value of an earlier (fork, ..), or of an extra
@@ -188,14 +190,15 @@ TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
+/* Whether backward may read the value of the fork that an op uses. All ops that use a fork but an add do. */
+TE_API int te__rereads_fork(const te_op *op) { return op->edge >= 0 && !(op->flags & TE_IS_ADD); }
 /* Return whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks)
  * saves its input or is recomputed, or if an op later in the list uses a fork of x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
     for (int j = i; j < p->op_count; j++)
-        if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) && p->op[j].edge < i &&
-            !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
+        if (te__rereads_fork(&p->op[j]) && p->op[j].edge < i && !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
             return 1;
     return (p->op[i].flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i) ||
            (p->region_count && p->region[0].first <= i);
@@ -262,9 +265,13 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
 /* The kind of the edge with this name: TE_IS_INPUT if it is an extra input of the list, TE_IS_OUTPUT if it is an extra
  * output, 0 if the list has no edge with this name. */
 TE_API int te__edge_kind(const te_plan *p, const char *name) {
-    for (int k = 0; name && k < p->op_count; k++)
-        if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT | TE_OUTPUTS_MAX_LOGIT)) && !strcmp(p->op[k].name, name))
-            return p->op[k].flags & TE_OUTPUTS_MAX_LOGIT ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
+    for (int k = 0; name && k < p->op_count; k++) {
+        const int flags = p->op[k].flags;
+        if (strcmp(p->op[k].name, name)) continue;
+        if (flags & TE_OUTPUTS_MAX_LOGIT) return TE_IS_OUTPUT;
+        if (flags & TE_TAKES_EDGE) return TE_IS_INPUT;
+        if (flags & (TE_IS_INPUT | TE_IS_OUTPUT)) return flags & (TE_IS_INPUT | TE_IS_OUTPUT);
+    }
     return 0;
 }
 /* Add to the table the memory that the caller passes for the ops (input, ..) and (output, ..), and for attention with
@@ -283,9 +290,9 @@ TE_API te_status te__regions_edges(te__regions *all) {
                           * too */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
-            is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) &&
-                       (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
+            is_read |= te__rereads_fork(op) && (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
                        !strcmp(r->plan->op[op->edge].name, e->name);
+            is_read |= (op->flags & TE_TAKES_EDGE) && !strcmp(op->name, e->name);
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);

@@ -77,8 +77,8 @@ typedef struct te_pointwise {
 
 /* The elements that a lane has in registers. v: eight elements of a row. g: if the row has two halves (the input of a
  * gated op), the eight elements of the second half at the same columns. sum: the lane's sums of a parameter's gradient,
- * [0, 8) for the columns of v and [8, 16) for those of g; an op with three parameters uses eight elements for each
- * parameter instead. */
+ * [0, 8) for the columns of v and [8, 16) for those of g; an op with two or three parameters uses eight elements for
+ * each parameter instead. */
 typedef struct te_lane {
     float v[8], g[8], sum[24];
     te_place at;
@@ -96,11 +96,12 @@ typedef struct te_kernel_shape {
     int aligned;               /* whether half is a multiple of eight */
     int norm;                  /* the position of the norm among the ops of the kernel; -1: there is no norm */
     te_norm_options norm_options;
+    int norm_columns, norm_first; /* the norm normalises norm_columns columns from norm_first on; norm_columns 0: all */
     te_dtype norm_in, norm_out; /* number formats of the norm's input and output in forward */
     /* sums: the index of the op whose parameter's gradient is a sum over rows (such as bias); -1: there is none. The op
      * has half * sum_halves columns */
     int sums, sum_halves;
-    int sums_three;            /* 1: the op with index `sums` has three parameters (dyt) */
+    int sum_params;            /* how many parameters the op with index `sums` has: 1, 2 (xielu) or 3 (dyt) */
     int backward, draws;
     int reads; /* the index of the first op that reads another tensor of the same shape as x (te_read8); -1: none
                 * does */

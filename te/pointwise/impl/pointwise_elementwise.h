@@ -50,8 +50,8 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
 }
 
 /* A lane has four sums over its rows for each of its columns, in these slots: the gradient of a parameter such as a
- * bias; that gradient for the second half of a row; dgamma; dbeta. An op with three parameters uses the first three
- * slots for the gradients of its parameters. The sums are [slot][chunk][8] floats in registers
+ * bias; that gradient for the second half of a row; dgamma; dbeta. An op with two or three parameters uses the first
+ * slots for the gradients of its parameters, one slot each. The sums are [slot][chunk][8] floats in registers
  * (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
@@ -73,10 +73,10 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
     TE_UNROLL for (int r = 0; r < count; r++) {
-        TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
+        TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < (k.sum_params > 2 ? 3 : 2); slot++)
             TE_UNROLL for (int j = 0; j < 8; j++) l[r].sum[8 * slot + j] = s.sums[slot * second + j];
         stages(&l[r], c, 0, TE_MAX_PATTERN);
-        TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
+        TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < (k.sum_params > 2 ? 3 : 2); slot++)
             TE_UNROLL for (int j = 0; j < 8; j++) s.sums[slot * second + j] = l[r].sum[8 * slot + j];
         store(c, &l[r], k, s.amax_bits);
     }

@@ -10,17 +10,24 @@
  * of a gradient. */
 TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile,
                                    int block, float *sums) {
-    const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
+    const int size = 8 * k.chunks, code = k.norm_options.code, several = k.sum_params > 1;
     TE_UNROLL for (int slot = 0; slot < TE_SUM_SLOTS; slot++) {
-        const int of_norm = slot >= TE_SUM_GAMMA && !k.sums_three, halves = of_norm ? 1 : k.sum_halves;
-        if (of_norm && (k.norm < 0 || formula > (slot == TE_SUM_GAMMA ? TE_NORM_rmsnorm : TE_NORM_layernorm))) continue;
-        if (!of_norm && (k.sums < 0 || slot >= (k.sums_three ? 3 : halves))) continue;
-        float *out = c->op[of_norm ? 0 : k.sums].sum[of_norm ? slot - TE_SUM_GAMMA : k.sums_three ? slot : 0];
+        const int of_norm = slot >= TE_SUM_GAMMA && !several, halves = of_norm ? 1 : k.sum_halves;
+        const int has_param = slot == TE_SUM_GAMMA ? te_norm_has_gamma(code) : te_norm_has_beta(code);
+        if (of_norm && (k.norm < 0 || !has_param)) continue;
+        if (!of_norm && (k.sums < 0 || slot >= (several ? k.sum_params : halves))) continue;
+        float *out = c->op[of_norm ? 0 : k.sums].sum[of_norm ? slot - TE_SUM_GAMMA : several ? slot : 0];
         te_groups_sum(sums + slot * size, size, g, k.groups);
         if (group || !out) continue;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const te_place at = te_place_of(k, block, tile + g.id + i * g.count, halves);
-            const int64_t to = te_index(at) + (slot == TE_SUM_SECOND_HALF && !k.sums_three ? k.half : 0);
+            if (of_norm && k.norm_columns) { /* a norm of some columns: a partial sum has only these */
+                const int64_t part = (int64_t)block * k.norm_columns + at.col - k.norm_first;
+                if (at.col < k.half && te_norm_has_columns(k, at.col))
+                    te_store8(out, part, sums + slot * size + 8 * i, 8, 1, TE_f32);
+                continue;
+            }
+            const int64_t to = te_index(at) + (slot == TE_SUM_SECOND_HALF && !several ? k.half : 0);
             if (at.col < k.half) te_store8(out, to, sums + slot * size + 8 * i, at.n, at.aligned, TE_f32);
         }
     }

@@ -14,6 +14,23 @@ TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
+/* Whether the norm normalises the eight columns from `col` on. It does not if it is a norm of other columns of the row:
+ * then these columns pass through unchanged. */
+TE_FN int te_norm_has_columns(const te_pointwise_shape k, int col) {
+    return !k.norm_columns || (col >= k.norm_first && col < k.norm_first + k.norm_columns);
+}
+TE_FN int te_norm_count(const te_pointwise_shape k) { return k.norm_columns ? k.norm_columns : k.half; }
+/* Loads the norm's gamma (w: te_stage.w[0]) or beta (w[1]) for the eight columns at `at`. */
+TE_FN void te_load_norm_param(te_vec8 *to, const void *w, te_place at, const te_pointwise_shape k) {
+    te_vec8 none;
+    memset(&none, 0, sizeof none);
+    if (te_norm_has_columns(k, at.col)) te_vec8_load(to, w, at.col - k.norm_first, at.n, at.aligned, k.weight);
+    else *to = none;
+}
+TE_FN void te_load_gamma(te_vec8 *gamma, const te_stage *s, te_place at, const te_pointwise_shape k) {
+    if (te_norm_has_gamma(k.norm_options.code)) te_load_norm_param(gamma, s->w[0], at, k);
+}
+
 /* A function that loads a row to registers and runs the ops before the norm on this row. source: an extra argument,
  * which only some load functions need; else null. A load function with a source also loads gamma, to row_x[k.chunks
  * ..]. */
@@ -40,14 +57,18 @@ TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, co
         }
     }
 }
-/* Compute y = (x - mean) rstd gamma + beta for eight elements. */
-TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_vec8 *beta,
-                       const te_pointwise_shape k) {
-    const int has_beta = (k.norm_options.code & 3) == TE_NORM_layernorm;
+typedef struct __attribute__((aligned(8), may_alias)) te_row_stats { float mean, rstd; } te_row_stats;
+/* Compute y = (x - mean) rstd gamma + beta for the eight elements from column `col` on. */
+TE_FN void te_norm_of8(float y[8], const float x[8], te_row_stats row, int col, const te_vec8 *gamma,
+                       const te_vec8 *beta, const te_pointwise_shape k) {
+    const int has_beta = te_norm_has_beta(k.norm_options.code);
     float w[8], b[8];
     te_gamma8(w, gamma, k.weight, k.norm_options.code);
     if (has_beta) te_vec8_floats(b, beta, k.weight);
-    TE_UNROLL for (int j = 0; j < 8; j++) y[j] = (x[j] - mean) * rstd * w[j] + (has_beta ? b[j] : 0.0f);
+    TE_UNROLL for (int j = 0; j < 8; j++) {
+        y[j] = (x[j] - row.mean) * row.rstd * w[j] + (has_beta ? b[j] : 0.0f);
+        if (!te_norm_has_columns(k, col)) y[j] = x[j];
+    }
 }
 /* A row while it is normalised. */
 typedef struct te_norm_row {
@@ -68,21 +89,24 @@ TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, c
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, const te_norm_row *n, const int scaled) {
     const te_stage *s = &c->op[k.norm];
-    const int code = k.norm_options.code & 3;
+    const int has_beta = te_norm_has_beta(k.norm_options.code);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         float v[8], w[8], b[8];
         te_lane l;
         te_vec8 gamma;
         l.at = te_place_of(k, n->row, g->id + i * g->count, 1);
         if (te_norm_is_past_end(k, l.at.col)) continue;
-        if (!n->source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
+        if (!n->source) te_load_gamma(&gamma, s, l.at, k);
         te_gamma8(w, n->source ? &n->x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
-        if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
+        if (has_beta && te_norm_has_columns(k, l.at.col))
+            te_load8(b, s->w[1], l.at.col - k.norm_first, l.at.n, l.at.aligned, k.weight);
         te_vec8_opaque(&n->x[i], k.norm_in);
         te_vec8_floats(v, &n->x[i], k.norm_in);
         TE_UNROLL
         for (int j = 0; j < 8; j++)
-            l.v[j] = (v[j] - n->mean) * n->rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
+            l.v[j] = !te_norm_has_columns(k, l.at.col)
+                         ? v[j]
+                         : (v[j] - n->mean) * n->rstd * w[j] + (has_beta ? b[j] : 0.0f);
         te_store_saved(&l, s, k.norm_out);
         stages(&l, c, k.norm + 1, TE_MAX_PATTERN);
         if (scaled) te_vec8_of_pairs(&n->x[i], l.v, k.out);
@@ -110,14 +134,14 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
                            te_lanes *g, te_norm_row n, te_norm_load_fn load, te_norm_store_fn norm_store) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
-    const float count = (float)k.half;
+    const float count = (float)te_norm_count(k);
     te_row_sum lane_sum = 0, lane_squares = 0;
     float sum, squares, v[8];
     load(c, stages, k, n.row, *g, n.x, n.source);
     if (code == TE_NORM_layernorm) {
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const int left = k.half - (g->id + i * g->count) * 8;
-            if (te_norm_is_past_end(k, k.half - left)) continue;
+            if (te_norm_is_past_end(k, k.half - left) || !te_norm_has_columns(k, k.half - left)) continue;
             te_vec8_floats(v, &n.x[i], k.norm_in);
             TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_sum += v[j];
         }
@@ -127,7 +151,7 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
     n.mean = sum / count;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int left = k.half - (g->id + i * g->count) * 8;
-        if (te_norm_is_past_end(k, k.half - left)) continue;
+        if (te_norm_is_past_end(k, k.half - left) || !te_norm_has_columns(k, k.half - left)) continue;
         te_vec8_opaque(&n.x[i], k.norm_in);
         te_vec8_floats(v, &n.x[i], k.norm_in);
         TE_UNROLL
@@ -182,15 +206,13 @@ TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, cons
     *gamma = m->gamma[i];
 }
 
-typedef struct te_norm_stats { float mean, rstd; } te_norm_stats;
-
 /* Loads dy, x and the statistics of a row while the previous row is computed. The loads go directly to registers: with
  * cp.async and a ring of three rows in shared memory, the kernel took 92 us instead of 72 at 8192 x 4096. */
-TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g,
+TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g,
                                  te_vec8 *dy, te_vec8 *x) {
     const te_stage *s = &c->op[0];
-    const int has_mean = k.norm_options.code % 4 == TE_NORM_layernorm;
-    te_norm_stats n;
+    const int has_mean = te_norm_has_mean(k.norm_options.code);
+    te_row_stats n;
     n.mean = has_mean ? s->stats[2 * row] : 0.0f;
     n.rstd = has_mean ? s->stats[2 * row + 1] : s->stats[row];
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
@@ -208,9 +230,9 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
  * xhat)); rmsnorm has no mean(d), l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum
  * over rows of dy. The lane's parts of the sums over rows are in m->sums, in the slots of TE_SUM_SLOTS. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                            int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m) {
+                            int64_t row, te_lanes *g, te_row_stats n, const te_norm_registers *m) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
-    const float count = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
+    const float count = code == TE_NORM_l2norm ? 1.0f : (float)te_norm_count(k);
     te_vec8 *dy = m->dy, *x = m->x;
     float *sums = m->sums;
     te_row_sum lane_total[2] = {0, 0};
@@ -219,7 +241,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
     te_vec8 gamma;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, row, g->id + i * g->count, 1);
-        if (at.col >= k.half) continue;
+        if (at.col >= k.half || !te_norm_has_columns(k, at.col)) continue;
         te_vec8_floats(v, &dy[i], k.in);
         te_vec8_floats(xhat, &x[i], k.norm_in);
         te_norm_cached_gamma(&gamma, m, k, *g, i);
@@ -228,8 +250,8 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
             const int e = 8 * i + j;
             xhat[j] = j < at.n ? (xhat[j] - n.mean) * n.rstd : 0.0f;
             lane_total[0] += v[j] * w[j] * xhat[j], lane_total[1] += v[j] * w[j];
-            if (code != TE_NORM_l2norm) sums[TE_SUM_GAMMA * size + e] += v[j] * xhat[j];
-            if (code == TE_NORM_layernorm) sums[TE_SUM_BETA * size + e] += v[j];
+            if (te_norm_has_gamma(norm_code)) sums[TE_SUM_GAMMA * size + e] += v[j] * xhat[j];
+            if (te_norm_has_beta(norm_code)) sums[TE_SUM_BETA * size + e] += v[j];
         }
     }
     total[0] = (float)lane_total[0], total[1] = (float)lane_total[1];
@@ -247,6 +269,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         te_gamma8(w, &gamma, k.weight, norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {
             l.v[j] = n.rstd * (v[j] * w[j]) + (shift - a * xhat[j]);
+            if (!te_norm_has_columns(k, l.at.col)) l.v[j] = v[j];
             l.sum[j] = sums[8 * i + j];
         }
         stages(&l, c, 1, TE_MAX_PATTERN);
@@ -260,17 +283,17 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
 TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, int64_t first, int64_t step,
                                  const te_norm_registers *m) {
-    te_norm_stats n = {0, 0};
+    te_row_stats n = {0, 0};
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, 0, g->id + i * g->count, 1);
         te_vec8 gamma;
-        if (at.col >= k.half || k.norm_options.code % 4 == TE_NORM_l2norm) continue;
-        te_load_gamma(&gamma, &c->op[0], at, k.weight, k.norm_options.code);
+        if (at.col >= k.half || !te_norm_has_gamma(k.norm_options.code)) continue;
+        te_load_gamma(&gamma, &c->op[0], at, k);
         te_norm_cache_gamma(&gamma, m, k, *g, i);
     }
     if (first < c->rows) n = te_norm_load(c, k, first, *g, m->next_dy, m->next_x);
     for (int64_t row = first; row < c->rows; row += step) {
-        const te_norm_stats current = n;
+        const te_row_stats current = n;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) m->dy[i] = m->next_dy[i], m->x[i] = m->next_x[i];
         if (row + step < c->rows) n = te_norm_load(c, k, row + step, *g, m->next_dy, m->next_x);
         te_norm_backward(c, stages, store, k, row, g, current, m);

@@ -75,10 +75,9 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
 /* The statistics of a row. Together with gamma and beta of a piece's columns they are what the norm needs in addition
  * to x. These statistics are loaded together with x, because a load that is issued after the stores of a row would wait
  * for these stores. */
-typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
-    te__row_stats row[8];
+    te_row_stats row[8];
 } te__piece_norm;
 TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
                                          te__tile_piece p) {
@@ -86,15 +85,15 @@ TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *
                                             * never read */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
-    const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;
+    const int has_mean = te_norm_has_mean(k.norm_options.code);
     const te_place at = te_place_of(k, p.row, p.vector, 1);
     if (!p.rows) return;
-    te_load_gamma(&n->gamma, s, at, k.weight, k.norm_options.code);
-    if (has_mean) te_vec8_load(&n->beta, s->w[1], at.col, at.n, at.aligned, k.weight);
+    te_load_gamma(&n->gamma, s, at, k);
+    if (te_norm_has_beta(k.norm_options.code)) te_load_norm_param(&n->beta, s->w[1], at, k);
     TE_UNROLL for (int r = 0; r < 8; r++) {
         n->row[r].mean = n->row[r].rstd = 0.0f;
         if (r >= p.rows) continue;
-        if (has_mean) n->row[r] = ((const te__row_stats *)(const void *)s->stats)[p.row + r];
+        if (has_mean) n->row[r] = ((const te_row_stats *)(const void *)s->stats)[p.row + r];
         else n->row[r].rstd = s->stats[p.row + r];
     }
 }
@@ -104,7 +103,7 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
     const te_stage *s = &c->op[k.norm];
     float v[8];
     te_vec8_floats(v, x, k.norm_in);
-    te_norm_of8(l->v, v, n->row[r].mean, n->row[r].rstd, &n->gamma, &n->beta, k);
+    te_norm_of8(l->v, v, n->row[r], l->at.col, &n->gamma, &n->beta, k);
     te_store_saved(l, s, k.norm_out);
     stages(l, c, k.norm + 1, TE_MAX_PATTERN);
 }

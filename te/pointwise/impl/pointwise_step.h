@@ -303,12 +303,13 @@ typedef struct te_sum_blocks { int count, max; } te_sum_blocks;
 /* Reserves memory for the partial column sums that add up to the gradients of op i's parameters. */
 TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_stage *st, te_sum_blocks blocks) {
     const te_op *op = &r->plan->op[i];
-    const int sums = op->flags & TE_SUMS_THREE ? 3 : op->flags & TE_SUMS ? 1 : 0;
-    TE_REQUIRE(op->op_class == TE_CLASS_norm || op->params == sums, r->ctx, TE_ERROR_STATE,
-               "%s: (%s, %s): a map sums the gradients of its parameters, one (TE_SUMS) or three (TE_SUMS_THREE)",
-               r->plan->name, op->kind, op->name);
+    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* parameters */
+    TE_REQUIRE(op->params <= most, r->ctx, TE_ERROR_STATE,
+               "%s: (%s, %s): a map sums the gradients of its parameters (TE_SUMS), at most three", r->plan->name,
+               op->kind, op->name);
     for (int p = 0; p < op->params; p++) {
-        TE_TRY(te_defer_column_sum(r, &st->sum[p], &r->param[i][p], op->out, blocks.count, blocks.max));
+        const int width = op->op_class == TE_CLASS_norm ? (int)r->param[i][p].cols : op->out;
+        TE_TRY(te_defer_column_sum(r, &st->sum[p], &r->param[i][p], width, blocks.count, blocks.max));
         if (te_is_trained(&r->param[i][p])) w->launches = 1;
         else st->sum[p] = 0; /* the parameter is not trained, so the kernel stores no sums for it */
     }

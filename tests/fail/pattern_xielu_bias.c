@@ -1,0 +1,10 @@
+// expect: a backward pattern has at most one bias, mul_param, dyt or xielu
+#include "te/te.h"
+
+#ifdef TE_FIXED
+#define B_bias_act TE_FUSED
+TE_SEQUENTIAL_WITH(TE_FORWARD_, B_, m, f32, (linear, fc, 8, 16), (xielu, n), (bias, b, 16))
+#else
+#define B_bias_xielu TE_FUSED
+TE_SEQUENTIAL_WITH(TE_FORWARD_, B_, m, f32, (linear, fc, 8, 16), (xielu, n), (bias, b, 16))
+#endif
