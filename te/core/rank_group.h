@@ -67,6 +67,7 @@ typedef struct te_comm {
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library */
     te_context *ctx;
+    void *meeting;  /* CUDA: while te_comm_create runs, the communicator by which the ranks have met */
 } te_comm;
 
 TE_API const te_group *te__group_of_one(void) {

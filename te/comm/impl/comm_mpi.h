@@ -6,6 +6,7 @@
 #define TE_COMM_HOST_H
 
 #include "../../core/rank_group.h" /* te_comm, te_group */
+#include "comm_start.h"            /* te__comm_compare */
 
 #ifdef TE_COMM
 #ifndef OMPI_SKIP_MPICXX
@@ -185,23 +186,17 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
  * collective that some of them do not call. */
 TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
     const te_group *w = &comm->world;
-    int mine[2] = {status == TE_OK, tensor}, refuses = -1, differs = -1;
+    te__comm_says mine;
     MPI_Request request;
     if (!w->handle || comm->failed) return status;
-    int *all = (int *)malloc((size_t)w->size * sizeof mine);
+    mine.accepts = status == TE_OK, mine.tensor = tensor;
+    te__comm_says *all = (te__comm_says *)malloc((size_t)w->size * sizeof mine);
     if (!all) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
-    const int error = MPI_Iallgather(mine, 2, MPI_INT, all, 2, MPI_INT, ((const te__mpi *)w->handle)->comm, &request);
+    const int error = MPI_Iallgather(&mine, 2, MPI_INT32_T, all, 2, MPI_INT32_T, ((const te__mpi *)w->handle)->comm,
+                                     &request);
     const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", ctx);
     if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` stays: MPI may still write to it */
-    for (int i = w->size - 1; i >= 0; i--) {
-        if (!all[2 * i]) refuses = i;
-        if (all[2 * i + 1] != all[1]) differs = i;
-    }
-    if (status == TE_OK && refuses >= 0)
-        status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d refuses its config", refuses, w->size);
-    if (status == TE_OK && differs >= 0)
-        status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: config.tensor is %d on rank 0, and %d on rank %d",
-                         all[1], all[2 * differs + 1], differs);
+    status = te__comm_compare(all, w->size, status, ctx);
     free(all);
     return status;
 }
@@ -233,6 +228,7 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
 TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
     return (void)comm, te_release(ctx, p), TE_OK;
 }
+TE_API te_status te__comm_end_start(te_comm *comm, te_context *ctx) { return (void)comm, (void)ctx, TE_OK; }
 TE_API void te__comm_forget_graphs(te_context *ctx) { (void)ctx; }
 TE_API int te__comm_abort_all(te_comm *comm) { return (void)comm, 1; }
 TE_API void te__comm_close(te_comm *comm) {
