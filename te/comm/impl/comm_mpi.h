@@ -32,26 +32,41 @@ TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, 
     int length = 0;
     if (error == MPI_SUCCESS) return TE_OK;
     (void)MPI_Error_string(error, text, &length);
-    if (g->comm) g->comm->failed = 1;
-    return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
+    return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
+}
+/* As te__mpi_status, for a collective of `count` elements. If ranks pass other counts, or call other collectives, MPI's
+ * text is only that a message was too long, or that of an unknown error. */
+TE_API te_status te__mpi_collective_status(const te_group *g, int error, const char *what, int64_t count,
+                                           te_context *ctx) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0, kind = MPI_ERR_OTHER;
+    if (error == MPI_SUCCESS) return TE_OK;
+    (void)MPI_Error_string(error, text, &length), (void)MPI_Error_class(error, &kind);
+    const int may_differ = kind == MPI_ERR_TRUNCATE || kind == MPI_ERR_OTHER || kind == MPI_ERR_COUNT;
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %.80s%s, with %lld elements here", what, g->name,
+                  g->rank, g->size, text, may_differ ? "; another rank may have another count, or another collective" : "",
+                  (long long)count);
+    return te__comm_failed(g->comm, ctx);
 }
 /* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,
  * because there may be more ranks than processors. error: the error code that the MPI call which started the request
- * has returned. */
-TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, te_context *ctx) {
+ * has returned; count: how many elements this rank passes. */
+TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, int64_t count,
+                              te_context *ctx) {
     const double start = MPI_Wtime(), timeout = g->comm->timeout;
     enum { POLLS_PER_YIELD = 64 };
     int done = 0;
-    TE_TRY(te__mpi_status(g, error, what, ctx));
+    TE_TRY(te__mpi_collective_status(g, error, what, count, ctx));
     for (int64_t polls = 0;; polls++) {
-        TE_TRY(te__mpi_status(g, MPI_Test(request, &done, MPI_STATUS_IGNORE), what, ctx));
+        TE_TRY(te__mpi_collective_status(g, MPI_Test(request, &done, MPI_STATUS_IGNORE), what, count, ctx));
         if (done) return TE_OK;
         if (polls % POLLS_PER_YIELD == POLLS_PER_YIELD - 1) (void)sched_yield();
         if (MPI_Wtime() - start < timeout) continue;
-        g->comm->failed = 1;
-        return te_fail(ctx, TE_ERROR_COMM,
-                       "%s of the %s group, rank %d of %d: another rank has not come within %g seconds", what, g->name,
-                       g->rank, g->size, timeout);
+        (void)te_fail(ctx, TE_ERROR_COMM,
+                      "%s of the %s group, rank %d of %d: another rank has not come within %g seconds", what, g->name,
+                      g->rank, g->size, timeout);
+        return te__comm_failed(g->comm, ctx);
     }
 }
 
@@ -94,7 +109,7 @@ TE_API te_status te__mpi_all_gather(const te_group *g, void *y, const void *x, i
     TE_TRY(te__mpi_count(bytes, "all_gather", ctx));
     const int error = MPI_Iallgather(in_place ? MPI_IN_PLACE : x, (int)bytes, MPI_BYTE, y, (int)bytes, MPI_BYTE,
                                      ((const te__mpi *)g->handle)->comm, &request);
-    return te__mpi_wait(g, error, &request, "all_gather", ctx);
+    return te__mpi_wait(g, error, &request, "all_gather", count, ctx);
 }
 TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                         te_context *ctx) {
@@ -110,7 +125,7 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     TE_REQUIRE(to, ctx, TE_ERROR_MEMORY, "reduce_scatter: cannot allocate %zu bytes", bytes);
     const int error =
         MPI_Ireduce_scatter_block(x, to, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
-    const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", ctx);
+    const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", count, ctx);
     if (!in_place) return status;
     if (status == TE_OK) memcpy(y, to, bytes), free(to); /* after an error the buffer is not freed, because MPI may
                                                           * still write to it */
@@ -128,7 +143,7 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
         const int error = MPI_Iallreduce(x == y ? MPI_IN_PLACE : (const char *)x + (size_t)at * size,
                                          (char *)y + (size_t)at * size, (int)n, type, op,
                                          ((const te__mpi *)g->handle)->comm, &request);
-        TE_TRY(te__mpi_wait(g, error, &request, "all_reduce", ctx));
+        TE_TRY(te__mpi_wait(g, error, &request, "all_reduce", n, ctx));
     }
     return TE_OK;
 }
@@ -194,7 +209,7 @@ TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_
     if (!all) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
     const int error = MPI_Iallgather(&mine, 2, MPI_INT32_T, all, 2, MPI_INT32_T, ((const te__mpi *)w->handle)->comm,
                                      &request);
-    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", ctx);
+    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", 2, ctx);
     if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` stays: MPI may still write to it */
     status = te__comm_compare(all, w->size, status, ctx);
     free(all);

@@ -21,9 +21,9 @@ typedef ncclComm_t te__comm_native;
 
 TE_API te_status te__nccl_status(const te_group *g, ncclResult_t e, const char *what, te_context *ctx) {
     if (e == ncclSuccess || e == ncclInProgress) return TE_OK;
-    if (g->comm) g->comm->failed = 1;
-    return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s; %s", what, g->name, g->rank, g->size,
-                   ncclGetErrorString(e), ncclGetLastError((ncclComm_t)g->handle));
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s; %s", what, g->name, g->rank, g->size,
+                  ncclGetErrorString(e), ncclGetLastError((ncclComm_t)g->handle));
+    return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
 }
 
 /* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
@@ -127,9 +127,9 @@ TE_API te_status te__nccl_wait(const te_group *g, ncclComm_t nccl, double since,
         if (e != ncclInProgress) return te__nccl_status(g, e, what, ctx);
         if (te__seconds() - since >= g->comm->timeout) break;
     }
-    g->comm->failed = 1;
-    return te_fail(ctx, TE_ERROR_COMM, "%s, rank %d of %d: another rank has not come within %g seconds", what,
-                   g->comm->world.rank, g->comm->world.size, g->comm->timeout);
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s, rank %d of %d: another rank has not come within %g seconds", what,
+                  g->comm->world.rank, g->comm->world.size, g->comm->timeout);
+    return te__comm_failed(g->comm, ctx);
 }
 /* Opens comm->meeting. The other ranks come until comm->timeout seconds after `since`. */
 TE_API te_status te__nccl_meet(te_comm *comm, ncclUniqueId id, double since, te_context *ctx) {
@@ -315,9 +315,9 @@ TE_API te_status te_comm_synchronize(te_context *ctx) {
             TE_TRY(te__nccl_status(group[i], async, "a collective", ctx));
         }
         if (te__seconds() - start < comm->timeout) continue;
-        ctx->comm->failed = 1;
-        return te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
-                       comm->world.rank, comm->world.size, comm->timeout);
+        (void)te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
+                      comm->world.rank, comm->world.size, comm->timeout);
+        return te__comm_failed(ctx->comm, ctx);
     }
     for (int i = 0; i < 3; i++) TE_TRY(te__peers_check(group[i], ctx));
     return TE_OK;

@@ -29,9 +29,9 @@ TE_API te_status te__comm_wait_stream(const te_group *g, const char *what, te_co
     for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess; te__sleep_1ms()) {
         if (e != cudaErrorNotReady) return te__cuda_status(ctx, e, what);
         if (te__seconds() - since < g->comm->timeout) continue;
-        g->comm->failed = 1;
-        return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: another rank has not come within %g "
-                       "seconds", what, g->name, g->rank, g->size, g->comm->timeout);
+        (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: another rank has not come within %g "
+                      "seconds", what, g->name, g->rank, g->size, g->comm->timeout);
+        return te__comm_failed(g->comm, ctx);
     }
     return TE_OK;
 }

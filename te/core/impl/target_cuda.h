@@ -155,6 +155,8 @@ TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     ctx->capability = 100 * major + 10 * minor;
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, ctx->device),
                            "device"));
+    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                                       ctx->device), "device"));
     TE_TRY(te_allocate(ctx, (void **)&ctx->rng, 2 * TE_ALIGN)); /* the tickets are in the second half */
     ctx->tickets = (uint32_t *)(void *)((char *)ctx->rng + TE_ALIGN);
     TE_TRY(te_fill(ctx, ctx->tickets, 0, TE_ALIGN));
