@@ -72,6 +72,11 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)name, #name, grid, threads, args, sizeof *args);             \
     }
 
+/* Do what TE_KERNEL_WITH does, for a template that only a program which uses it contains. */
+#define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body)                       \
+    TE_KERNEL_IF_USED(name, threads, blocks, type, registers_type te_registers_; TE_SHARED shared_type te_shared_; \
+                      body(te_args, te_at, &te_registers_, &te_shared_))
+
 /* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on, a kernel's blocks
  * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel is
  * done and its stores are visible. Every kernel calls te_kernel_begin before it touches memory. te_kernel_begin first
