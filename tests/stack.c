@@ -45,6 +45,34 @@ static void *get(size_t bytes) {
     if (!good(te_allocate(&ctx, &p, bytes), "memory", "allocate") || !good(te_fill(&ctx, p, 0, bytes), "memory", "fill")) exit(2);
     return p;
 }
+/* What the thread with the small stack runs. */
+typedef struct job {
+    const te_plan *plan;
+    te_model *model;
+    te_saved *saved;
+    te_batch *batch;
+    te_recipes_adamw *step; /* null: inference alone */
+    te_tensor x, y, dx, dy;
+} job;
+static size_t stack_bytes;
+static void *work(void *of) {
+    const job *j = (const job *)of;
+    for (int step = 0; j->step && step < 2; step++) {
+        good(te_plan_forward(j->y, j->saved, j->x, j->plan, j->model, j->batch, &ctx), j->plan->name, "forward");
+        good(te_plan_backward(j->dx, j->dy, j->saved, j->plan, j->model, j->batch, &ctx), j->plan->name, "backward");
+        good(te_recipes_adamw_step(j->step, &ctx), j->plan->name, "step");
+    }
+    good(te_plan_infer(j->y, j->x, j->plan, j->model, j->batch, &ctx), j->plan->name, "infer");
+    ran++;
+    return 0;
+}
+static void run(job *j) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, stack_bytes)) puts("no thread with such a stack"), exit(2);
+    if (pthread_create(&thread, &attributes, work, j) || pthread_join(thread, 0)) exit(2);
+    pthread_attr_destroy(&attributes);
+}
 /* A step with its optimizer and, under a recipe, its scales. */
 static void train(const te_plan *p, te_dtype moments) {
     te_model m, *models[1];
@@ -79,16 +107,11 @@ static void train(const te_plan *p, te_dtype moments) {
     const int is_loss = !strcmp(p->name, "loss");
     const te_tensor from = is_loss ? te_none() : te_matrix(x, p->in_dtype, ROWS, p->in);
     const te_tensor to = te_matrix(y, is_loss ? TE_f32 : p->out_dtype, ROWS, is_loss ? 1 : p->out);
-    for (int step = 0; step < 2; step++) {
-        good(te_plan_forward(to, &saved, from, p, &m, &b, &ctx), p->name, "forward");
-        good(te_plan_backward(is_loss ? te_none() : te_matrix(dx, p->in_dtype, ROWS, p->in), is_loss ? te_none() : te_matrix(dy, p->out_dtype, ROWS, p->out), &saved, p, &m, &b, &ctx),
-             p->name, "backward");
-        good(te_recipes_adamw_step(&both, &ctx), p->name, "step");
-    }
-    good(te_plan_infer(to, from, p, &m, &b, &ctx), p->name, "infer");
+    job j = {p, &m, &saved, &b, &both, from, to, te_none(), te_none()};
+    if (!is_loss) j.dx = te_matrix(dx, p->in_dtype, ROWS, p->in), j.dy = te_matrix(dy, p->out_dtype, ROWS, p->out);
+    run(&j);
     void *const all[] = {weights, grads, opt_memory, recipe_memory, both_memory, saved.memory, x, y, dy, dx, tokens};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) te_release(&ctx, all[i]);
-    ran++;
 }
 static void sample(void) {
     static chooses m;
@@ -106,27 +129,20 @@ static void sample(void) {
     good(te_model_randomize(&m.model, 0.05f, 1, 0, &ctx), "chooses", "randomize");
     good(te_context_reserve(&ctx, chooses_workspace_bytes(&m, ROWS, &ctx)), "chooses", "reserve");
     b.batch = ROWS, b.seq = 1, b.tokens = tokens, b.sampling = &sampling;
-    good(chooses_infer(te_matrix(y, TE_f32, ROWS, 1), te_none(), &m, &b, &ctx), "chooses", "infer");
+    job j = {chooses_plan(), &m.model, 0, &b, 0, te_none(), te_matrix(y, TE_f32, ROWS, 1), te_none(), te_none()};
+    run(&j);
     void *const all[] = {tokens, chosen, p, y, seed, counter, weights};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) te_release(&ctx, all[i]);
-    ran++;
 }
-static void *work(void *none) {
+int main(int argc, char **argv) {
+    stack_bytes = (size_t)(argc > 1 ? atoi(argv[1]) : 128) << 10;
+    if (te_context_create(&ctx, 0, 1) != TE_OK) return 2;
     train(in_f32_plan(), TE_f32), train(in_bf16_plan(), TE_e4m3), train(in_f16_plan(), TE_bf16);
     train(delayed_plan(), TE_e4m3), train(current_plan(), TE_f32), train(blockwise_plan(), TE_bf16), train(rowwise_plan(), TE_f32);
     train(row_f32_plan(), TE_f32), train(row_bf16_plan(), TE_f32), train(row_fp8_plan(), TE_e4m3);
     train(attention_f32_plan(), TE_f32), train(attention_bf16_plan(), TE_f32), train(loss_plan(), TE_f32);
     sample();
-    return none;
-}
-int main(int argc, char **argv) {
-    pthread_t thread;
-    pthread_attr_t attributes;
-    const size_t bytes = (size_t)(argc > 1 ? atoi(argv[1]) : 128) << 10;
-    if (te_context_create(&ctx, 0, 1) != TE_OK) return 2;
-    if (pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, bytes)) return puts("no thread with such a stack"), 2;
-    if (pthread_create(&thread, &attributes, work, 0) || pthread_join(thread, 0)) return 2;
     te_context_destroy(&ctx);
-    if (!failed) printf("ok: %d lists with %zu KB of stack\n", ran, bytes >> 10);
+    if (!failed) printf("ok: %d lists with %zu KB of stack\n", ran, stack_bytes >> 10);
     return failed;
 }

@@ -47,7 +47,7 @@ typedef struct te_loss_scaler { te_loss_scale_state *state; /* target memory */ 
 #define TE_LOSS_SCALE_MAX 1.8446744073709552e19f /* 2^64 */
 
 /* Called by one thread of the device for each step: what follows from whether the gradients were finite. */
-TE_FN void te__loss_scale_update(te_loss_scale_state *s, int finite) {
+TE_BOTH void te__loss_scale_update(te_loss_scale_state *s, int finite) {
     float scale = s->scale;
     s->good = finite ? s->good + 1 : 0;
     if (!finite) scale *= s->backoff;
