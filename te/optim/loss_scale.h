@@ -1,8 +1,8 @@
-/* loss_scale.h -- dynamic loss scaling, for training in f16. Gradients below 6e-8 are 0 in f16, and those above 65504 are
- * infinite. So backward computes the gradients of loss * scale, and the optimizer divides them by the scale again. A step
- * whose gradients have an infinity or a NaN is skipped, and the scale is halved; after 2000 steps without one it is
- * doubled (Micikevicius et al., "Mixed precision training", ICLR 2018; the defaults are those of PyTorch's GradScaler).
- * The scale lies in target memory, so that a captured graph of a step can be replayed.
+/* loss_scale.h -- dynamic loss scaling, for training in f16. Gradients below 6e-8 are 0 in f16, and those above 65504
+ * are infinite. So backward computes the gradients of loss * scale, and the optimizer divides them by the scale again.
+ * A step whose gradients have an infinity or a NaN is skipped, and the scale is halved; after 2000 steps without one it
+ * is doubled (Micikevicius et al., "Mixed precision training", ICLR 2018; the defaults are those of PyTorch's
+ * GradScaler). The scale lies in target memory, so that a captured graph of a step can be replayed.
  *
  * Do this:
  *     te_loss_scale_config config = te_loss_scale_defaults();
@@ -11,8 +11,8 @@
  *     batch.loss_scale = 1.0f / rows, batch.loss_count = te_loss_scaler_inverse(&scaler);  // dloss = scale / rows
  *     ... forward, backward, te_adamw_step, as without
  *
- * For the mean over the labels that are not ignored (te_count_labels), divide by te_loss_scaler_count's result instead. A
- * list that ends in another op gets a dy that the caller has multiplied by the scale (te_loss_scaler_get).
+ * For the mean over the labels that are not ignored (te_count_labels), divide by te_loss_scaler_count's result instead.
+ * A list that ends in another op gets a dy that the caller has multiplied by the scale (te_loss_scaler_get).
  */
 #ifndef TE_LOSS_SCALE_H
 #define TE_LOSS_SCALE_H
@@ -63,9 +63,9 @@ TE_API te_status te__loss_scaler_check(const te_loss_scaler *s, const char *who,
     TE_REQUIRE(s && s->state, ctx, TE_ERROR_NULL, "%s: the loss scaler is null or not initialised", who);
     return TE_OK;
 }
-/* Initialises the scaler. memory: target memory of te_loss_scaler_bytes bytes, aligned to TE_ALIGN. Waits for the stream.
- * Errors: TE_ERROR_NULL, TE_ERROR_MEMORY, TE_ERROR_ALIGNMENT; TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64, a growth
- * below 1, a backoff that is not between 0 and 1, an interval below 1. */
+/* Initialises the scaler. memory: target memory of te_loss_scaler_bytes bytes, aligned to TE_ALIGN. Waits for the
+ * stream. Errors: TE_ERROR_NULL, TE_ERROR_MEMORY, TE_ERROR_ALIGNMENT; TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64,
+ * a growth below 1, a backoff that is not between 0 and 1, an interval below 1. */
 TE_API te_status te_loss_scaler_init(te_loss_scaler *s, void *memory, size_t bytes, const te_loss_scale_config *config,
                                      te_context *ctx) {
     te_loss_scale_state first;
@@ -101,12 +101,14 @@ typedef struct te__loss_scaler_count_args {
 } te__loss_scaler_count_args;
 TE_FN void te__loss_scaler_count_body(const te__loss_scaler_count_args *a) {
     const float count = *a->count;
-    *a->to = (count > 0.0f ? count : 1.0f) * a->state->inverse; /* as backward, which divides by 1 if there is no label */
+    /* as backward, which divides by 1 if there is no label */
+    *a->to = (count > 0.0f ? count : 1.0f) * a->state->inverse;
 }
 TE_KERNEL_IF_USED(te__loss_scaler_count, 1, 1, te__loss_scaler_count_args, te__loss_scaler_count_body(te_args))
 /* Stores count[0] / scale in to[0], for te_batch.loss_count. count: the result of te_count_labels; both are target
  * memory. Enqueues its work. */
-TE_IF_USED TE_API te_status te_loss_scaler_count(float *to, const float *count, const te_loss_scaler *s, te_context *ctx) {
+TE_IF_USED TE_API te_status te_loss_scaler_count(float *to, const float *count, const te_loss_scaler *s,
+                                                      te_context *ctx) {
     te__loss_scaler_count_args a;
     TE_TRY(te__loss_scaler_check(s, "te_loss_scaler_count", ctx));
     TE_REQUIRE(to && count, ctx, TE_ERROR_NULL, "te_loss_scaler_count: to or count is null");
@@ -121,8 +123,8 @@ TE_API te_status te_loss_scaler_get(te_loss_scale_state *state, const te_loss_sc
     TE_TRY(te_copy(ctx, state, s->state, sizeof *state));
     return te_synchronize(ctx);
 }
-/* Continues with a scale, and a number of steps since it changed, that te_loss_scaler_get has read. Waits for the stream.
- * Errors: TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64, a negative number of steps. */
+/* Continues with a scale, and a number of steps since it changed, that te_loss_scaler_get has read. Waits for the
+ * stream. Errors: TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64, a negative number of steps. */
 TE_API te_status te_loss_scaler_set(const te_loss_scaler *s, float scale, int good, te_context *ctx) {
     te_loss_scale_state now;
     TE_TRY(te_loss_scaler_get(&now, s, ctx));

@@ -268,8 +268,8 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner, ctx, TE_ERROR_NULL, "te_tie: a parameter is null");
     TE_REQUIRE(user->op, ctx, TE_ERROR_NULL, "te_tie: the user is not bound");
-    TE_REQUIRE(user != owner, ctx, TE_ERROR_VALUE, "te_tie: %s.%s is tied to itself; tie it to the one that owns the memory",
-               user->op, user->field);
+    TE_REQUIRE(user != owner, ctx, TE_ERROR_VALUE,
+               "te_tie: %s.%s is tied to itself; tie it to the one that owns the memory", user->op, user->field);
     TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has its own memory; declare it as tied_linear",
                user->op, user->field);
     TE_REQUIRE(owner->data || owner->quantized || owner->tied, ctx, TE_ERROR_NULL,

@@ -111,8 +111,8 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 /* A kernel, and on which devices it is configured: bit d of `configured` is 1 if the size of the kernel's shared memory
- * has been configured on device d; then bit d of `small` says whether the code that the device runs has the tiles for 99
- * KB of shared memory. */
+ * has been configured on device d; then bit d of `small` says whether the code that the device runs has the tiles for
+ * 99 KB of shared memory. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured, small; } te__attn_kernel;
 
 /* The shape of a kernel's launch. */
@@ -123,8 +123,8 @@ template <class K> te__attn_launch_shape te__attn_launch_shape_of() {
 }
 /* Sets the size of the kernel's shared memory on the context's device, and *small to whether the device runs code with
  * the tiles for 99 KB: that is code of a compute capability whose GPUs have no more, and not only code on such a GPU,
- * because these run code for 8.0, too. Both are found once on each device (from the 65th device on, at each launch, which
- * is harmless). Nothing here is a stream operation, so all of it is allowed while the stream is being captured. */
+ * because these run code for 8.0, too. Both are found once on each device (from the 65th device on, at each launch,
+ * which is harmless). Nothing here is a stream operation, so all of it is allowed while the stream is captured. */
 template <class K>
 TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *ctx, const char *name) {
     const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
@@ -140,8 +140,8 @@ TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *
     const int bytes = *small ? K::small::BYTES : K::BYTES;
     TE_REQUIRE(bytes <= ctx->shared_bytes, ctx, TE_ERROR_DEVICE,
                "%s: a block of the code for compute capability %d.%d takes %d bytes of shared memory, device %d allows "
-               "%d; compile for its capability, %d.%d", name, is.ptxVersion / 10, is.ptxVersion % 10, bytes, ctx->device,
-               ctx->shared_bytes, ctx->capability / 100, ctx->capability / 10 % 10);
+               "%d; compile for its capability, %d.%d", name, is.ptxVersion / 10, is.ptxVersion % 10, bytes,
+               ctx->device, ctx->shared_bytes, ctx->capability / 100, ctx->capability / 10 % 10);
     TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                            name));
     if (*small) (void)__atomic_fetch_or(&k->small, bit, __ATOMIC_RELAXED);
@@ -395,7 +395,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     typedef te__attn_forward_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;        \
     TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
     TE__ATTENTION_SHELL(name##_sm90, name##_of::sm90)                                                              \
-    TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},              \
+    TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},           \
                                                                 /* sm90 */ {(const void *)name##_sm90, 0, 0}};     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
@@ -411,7 +411,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     TE__ATTENTION_SHELL(name##_merge, name##_of::merge)                                                              \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                         \
                              (te__attn_value_dim<(head_dim), name##_variant>()))                                     \
-    TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},               \
+    TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},            \
                                                                /* decode */ {(const void *)name##_decode, 0, 0},     \
                                                                /* merge */ (const void *)name##_merge,               \
                                                                /* store */ name##_store_launch};                     \
@@ -431,7 +431,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     TE__ATTENTION_SHELL(name##_wgmma, name##_of::wgmma)                                                              \
     TE__ATTENTION_SHELL(name##_round, name##_of::round)                                                              \
     TE_UNUSED static te__attn_backward_kernels name##_kernels = {                                                    \
-        /* dq */ {(const void *)name##_dq, 0, 0}, /* dkdv */ {(const void *)name##_dkdv, 0, 0},                            \
+        /* dq */ {(const void *)name##_dq, 0, 0}, /* dkdv */ {(const void *)name##_dkdv, 0, 0},                      \
         /* wgmma */ {(const void *)name##_wgmma, 0, 0}, /* delta */ (const void *)name##_delta,                      \
         /* round */ (const void *)name##_round};                                                                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
@@ -445,7 +445,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     TE__ATTENTION_VARIANT(name, options)                                                                             \
     typedef te__attn_dbias<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;                   \
     TE__ATTENTION_SHELL(name, name##_of)                                                                             \
-    TE_UNUSED static te__attn_kernel name##_kernel = {(const void *)name, 0, 0};                                        \
+    TE_UNUSED static te__attn_kernel name##_kernel = {(const void *)name, 0, 0};                                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernel, a, #name);                                                     \
     }                                                                                                                \

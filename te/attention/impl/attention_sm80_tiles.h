@@ -26,8 +26,8 @@
 #include "../attention_options.h" /* te_attention_args, the options, te__attn_mask */
 
 /* How many bytes of shared memory the tiles of a block may take: 163 KB, which compute capabilities 8.0, 8.7, 9.0 and
- * 10.x allow, and 99 KB in code for 8.6, 8.9 and 12.x. The host does not know which of its kernels' code a device runs, so
- * the shape of a kernel's tiles has the limit as a parameter, and `small` is the shape in code for 99 KB
+ * 10.x allow, and 99 KB in code for 8.6, 8.9 and 12.x. The host does not know which of its kernels' code a device runs,
+ * so the shape of a kernel's tiles has the limit as a parameter, and `small` is the shape in code for 99 KB
  * (te__attn_runs_small). A program that defines TE_SHARED_BYTES has this limit in all its code. */
 #ifdef TE_SHARED_BYTES
 enum { TE__ATTN_SHARED_SMALL = TE_SHARED_BYTES, TE__ATTN_SHARED = TE_SHARED_BYTES };
@@ -78,8 +78,8 @@ template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__ATTN_PAD) + ((lane >> 3) & 1) * 8) * 2);
 }
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (D + TE__ATTN_PAD) * 2; }
-/* The bytes of shared memory that the gradient of a relative score bias takes beside the tiles of the products: for each
- * diagonal of a tile of `rows` by `tile` scores a sum and a bucket, and for each bucket a sum. */
+/* The bytes of shared memory that the gradient of a relative score bias takes beside the tiles of the products: for
+ * each diagonal of a tile of `rows` by `tile` scores a sum and a bucket, and for each bucket a sum. */
 template <class F> constexpr int te__attn_bucket_bytes(int rows, int tile) {
     return F::BIAS == TE_BIAS_relative ? (2 * (rows + tile - 1) + F::BIAS_BUCKETS) * 4 : 0;
 }

@@ -44,9 +44,9 @@ TE_API te_status te__mpi_collective_status(const te_group *g, int error, const c
     if (error == MPI_SUCCESS) return TE_OK;
     (void)MPI_Error_string(error, text, &length), (void)MPI_Error_class(error, &kind);
     const int may_differ = kind == MPI_ERR_TRUNCATE || kind == MPI_ERR_OTHER || kind == MPI_ERR_COUNT;
-    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %.80s%s, with %lld elements here", what, g->name,
-                  g->rank, g->size, text, may_differ ? "; another rank may have another count, or another collective" : "",
-                  (long long)count);
+    const char *const hint = may_differ ? "; another rank may have another count, or another collective" : "";
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %.80s%s, with %lld elements here", what,
+                  g->name, g->rank, g->size, text, hint, (long long)count);
     return te__comm_failed(g->comm, ctx);
 }
 /* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,

@@ -177,8 +177,8 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     TE_TRY(status);
     return te__comm_split(w, w, 0, w->rank, ctx);
 }
-/* Gathers what all ranks say, says[size], of which this rank has filled in its own. Memory of the device stays allocated
- * after an error, because NCCL may still write to it. */
+/* Gathers what all ranks say, says[size], of which this rank has filled in its own. Memory of the device stays
+ * allocated after an error, because NCCL may still write to it. */
 TE_API te_status te__nccl_gather_says(te_comm *comm, te__comm_says *says, te_context *ctx) {
     const te_group *w = &comm->world;
     const ncclComm_t meeting = (ncclComm_t)comm->meeting;

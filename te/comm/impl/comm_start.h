@@ -6,12 +6,13 @@
  *     TE_TRY(te__id_file_read(&id, sizeof id, file, timeout, ctx));    // waits for the file
  *
  * Whoever can write the file could make ranks connect to another address, and whoever can read it could join the run.
- * So the file is made for its owner alone (mode 0600), nothing that exists is overwritten, no symbolic link is followed,
- * and ranks take no file that belongs to another user or that others may write to.
+ * So the file is made for its owner alone (mode 0600), nothing that exists is overwritten, no symbolic link is
+ * followed, and ranks take no file that belongs to another user or that others may write to.
  *
  * The file of an earlier run stays if rank 0 was killed before all ranks had come. It is recognised by its age: rank 0
  * removes the file when its timeout has passed, so no rank waits for an older one. And it is recognised by the name of
- * the run (te__run_name), which launchers set. Rank 0 replaces a file that is too old; the other ranks wait for another.
+ * the run (te__run_name), which launchers set. Rank 0 replaces a file that is too old; the other ranks wait for
+ * another.
  */
 #ifndef TE_COMM_START_H
 #define TE_COMM_START_H
@@ -89,8 +90,8 @@ TE_API te_status te__id_file_replace(const char *file, double timeout, te_contex
                file, strerror(errno));
     return TE_OK;
 }
-/* Makes the file, with the id of `bytes` bytes. Errors: the file exists, unless an earlier run has left it; it cannot be
- * made. */
+/* Makes the file, with the id of `bytes` bytes. Errors: the file exists, unless an earlier run has left it; it cannot
+ * be made. */
 TE_API te_status te__id_file_write(const void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
     te__id_file f;
     TE_REQUIRE(bytes <= sizeof f.id, ctx, TE_ERROR_OVERFLOW, "te_comm_create: a unique id of %zu bytes", bytes);
@@ -132,7 +133,7 @@ TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char 
     TE_REQUIRE(fd >= 0 || errno == ENOENT, ctx, TE_ERROR_IO, "te_comm_create: cannot read config.file %.120s: %s", file,
                strerror(errno));
     if (fd < 0) return TE_OK;
-    /* The file that was opened is the one that was looked at, and not one to which a link leads that came in between. */
+    /* whether the file that was opened is the one that was looked at, and not one to which a newer link leads */
     const int is_same = !fstat(fd, &info) && info.st_dev == link.st_dev && info.st_ino == link.st_ino;
     const ssize_t got = is_same ? read(fd, f, sizeof *f) : 0;
     (void)close(fd);
@@ -164,8 +165,8 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
         TE_TRY(te__id_file_try(&f, &waits, file, timeout, ctx));
         if (!waits || te__wall_seconds() - start >= timeout) break;
     }
-    TE_REQUIRE(!waits, ctx, TE_ERROR_COMM, "te_comm_create: config.file %.120s: %s, and no other came within %g seconds",
-               file, waits, timeout);
+    TE_REQUIRE(!waits, ctx, TE_ERROR_COMM,
+               "te_comm_create: config.file %.120s: %s, and no other came within %g seconds", file, waits, timeout);
     TE_REQUIRE(f.bytes == bytes, ctx, TE_ERROR_FORMAT,
                "te_comm_create: config.file %.120s has an id of %u bytes, this library's has %zu", file,
                (unsigned)f.bytes, bytes);

@@ -19,8 +19,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_MEMORY(name, type, 0, __VA_ARGS__)
-/* Only on the host: a kernel whose blocks need `bytes` bytes of memory, te_memory. A thread's stack may have only 128 KB
- * (musl), so the tiles of a kernel do not lie on it; the context keeps memory for as many threads as run. */
+/* Only on the host: a kernel whose blocks need `bytes` bytes of memory, te_memory. A thread's stack may have only 128
+ * KB (musl), so the tiles of a kernel do not lie on it; the context keeps memory for as many threads as run. */
 #define TE_KERNEL_MEMORY(name, type, bytes, ...)                                                   \
     TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at, void *te_memory) {              \
         const type *te_args = (const type *)te_arg_;                                               \
@@ -61,8 +61,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body) \
     TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 
-/* Sets *memory to `bytes` bytes for each of `threads` threads, of which the first is that of thread 0. The context keeps
- * the memory, so that only the first launch of a kernel that needs more allocates. */
+/* Sets *memory to `bytes` bytes for each of `threads` threads, of which the first is that of thread 0. The context
+ * keeps the memory, so that only the first launch of a kernel that needs more allocates. */
 TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t bytes, int threads) {
     const size_t all = (size_t)threads * bytes;
     *memory = (char *)ctx->kernel_memory;
