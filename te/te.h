@@ -50,6 +50,7 @@
 #include "ops/rope.h"               /* rope */
 #include "ops/sample.h"             /* sample */
 #include "optim/adamw.h"            /* te_adamw */
+#include "optim/loss_scale.h"       /* te_loss_scaler: dynamic loss scaling for f16 */
 #include "optim/init.h"             /* te_model_randomize, te_param_normal */
 #include "optim/recipes.h"          /* te_recipes: FP8 */
 #include "optim/recipes_adamw.h"    /* te_recipes_adamw: recipes and AdamW in one step */

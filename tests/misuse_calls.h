@@ -251,11 +251,11 @@ inline void bind_calls(table &t) {
 
     refuse<cs>(t, "te_tie: no user", TE_ERROR_NULL, "te_tie", [](cs &s) { return te_tie(nullptr, &s.m.fc.weight, s.ctx); });
     refuse<cs>(t, "te_tie: no owner", TE_ERROR_NULL, "te_tie", [](cs &s) { return te_tie(&s.user.fc.weight, nullptr, s.ctx); });
-    refuse<cs>(t, "te_tie: an owner that is not bound", TE_ERROR_NULL, "not bound", [](cs &s) { return te_tie(&s.user.fc.weight, &s.s.fc.weight, s.ctx); });
-    refuse<cs>(t, "te_tie: a user that is not bound", TE_ERROR_NULL, "not bound", [](cs &s) { return te_tie(&s.s.fc.weight, &s.m.fc.weight, s.ctx); });
+    refuse<cs>(t, "te_tie: an owner that is not bound", TE_ERROR_NULL, "the owner, to which fc.weight would be tied, is not bound", [](cs &s) { return te_tie(&s.user.fc.weight, &s.s.fc.weight, s.ctx); });
+    refuse<cs>(t, "te_tie: a user that is not bound", TE_ERROR_NULL, "the user is not bound", [](cs &s) { return te_tie(&s.s.fc.weight, &s.m.fc.weight, s.ctx); });
     refuse<cs>(t, "te_tie: a linear", TE_ERROR_VALUE, "tied_linear", [](cs &s) { return te_tie(&s.user.plain.weight, &s.m.fc.weight, s.ctx); });
     refuse<cs>(t, "te_tie: to a tied one", TE_ERROR_VALUE, "is tied itself", [](cs &s) { return te_tie(&s.user.fc.weight, (NEED(te_tie(&s.user.other.weight, &s.m.fc.weight, s.ctx), s.ctx), &s.user.other.weight), s.ctx) == TE_ERROR_VALUE ? (NEED(tied_small_bind(&s.user, s.user_params, nullptr, s.ctx), s.ctx), TE_ERROR_VALUE) : TE_OK; });
-    refuse<cs>(t, "te_tie: to itself", TE_ERROR_NULL, "not bound", [](cs &s) { return te_tie(&s.user.fc.weight, &s.user.fc.weight, s.ctx); });
+    refuse<cs>(t, "te_tie: to itself", TE_ERROR_VALUE, "fc.weight is tied to itself", [](cs &s) { return te_tie(&s.user.fc.weight, &s.user.fc.weight, s.ctx); });
     refuse<cs>(t, "te_tie: another shape", TE_ERROR_SHAPE, "x 8", [](cs &s) { return te_tie(&s.user.fc.weight, &s.user.wide.weight, s.ctx); });
     refuse<cs>(t, "te_tie: a bias", TE_ERROR_SHAPE, "te_tie", [](cs &s) { return te_tie(&s.user.fc.weight, &s.m.b.bias, s.ctx); });
     refuse<cs>(t, "a pass with what was never tied", TE_ERROR_STATE, "te_tie it", [](cs &s) {

@@ -1166,6 +1166,13 @@ int main(int argc, char **argv) {
     te_adamw opt;
     const size_t opt_bytes = te_adamw_bytes_of(g.all, g.models, &config);
     check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
+    te_loss_scaler scaler; /* f16: the gradients of most weights are below what it represents */
+    const int scales_loss = TE_JOIN1(TE_, GPT_DTYPE) == TE_f16;
+    if (scales_loss) {
+        const te_loss_scale_config with = te_loss_scale_defaults();
+        check(te_loss_scaler_init(&scaler, target_memory(te_loss_scaler_bytes()), te_loss_scaler_bytes(), &with, &ctx), "loss scale");
+        check(te_adamw_use_loss_scaler(&opt, &scaler, &ctx), "loss scale");
+    }
     te_recipes_adamw update; /* the optimizer step and the recipe's step in one */
     if (g.in_fp8) {
         const size_t bytes = te_recipes_adamw_bytes(&g.recipes, &opt);
@@ -1203,6 +1210,7 @@ int main(int argc, char **argv) {
     te_batch b = gpt_batch(&g, g.batch, g.seq);
     const double tokens_a_step = (double)(o.batch * o.seq * o.accumulate) * (double)replicas;
     b.loss_scale = 1.0f / (float)tokens_a_step;
+    if (scales_loss) b.loss_count = te_loss_scaler_inverse(&scaler);
     double began = now(), since = began, loss = NAN;
     long counted = step, begun_at = step;
     int stops = processes == 1 && interrupted; /* several ranks stop together, at a report */

@@ -30,9 +30,10 @@ typedef struct te_comm_config {
     int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` */
     /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks, on a file system that all
-     * ranks share. The file must not exist yet */
+     * ranks share. The file is made for this user alone, and must not exist yet, except one that an earlier run of this
+     * user left there longer than `timeout` ago; a symbolic link is not followed. Rank 0 removes the file again */
     const char *file;
-    double timeout;   /* how long a call may wait for other ranks, in seconds */
+    double timeout;   /* how long a call may wait for other ranks, in seconds, te_comm_create included */
     /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
      * through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these are
      * processes of one host, and their devices can access each other. A group's memory takes 4 * peer_bytes bytes on
@@ -132,6 +133,7 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
     TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
+    TE_TRY(te__comm_end_start(comm, ctx));
     /* The world group's memory is limited to the default size, because the library itself uses the collectives of the
      * world group only for FP8 recipes (amaxes) and for checkpoints. */
     TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), ctx));

@@ -66,6 +66,9 @@ typedef struct te_context {
     int device, processors; /* device: the device's number (0 on the host); processors: how many SMs it has (1 on the
                              * host) */
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
+    int shared_bytes;       /* CUDA: how many bytes of shared memory a block may have on the device */
+    void *kernel_memory;         /* host: memory for the tiles of kernels, for all threads that run blocks */
+    size_t kernel_memory_bytes;
     int owns_workspace;
     uint64_t generation;         /* the largest number that te__count_write has used */
     uint64_t loaded;             /* the number of the last te_safetensors_load (te__count_write) into memory that may

@@ -65,8 +65,10 @@ typedef struct te_comm {
     te_group world, tensor, data;
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
+    char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library */
     te_context *ctx;
+    void *meeting;  /* CUDA: while te_comm_create runs, the communicator by which the ranks have met */
 } te_comm;
 
 TE_API const te_group *te__group_of_one(void) {
@@ -88,6 +90,12 @@ TE_API const te_group *te_data_group(const te_context *ctx) {
 /* Each function te_group_<collective> below calls the function of te_transport with the same name; in a group of one
  * rank it copies x to y. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
 
+/* Called with the error text of a collective in ctx: marks the communicator as failed, and returns TE_ERROR_COMM. */
+TE_API te_status te__comm_failed(te_comm *comm, const te_context *ctx) {
+    if (!comm->failed) snprintf(comm->cause, sizeof comm->cause, "%.190s", ctx->error);
+    comm->failed = 1;
+    return TE_ERROR_COMM;
+}
 /* Return an error if an argument of a collective is not valid, or if a collective of this rank has failed before. */
 TE_API te_status te__check_group(const te_group *g, const void *y, const void *x, int64_t count, const char *what,
                                  te_context *ctx) {
@@ -96,7 +104,8 @@ TE_API te_status te__check_group(const te_group *g, const void *y, const void *x
     TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %lld elements", what, (long long)count);
     TE_REQUIRE((y && x) || !count, ctx, TE_ERROR_NULL, "%s: a pointer is null", what);
     TE_REQUIRE(!g->comm || !g->comm->failed, ctx, TE_ERROR_COMM,
-               "%s: a collective of rank %d has failed before; make the communicator anew", what, g->comm->world.rank);
+               "%s: a collective of rank %d has failed before; make the communicator anew. The cause: %s", what,
+               g->comm->world.rank, g->comm->cause);
     return TE_OK;
 }
 /* Copy x to y, which is what every collective does in a group of one rank. */

@@ -55,6 +55,7 @@ typedef struct te_adamw {
     char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
     uint64_t fingerprint;           /* the value of te__params_fingerprint when the table was made */
     int has_masters;                /* 1: at least one tensor has master weights that are not the weights themselves */
+    te_loss_scale_state *scaler;    /* dynamic loss scaling (te_adamw_use_loss_scaler); null: none */
     uint64_t written, loaded;       /* te__params_writes and te_context.loaded when the master weights agreed last with
                                        the weights */
 } te_adamw;
@@ -177,7 +178,8 @@ TE_API te__adamw_args te__adamw_args_of(const te_adamw *opt) {
     te__adamw_args a;
     a.tensor = opt->tensor, a.first = opt->first, a.count = opt->count;
     a.state = opt->state, a.config = opt->config, a.norm = 0;
-    if (opt->config.max_norm > 0.0f || opt->config.skip_nonfinite) a.norm = opt->norm.norm;
+    a.scaler = opt->scaler;
+    if (opt->config.max_norm > 0.0f || opt->config.skip_nonfinite || a.scaler) a.norm = opt->norm.norm;
     return a;
 }
 
@@ -291,6 +293,16 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
     TE_TRY(te__adamw_put_table(opt, base + l.table, l.table_bytes, config, ctx));
     opt->state = (te_adamw_state *)base; /* from now on the optimizer counts as initialised */
     return te_adamw_reset(opt, ctx);
+}
+
+/* From the next step on, divide the gradients by the scaler's scale, skip steps whose gradients have an infinity or a
+ * NaN, and adapt the scale (loss_scale.h). scaler: null ends this. te_adamw_init ends it, too. Errors: the optimizer or
+ * the scaler is not initialised. */
+TE_API te_status te_adamw_use_loss_scaler(te_adamw *opt, const te_loss_scaler *scaler, te_context *ctx) {
+    TE_TRY(te__adamw_check(opt, ctx));
+    TE_REQUIRE(!scaler || scaler->state, ctx, TE_ERROR_NULL, "te_adamw_use_loss_scaler: the scaler is not initialised");
+    opt->scaler = scaler ? scaler->state : 0;
+    return TE_OK;
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */

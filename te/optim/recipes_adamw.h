@@ -189,12 +189,19 @@ TE_FN void te__adamw_update_blockwise_body(const te__adamw_fp8_args *a, te_block
         te__blockwise_store(&cast, held, &s->u.tiles, g, row, col, TE_bf16, TE_e4m3);
     else te__blockwise_store(&cast, held, &s->u.tiles, g, row, col, TE_f16, TE_e4m3);
 }
-TE_KERNEL_IF_USED(te_adamw_update_blockwise, TE__ADAMW_THREADS, TE__ADAMW_BLOCKWISE_RESIDENT, te__adamw_fp8_args,
-                  te_blockwise_registers held; TE_SHARED te__adamw_shared shared;
-                  te__adamw_update_blockwise_body(te_args, te_at, &held, &shared, TE_f32))
-TE_KERNEL_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__ADAMW_BLOCKWISE_RESIDENT, te__adamw_fp8_args,
-                  te_blockwise_registers held; TE_SHARED te__adamw_shared shared;
-                  te__adamw_update_blockwise_body(te_args, te_at, &held, &shared, TE_bf16))
+TE_FN void te__adamw_update_blockwise_f32_body(const te__adamw_fp8_args *a, te_block b, te_blockwise_registers *held,
+                                               te__adamw_shared *s) {
+    te__adamw_update_blockwise_body(a, b, held, s, TE_f32);
+}
+TE_FN void te__adamw_update_blockwise_bf16_body(const te__adamw_fp8_args *a, te_block b, te_blockwise_registers *held,
+                                                te__adamw_shared *s) {
+    te__adamw_update_blockwise_body(a, b, held, s, TE_bf16);
+}
+TE_KERNEL_WITH_IF_USED(te_adamw_update_blockwise, TE__ADAMW_THREADS, TE__ADAMW_BLOCKWISE_RESIDENT, te__adamw_fp8_args,
+                       te_blockwise_registers, te__adamw_shared, te__adamw_update_blockwise_f32_body)
+TE_KERNEL_WITH_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__ADAMW_BLOCKWISE_RESIDENT,
+                       te__adamw_fp8_args, te_blockwise_registers, te__adamw_shared,
+                       te__adamw_update_blockwise_bf16_body)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 

@@ -266,10 +266,14 @@ TE_API int te__writes_before(const te_param *a, const te_param *b, const te_para
  * instances must stay where they are; after one of them is bound again, tie the two parameters again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
-    TE_REQUIRE(user && owner && user->op && (owner->data || owner->quantized), ctx, TE_ERROR_NULL,
-               "te_tie: a parameter is null or not bound");
+    TE_REQUIRE(user && owner, ctx, TE_ERROR_NULL, "te_tie: a parameter is null");
+    TE_REQUIRE(user->op, ctx, TE_ERROR_NULL, "te_tie: the user is not bound");
+    TE_REQUIRE(user != owner, ctx, TE_ERROR_VALUE,
+               "te_tie: %s.%s is tied to itself; tie it to the one that owns the memory", user->op, user->field);
     TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has its own memory; declare it as tied_linear",
                user->op, user->field);
+    TE_REQUIRE(owner->data || owner->quantized || owner->tied, ctx, TE_ERROR_NULL,
+               "te_tie: the owner, to which %s.%s would be tied, is not bound", user->op, user->field);
     TE_REQUIRE(!owner->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s is tied itself; tie %s.%s to the one that owns it",
                owner->op, owner->field, user->op, user->field);
     TE_REQUIRE(!user->with || user->with == owner, ctx, TE_ERROR_STATE,

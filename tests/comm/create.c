@@ -5,6 +5,7 @@
  *     mpirun -n 2 create tensor        the ranks have other tensor groups
  *     mpirun -n 2 create native        MPI_COMM_NULL, and a communicator before MPI_Init and after MPI_Finalize
  *     mpirun -n 2 create settings      te_group_compare and te_buckets_init
+ *     mpirun -n 2 create counts        the ranks call a collective with other counts
  */
 #include <unistd.h>
 
@@ -58,6 +59,21 @@ static void settings(void) {
     te_comm_destroy(&comm);
     te_release(&ctx, params), te_release(&ctx, grads);
 }
+/* What MPI says is an unknown error, or that a message was too long; the library's text names the count. */
+static void counts(void) {
+    static float x[4096];
+    te_comm_config config = te_comm_defaults();
+    config.timeout = 3;
+    expect(te_comm_create(&comm, &config, &ctx), TE_OK, "", "create");
+    const te_status status = te_group_all_reduce(te_world_group(&ctx), x, x, rank ? 16 : 4096, TE_f32, &ctx);
+    const char *words = rank ? "16 elements here" : "4096 elements here";
+    if (status != TE_OK) expect(status, TE_ERROR_COMM, strstr(te_last_error(&ctx), "another rank has not come") ? "" : words, "all_reduce");
+    printf("rank %d: %s\n", rank, status == TE_OK ? "ok" : te_last_error(&ctx));
+    fflush(stdout);
+    te_comm_destroy(&comm);
+    sleep(4); /* the other rank may still wait */
+    _exit(failed);
+}
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     te_comm_config config = te_comm_defaults();
@@ -74,6 +90,7 @@ int main(int argc, char **argv) {
         expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_VALUE, "config.tensor is 1 on rank 0, and 2 on rank 1", mode);
     } else if (!strcmp(mode, "native")) native();
     else if (!strcmp(mode, "settings")) settings();
+    else if (!strcmp(mode, "counts")) counts();
     else return 2;
     te_context_destroy(&ctx);
     if (!failed) printf("rank %d: %s as it should be\n", rank, mode);

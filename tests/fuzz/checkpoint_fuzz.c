@@ -5,20 +5,19 @@
 #include <stdio.h>
 
 #include "te/te.h"
+#include "edit.h"
 
 TE_SEQUENTIAL(fuzzed, f32, (linear, fc, 4, 6), (bias, b, 6), (gelu, act), (linear, out, 6, 4))
 TE_INFERENCE(alone, f32, (linear, fc, 4, 6), (bias, b, 6), (gelu, act), (linear, out, 6, 4))
-
-enum { EDIT = 4 /* bytes of input for each edit */, MAX_BYTES = 1 << 16 };
 
 static te_context ctx;
 static fuzzed m;
 static te_adamw opt;
 static te_named_model names[1];
 static te_checkpoint all;
-static unsigned char good[MAX_BYTES], file[2 * MAX_BYTES];
+static fuzz_file file;
 static char *params, *before;
-static size_t good_bytes, params_bytes;
+static size_t params_bytes;
 
 static void need(int ok, const char *what) {
     if (ok) return;
@@ -41,49 +40,12 @@ static void make(void) {
     need(te_adamw_init(&opt, o, te_adamw_bytes(models, 1), models, 1, &config, &ctx) == TE_OK, "optimizer");
     names[0].name = "h0", names[0].model = &m.model;
     all.models = names, all.count = 1, all.optimizer = &opt, all.random = 1;
-    const int fd = mkstemp(path);
-    need(fd >= 0, "temporary file");
-    (void)close(fd);
+    fuzz_temporary(path);
     need(te_checkpoint_save(path, &all, &ctx) == TE_OK, "save");
-    FILE *f = fopen(path, "rb");
-    need(f != NULL, "open");
-    good_bytes = fread(good, 1, sizeof good, f);
-    need(good_bytes > 0 && good_bytes < sizeof good, "read");
-    fclose(f), (void)remove(path);
+    fuzz_read(&file, path), (void)remove(path);
     params = (char *)p, before = (char *)malloc(params_bytes);
     memcpy(before, params, params_bytes);
 }
-/* Changes, removes or inserts bytes, truncates the file, or changes the length of the header. */
-static size_t edit(const uint8_t *bytes, size_t n) {
-    static const char *const pieces[] = {"\"",      "\\",
-                                         "{",       "}",
-                                         "[",       "]",
-                                         ",",       ":",
-                                         "0",       "18446744073709551615",
-                                         "\\ud800", "te.",
-                                         "F64",     "9223372036854775807",
-                                         "null",    "\"shape\":[",
-                                         "\xff",    "__metadata__",
-                                         " ",       "-1"};
-    size_t size = good_bytes;
-    memcpy(file, good, good_bytes);
-    for (; n >= EDIT && size > 16 && size < MAX_BYTES + 4096; bytes += EDIT, n -= EDIT) {
-        const size_t at = (((size_t)bytes[1] << 8) | bytes[2]) % size, left = size - at;
-        const char *piece = pieces[bytes[3] % (sizeof pieces / sizeof *pieces)];
-        const size_t length = strlen(piece), cut = (size_t)(bytes[3] % 16) < left ? (size_t)(bytes[3] % 16) : left;
-        switch (bytes[0] % 6) {
-        case 0: file[at] = bytes[3]; break;
-        case 1: file[at] ^= (unsigned char)(1 << bytes[3] % 8); break;
-        case 2: memmove(file + at, file + at + cut, left - cut), size -= cut; break;
-        case 3: memmove(file + at + length, file + at, left), memcpy(file + at, piece, length), size += length; break;
-        case 4: size = at; break;
-        default:
-            for (int i = 0; i < 8; i++) file[i] = (unsigned char)((at > 8 ? at - 8 : 0) >> (8 * i));
-        }
-    }
-    return size;
-}
-
 /* Checks that weights that are used in place (te_weights_use) lie within the file. */
 static void use(const te_safetensors *f, const unsigned char *from, size_t size) {
     alone m;
@@ -100,17 +62,16 @@ static void use(const te_safetensors *f, const unsigned char *from, size_t size)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
     if (!params) make();
-    const size_t size = edit(bytes, n);
-    unsigned char *exact = (unsigned char *)malloc(size + !size); /* of the exact size, so that the sanitizer finds a read beyond the end */
+    fuzz_edit(&file, bytes, n);
+    const size_t size = file.size;
+    unsigned char *exact = fuzz_exact(&file);
     te_safetensors f;
-    need(exact != NULL, "memory");
-    memcpy(exact, file, size);
     if (te_safetensors_open_memory(&f, exact, size, &ctx) == TE_OK) {
         int ours = 0;
         for (int i = 0; i < f.metadata_count; i++) ours |= !strncmp(f.metadata[i].key, "te.", 3);
         all.force = 0;
         const te_status status = te_checkpoint_load(&all, &f, &ctx);
-        if (status == TE_OK && ours && (size != good_bytes || memcmp(file, good, size)))
+        if (status == TE_OK && ours && (size != file.good_size || memcmp(exact, file.good, size)))
             need(0, "a changed file was accepted");
         if (status != TE_OK && memcmp(params, before, params_bytes))
             need(0, "a refused file changed a weight");

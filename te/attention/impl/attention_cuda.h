@@ -111,25 +111,56 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 /* A kernel, and on which devices it is configured: bit d of `configured` is 1 if the size of the kernel's shared memory
- * has been configured on device d. */
-typedef struct te__attn_kernel { const void *kernel; uint64_t configured; } te__attn_kernel;
+ * has been configured on device d; then bit d of `small` says whether the code that the device runs has the tiles for
+ * 99 KB of shared memory. */
+typedef struct te__attn_kernel { const void *kernel; uint64_t configured, small; } te__attn_kernel;
 
+/* The shape of a kernel's launch. */
+typedef struct te__attn_launch_shape { int rows, threads, bytes; } te__attn_launch_shape;
+template <class K> te__attn_launch_shape te__attn_launch_shape_of() {
+    const te__attn_launch_shape s = {K::ROWS, K::THREADS, K::BYTES};
+    return s;
+}
+/* Sets the size of the kernel's shared memory on the context's device, and *small to whether the device runs code with
+ * the tiles for 99 KB: that is code of a compute capability whose GPUs have no more, and not only code on such a GPU,
+ * because these run code for 8.0, too. Both are found once on each device (from the 65th device on, at each launch,
+ * which is harmless). Nothing here is a stream operation, so all of it is allowed while the stream is captured. */
+template <class K>
+TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *ctx, const char *name) {
+    const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
+    if (__atomic_load_n(&k->configured, __ATOMIC_ACQUIRE) & bit)
+        return *small = (__atomic_load_n(&k->small, __ATOMIC_RELAXED) & bit) != 0, TE_OK;
+    struct cudaFuncAttributes is;
+    TE_TRY(te__cuda_status(ctx, cudaFuncGetAttributes(&is, k->kernel), name));
+#ifdef TE__ARCH_IS_SMALL
+    *small = TE__ARCH_IS_SMALL(10 * is.ptxVersion);
+#else
+    *small = 0;
+#endif
+    const int bytes = *small ? K::small::BYTES : K::BYTES;
+    TE_REQUIRE(bytes <= ctx->shared_bytes, ctx, TE_ERROR_DEVICE,
+               "%s: a block of the code for compute capability %d.%d takes %d bytes of shared memory, device %d allows "
+               "%d; compile for its capability, %d.%d", name, is.ptxVersion / 10, is.ptxVersion % 10, bytes,
+               ctx->device, ctx->shared_bytes, ctx->capability / 100, ctx->capability / 10 % 10);
+    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                           name));
+    if (*small) (void)__atomic_fetch_or(&k->small, bit, __ATOMIC_RELAXED);
+    (void)__atomic_fetch_or(&k->configured, bit, __ATOMIC_RELEASE);
+    return TE_OK;
+}
 /* Launches a kernel of type K on `rows` rows of each of batch_heads heads; each block processes K::ROWS of the rows. A
- * kernel with more than 48 KB of shared memory needs a function attribute, which is set once on each device (from the
- * 65th device on, at each launch, which is harmless). Setting the attribute is not a stream operation, so it is allowed
- * while the stream is being captured. */
+ * kernel with more than 48 KB of shared memory needs a function attribute. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {
-    static_assert(K::BYTES <= TE_SHARED_BYTES, "te: attention: the tiles of this head_dim exceed TE_SHARED_BYTES");
-    const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
-    if (K::BYTES > 48 * 1024 && !(__atomic_load_n(&k->configured, __ATOMIC_ACQUIRE) & bit)) {
-        const cudaError_t e = cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::BYTES);
-        TE_TRY(te__cuda_status(ctx, e, name));
-        (void)__atomic_fetch_or(&k->configured, bit, __ATOMIC_RELEASE);
-    }
-    const te_launch launch = te__launch_of(k->kernel, name, te__grid_of(batch_heads, te_ceil_div(rows, K::ROWS)),
-                                           K::THREADS, K::BYTES, 1);
+    static_assert(K::small::BYTES <= TE__ATTN_SHARED_SMALL,
+                  "te: attention: the tiles of this head_dim take more shared memory than a block may have");
+    int small = 0;
+    if (K::BYTES > 48 * 1024) TE_TRY(te__attn_configure<K>(&small, k, ctx, name));
+    const te__attn_launch_shape s =
+        small ? te__attn_launch_shape_of<typename K::small>() : te__attn_launch_shape_of<K>();
+    const te_launch launch = te__launch_of(k->kernel, name, te__grid_of(batch_heads, te_ceil_div(rows, s.rows)),
+                                           s.threads, s.bytes, 1);
     return te__cuda_launch(ctx, launch, a, sizeof *a);
 }
 template <int HEADS, class F>
@@ -247,22 +278,25 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
 
 /* Selects the type that holds a tile's sums of dS, the gradient of the scores. clear() sets them to 0; add(args, head,
  * q0, k0) adds the dS of one head to them; each(f) calls f(row, column, sum) for each of them. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F> {};
-template <int HEADS, int KV_HEADS, int D, class F>
-struct te__attn_dbias_sums<TE_f32, HEADS, KV_HEADS, D, F> : te__attn_dbias_f32<HEADS, KV_HEADS, D, F> {};
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT>
+struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F, LIMIT> {};
+template <int HEADS, int KV_HEADS, int D, class F, int LIMIT>
+struct te__attn_dbias_sums<TE_f32, HEADS, KV_HEADS, D, F, LIMIT> : te__attn_dbias_f32<HEADS, KV_HEADS, D, F> {};
 
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias {
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__ATTN_SHARED> struct te__attn_dbias {
     static_assert(F::BIAS != TE_BIAS_none, "te: attention: no bias, no gradient of it");
     typedef te_attention_args args;
-    typedef te__attn_dbias_sums<T, HEADS, KV_HEADS, D, F> sums;
+    typedef te__attn_dbias_sums<T, HEADS, KV_HEADS, D, F, LIMIT> sums;
+    typedef te__attn_dbias<T, HEADS, KV_HEADS, D, F, TE__ATTN_SHARED_SMALL> small;
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
     static constexpr int LD = TILE + 1;                /* the distance in floats between two rows of the tile of sums;
                                                         * one more than TILE, which avoids bank conflicts */
     static constexpr int DIAGONALS = ROWS + TILE - 1;  /* the number of diagonals of a tile */
-    static constexpr int BUCKET_BYTES = (ROWS * LD + 2 * DIAGONALS + F::BIAS_BUCKETS) * 4;
-    static constexpr int BYTES = sums::TILES_BYTES + (RELATIVE ? BUCKET_BYTES : 0);
+    /* A tile of sums lies where the tiles of the products have been, which are read before it is written. */
+    static constexpr int TILES_BYTES =
+        RELATIVE && ROWS * LD * 4 > sums::TILES_BYTES ? ROWS * LD * 4 : sums::TILES_BYTES;
+    static constexpr int BYTES = TILES_BYTES + te__attn_bucket_bytes<F>(ROWS, TILE);
     static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* how many tiles of keys a table has */
 
     /* Compute the gradient of a score bias that is a table. Grid: (tiles of keys * tables, tiles of queries). With
@@ -281,11 +315,11 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         });
     }
     /* Compute partial sums of the gradient of a relative score bias. Grid: (heads, tiles of queries). Shared memory:
-     * the operand tiles of the products, then a tile of sums of dS, the sum and the bucket of each of its diagonals,
-     * and the sum of each bucket. */
+     * the operand tiles of the products, later a tile of sums of dS in their place; the sum and the bucket of each of
+     * its diagonals, and the sum of each bucket. */
     static __device__ __forceinline__ void buckets(const args *a) {
         constexpr int BUCKETS = F::BIAS_BUCKETS;
-        float *tile = (float *)(te__attention_shared + sums::TILES_BYTES), *diagonal = tile + ROWS * LD;
+        float *tile = (float *)te__attention_shared, *diagonal = (float *)(te__attention_shared + TILES_BYTES);
         int *bucket = (int *)(diagonal + DIAGONALS);
         float *total = (float *)(bucket + DIAGONALS);
         const int head = (int)blockIdx.x, q0 = (int)blockIdx.y * ROWS, thread = (int)threadIdx.x;
@@ -297,7 +331,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
             sums s;
             s.clear();
             s.add(a, head, q0, k0);
-            __syncthreads(); /* after this barrier all threads have read the sums of the previous tile, which may be
+            __syncthreads(); /* after this barrier all threads have read the tiles of the products, which may be
                               * overwritten */
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();
@@ -329,7 +363,10 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
      * kernel reads delta, which backward writes. */
     static te_status launch(te_context *ctx, te__attn_kernel *k, const te_attention_args *a, const char *name) {
         const int tables = RELATIVE || F::BIAS == TE_BIAS_heads ? HEADS : 1;
-        return te__attn_enqueue<te__attn_dbias>(ctx, k, tables * (RELATIVE ? 1 : TILES),
+        int is_small = 0;
+        if (BYTES > 48 * 1024) TE_TRY(te__attn_configure<te__attn_dbias>(&is_small, k, ctx, name));
+        const int tiles = is_small ? small::TILES : TILES;
+        return te__attn_enqueue<te__attn_dbias>(ctx, k, tables * (RELATIVE ? 1 : tiles),
                                                 RELATIVE ? a->seq : F::BIAS_QUERIES, a, name);
     }
 };
@@ -358,7 +395,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     typedef te__attn_forward_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;        \
     TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
     TE__ATTENTION_SHELL(name##_sm90, name##_of::sm90)                                                              \
-    TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},              \
+    TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},           \
                                                                 /* sm90 */ {(const void *)name##_sm90, 0, 0}};     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
@@ -374,7 +411,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     TE__ATTENTION_SHELL(name##_merge, name##_of::merge)                                                              \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                         \
                              (te__attn_value_dim<(head_dim), name##_variant>()))                                     \
-    TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0},               \
+    TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},            \
                                                                /* decode */ {(const void *)name##_decode, 0, 0},     \
                                                                /* merge */ (const void *)name##_merge,               \
                                                                /* store */ name##_store_launch};                     \
@@ -394,7 +431,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     TE__ATTENTION_SHELL(name##_wgmma, name##_of::wgmma)                                                              \
     TE__ATTENTION_SHELL(name##_round, name##_of::round)                                                              \
     TE_UNUSED static te__attn_backward_kernels name##_kernels = {                                                    \
-        /* dq */ {(const void *)name##_dq, 0}, /* dkdv */ {(const void *)name##_dkdv, 0},                            \
+        /* dq */ {(const void *)name##_dq, 0, 0}, /* dkdv */ {(const void *)name##_dkdv, 0, 0},                      \
         /* wgmma */ {(const void *)name##_wgmma, 0, 0}, /* delta */ (const void *)name##_delta,                      \
         /* round */ (const void *)name##_round};                                                                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
@@ -408,7 +445,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
     TE__ATTENTION_VARIANT(name, options)                                                                             \
     typedef te__attn_dbias<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;                   \
     TE__ATTENTION_SHELL(name, name##_of)                                                                             \
-    TE_UNUSED static te__attn_kernel name##_kernel = {(const void *)name, 0};                                        \
+    TE_UNUSED static te__attn_kernel name##_kernel = {(const void *)name, 0, 0};                                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernel, a, #name);                                                     \
     }                                                                                                                \

@@ -503,15 +503,17 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     return te__attention_check_bias(ctx, a, f.cross, f.bias, f.bias_queries, f.bias_keys, name);
 }
 
-/* Defines the kernel `name`, which calls te__attention_<body>_host with scratch memory on the stack. */
+/* Defines the kernel `name`, which calls te__attention_<body>_host with scratch memory. */
 #define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, variant)                                  \
-    TE_FN void name##_body(const te_attention_args *a, te_block at) {                                               \
-        float scratch[TE__ATTENTION_FLOATS(head_dim, variant##_value != 0 ? (int)variant##_value : (head_dim))]     \
-            __attribute__((aligned(64)));                                                                           \
+    TE_FN void name##_body(const te_attention_args *a, te_block at, float *scratch) {                               \
         const te__attn_call c = te__attn_call_of(a, TE_##dtype, heads, kv_heads, head_dim, variant());              \
         te__attention_##body##_host(&c, at, scratch);                                                               \
     }                                                                                                               \
-    TE_KERNEL(name, 1, te_attention_args, name##_body(te_args, te_at))
+    TE_KERNEL_MEMORY(                                                                                               \
+        name, te_attention_args,                                                                                    \
+        sizeof(float) *                                                                                             \
+            TE__ATTENTION_FLOATS(head_dim, variant##_value != 0 ? (int)variant##_value : (head_dim)),               \
+        name##_body(te_args, te_at, (float *)te_memory))
 
 #define TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                    \
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \

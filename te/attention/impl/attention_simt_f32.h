@@ -27,16 +27,26 @@ template <int D, int SIZE> struct te__attn_f32_shape {
 /* The shapes of the forward's tiles. V: the head size of v. qk: the shape of tiles of q and k; value: the shape of
  * tiles of v. */
 template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
+    typedef te__attn_f32_forward_shape small;
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int KV_LD = V > D ? value::LD : qk::LD;
     static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* bytes of shared memory: a tile of Q, one of K
                                                                          * (later V), and one of P */
 };
-template <int D, int V = D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> {
-    typedef te__attn_f32_shape<D, D <= 64 && V <= 64 ? 64 : 32> qk;
+/* The bytes of shared memory that tiles of Q, dO, K, V and dS take, with T rows. */
+template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T) {
+    return T * (2 * te__attn_f32_shape<D, 16>::LD + 2 * te__attn_f32_shape<V, 16>::LD + T + 4) * 4;
+}
+template <int D, int V> constexpr int te__attn_f32_dq_rows(int limit) {
+    return D <= 64 && V <= 64 ? 64 : te__attn_f32_dq_bytes<D, V>(32) <= limit ? 32 : 16;
+}
+template <int D, int V = D, int LIMIT = TE__ATTN_SHARED>
+struct te__attn_f32_dq_shape : te__attn_f32_shape<D, te__attn_f32_dq_rows<D, V>(LIMIT)> {
+    typedef te__attn_f32_dq_shape<D, V, TE__ATTN_SHARED_SMALL> small;
+    typedef te__attn_f32_shape<D, te__attn_f32_dq_rows<D, V>(LIMIT)> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
-    static constexpr int BYTES = qk::T * (2 * qk::LD + 2 * value::LD + qk::LP) * 4; /* tiles of Q, dO, K, V, dS */
+    static constexpr int BYTES = te__attn_f32_dq_bytes<D, V>(qk::T);
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
 
@@ -357,7 +367,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
 
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
     static constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
-    typedef te__attn_f32_dq_shape<D, V> C;
+    /* The same shape in all code, because the host needs the number of parts without knowing the device. */
+    typedef te__attn_f32_dq_shape<D, V, TE__ATTN_SHARED_SMALL - te__attn_bucket_bytes<F>(64, 64)> C;
     typedef typename C::value CV;
     static constexpr int ROWS = C::T, TILE = C::T, THREADS = C::THREADS, BLOCKS = C::BLOCKS, TILES_BYTES = C::BYTES;
     float sum[C::R][C::R];

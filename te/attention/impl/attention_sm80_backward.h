@@ -24,14 +24,15 @@
 /* Constants of the dq kernel. D, V: the head sizes of q and k, and of v. A warp has the same number of rows (M * 16) in
  * the dq and in the dkdv kernel, because in both kernels each warp writes the sum of each column over its rows to
  * te_attention_args.sum. */
-template <int D, int V = D> struct te__attn_dq_shape {
+template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shape {
+    typedef te__attn_dq_shape<D, V, TE__ATTN_SHARED_SMALL> small;
     static constexpr int MAX_DIM = D > V ? D : V;
     static constexpr int WARPS = 4, M = MAX_DIM <= 128 ? 2 : 1, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
     static constexpr int bytes(int tile) {
         return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(ROWS + 2 * tile);
     }
-    static constexpr int TILE = bytes(32) <= TE_SHARED_BYTES ? 32 : 16, BYTES = bytes(TILE);
+    static constexpr int TILE = bytes(32) <= LIMIT ? 32 : 16, BYTES = bytes(TILE);
 };
 
 /* Returns the address in te_attention_args.sum at which a warp stores, for column `column`, the sum over the warp's
@@ -164,22 +165,27 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
  * In this way each warp accumulates only dV or dK, for M * 16 rows. If one warp accumulated both, its registers would
  * suffice for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute
  * two products of the same form (A B^T, then P B), with different operands. */
-template <int D, int V = D> struct te__attn_dkdv_shape {
+template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_shape {
+    typedef te__attn_dkdv_shape<D, V, TE__ATTN_SHARED_SMALL> small;
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
     /* WIDE: 1: a block processes 128 keys by 64 queries at a time; 0: half as many keys and half as many queries, so
      * that up to three blocks fit on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
-    static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= TE_SHARED_BYTES;
-    static constexpr int TILE = WIDE ? 64 : 32; /* the number of queries in a tile */
-    static constexpr int PAIRS = WIDE || MAX_DIM > 128 ? 4 : 2, M = MAX_DIM <= 128 ? 2 : 1;
+    static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= LIMIT;
+    static constexpr int M = MAX_DIM <= 128 ? 2 : 1;
+    static constexpr int all_bytes(int pairs, int tile) {
+        return bytes(pairs * M * 16, tile) + pairs * M * 16 * tile * 2 + 4 * tile * 4;
+    }
+    static constexpr int PAIRS = WIDE || (MAX_DIM > 128 && all_bytes(4, 32) <= LIMIT) ? 4 : 2;
+    /* the number of queries in a tile */
+    static constexpr int TILE = WIDE ? 64 : all_bytes(PAIRS, 32) <= LIMIT ? 32 : 16;
     static constexpr int HELD = MAX_DIM <= 64 && D == V; /* 1: the fragments of K or V stay in registers for all tiles
                                                           * of queries */
     static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
     static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: how many keys a block processes */
-    static constexpr int TILES_BYTES = bytes(ROWS, TILE);
-    static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
+    static constexpr int TILES_BYTES = bytes(ROWS, TILE), BYTES = all_bytes(PAIRS, TILE);
 };
 
 /* Starts to load Q, dO, lse and delta of the TILE queries from q0 on, for the query head that is `member` heads after
@@ -453,11 +459,14 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
 
 /* ---- the gradient of a score bias: a tile's sums of dS (see attention_cuda.h) ------------------------------------ */
 
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_sm80 {
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct te__attn_dbias_sm80 {
     static constexpr int V = te__attn_value_dim<D, F>(), MAX_DIM = D > V ? D : V;
     static constexpr int bytes(int rows) { return te__attn_tile_bytes<D>(rows) + te__attn_tile_bytes<V>(rows); }
     static constexpr int WARPS = 4, ROWS = 64, THREADS = 128, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
-    static constexpr int TILE = bytes(2 * 64) <= TE_SHARED_BYTES ? 64 : 32, N = TILE / 8;
+    static constexpr int fits(int tile) {
+        return bytes(ROWS + tile) + te__attn_bucket_bytes<F>(ROWS, tile) <= LIMIT;
+    }
+    static constexpr int TILE = fits(64) ? 64 : fits(32) ? 32 : 16, N = TILE / 8;
     static constexpr int TILES_BYTES = bytes(ROWS + TILE);
     float sum[1][N][4];
 

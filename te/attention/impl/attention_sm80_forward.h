@@ -22,7 +22,8 @@
 /* Constants of the forward kernel for the head size D of q and k, and V of v and O. The accumulators of O take most of
  * the registers. At head_dim 64, more warps with 16 rows each are faster than fewer warps with 32 rows each; at
  * head_dim 128, the fewer warps are faster. */
-template <int D, int V = D> struct te__attn_forward_shape {
+template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_forward_shape {
+    typedef te__attn_forward_shape<D, V, TE__ATTN_SHARED_SMALL> small;
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
     static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* blocks on a multiprocessor */
@@ -30,7 +31,7 @@ template <int D, int V = D> struct te__attn_forward_shape {
     static constexpr int bytes(int tile) {
         return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
     }
-    static constexpr int TILE = D <= 128 && bytes(64) <= TE_SHARED_BYTES ? 64 : 32, BYTES = bytes(TILE);
+    static constexpr int TILE = D <= 128 && bytes(64) <= LIMIT ? 64 : 32, BYTES = bytes(TILE);
     static_assert(te__attn_tile_bytes<V>(ROWS) <= BYTES, "te: attention: O leaves through shared memory");
 };
 

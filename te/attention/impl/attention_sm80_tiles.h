@@ -26,9 +26,20 @@
 #include "../../core/impl/ptx_cuda.h"  /* te__mma_sync, te__shared_address */
 #include "../attention_options.h" /* te_attention_args, the options, te__attn_mask */
 
-/* The bytes of shared memory that a block may use: 163 KB on sm_80. Define this macro as 99 KB for sm_86 and sm_89. */
-#ifndef TE_SHARED_BYTES
-#define TE_SHARED_BYTES (163 * 1024)
+/* How many bytes of shared memory the tiles of a block may take: 163 KB, which compute capabilities 8.0, 8.7, 9.0 and
+ * 10.x allow, and 99 KB in code for 8.6, 8.9 and 12.x. The host does not know which of its kernels' code a device runs,
+ * so the shape of a kernel's tiles has the limit as a parameter, and `small` is the shape in code for 99 KB
+ * (te__attn_runs_small). A program that defines TE_SHARED_BYTES has this limit in all its code. */
+#ifdef TE_SHARED_BYTES
+enum { TE__ATTN_SHARED_SMALL = TE_SHARED_BYTES, TE__ATTN_SHARED = TE_SHARED_BYTES };
+#else
+#define TE__ARCH_IS_SMALL(arch) ((arch) == 860 || (arch) == 890 || ((arch) >= 1200 && (arch) < 1300))
+enum { TE__ATTN_SHARED_SMALL = 99 * 1024 };
+#if defined __CUDA_ARCH__ && TE__ARCH_IS_SMALL(__CUDA_ARCH__)
+enum { TE__ATTN_SHARED = TE__ATTN_SHARED_SMALL };
+#else
+enum { TE__ATTN_SHARED = 163 * 1024 };
+#endif
 #endif
 enum { TE__ATTN_PAD = 8 }; /* number of unused elements behind each row of a tile in shared memory */
 #define TE__ATTN_LOG2E 1.4426950408889634f
@@ -73,6 +84,11 @@ template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (int)te__attn_row_bytes<D>(); }
+/* The bytes of shared memory that the gradient of a relative score bias takes beside the tiles of the products: for
+ * each diagonal of a tile of `rows` by `tile` scores a sum and a bucket, and for each bucket a sum. */
+template <class F> constexpr int te__attn_bucket_bytes(int rows, int tile) {
+    return F::BIAS == TE_BIAS_relative ? (2 * (rows + tile - 1) + F::BIAS_BUCKETS) * 4 : 0;
+}
 
 /* Starts to copy ROWS rows of D elements to a tile in shared memory. In `from`, each row begins WIDTH elements after
  * the previous one. Rows from `valid` on, and columns from D on, become zeros. */

@@ -6,6 +6,7 @@
 #define TE_COMM_HOST_H
 
 #include "../../core/rank_group.h" /* te_comm, te_group */
+#include "comm_start.h"            /* te__comm_compare */
 
 #ifdef TE_COMM
 #ifndef OMPI_SKIP_MPICXX
@@ -31,26 +32,41 @@ TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, 
     int length = 0;
     if (error == MPI_SUCCESS) return TE_OK;
     (void)MPI_Error_string(error, text, &length);
-    if (g->comm) g->comm->failed = 1;
-    return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
+    return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
+}
+/* As te__mpi_status, for a collective of `count` elements. If ranks pass other counts, or call other collectives, MPI's
+ * text is only that a message was too long, or that of an unknown error. */
+TE_API te_status te__mpi_collective_status(const te_group *g, int error, const char *what, int64_t count,
+                                           te_context *ctx) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0, kind = MPI_ERR_OTHER;
+    if (error == MPI_SUCCESS) return TE_OK;
+    (void)MPI_Error_string(error, text, &length), (void)MPI_Error_class(error, &kind);
+    const int may_differ = kind == MPI_ERR_TRUNCATE || kind == MPI_ERR_OTHER || kind == MPI_ERR_COUNT;
+    const char *const hint = may_differ ? "; another rank may have another count, or another collective" : "";
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %.80s%s, with %lld elements here", what,
+                  g->name, g->rank, g->size, text, hint, (long long)count);
+    return te__comm_failed(g->comm, ctx);
 }
 /* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,
  * because there may be more ranks than processors. error: the error code that the MPI call which started the request
- * has returned. */
-TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, te_context *ctx) {
+ * has returned; count: how many elements this rank passes. */
+TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, int64_t count,
+                              te_context *ctx) {
     const double start = MPI_Wtime(), timeout = g->comm->timeout;
     enum { POLLS_PER_YIELD = 64 };
     int done = 0;
-    TE_TRY(te__mpi_status(g, error, what, ctx));
+    TE_TRY(te__mpi_collective_status(g, error, what, count, ctx));
     for (int64_t polls = 0;; polls++) {
-        TE_TRY(te__mpi_status(g, MPI_Test(request, &done, MPI_STATUS_IGNORE), what, ctx));
+        TE_TRY(te__mpi_collective_status(g, MPI_Test(request, &done, MPI_STATUS_IGNORE), what, count, ctx));
         if (done) return TE_OK;
         if (polls % POLLS_PER_YIELD == POLLS_PER_YIELD - 1) (void)sched_yield();
         if (MPI_Wtime() - start < timeout) continue;
-        g->comm->failed = 1;
-        return te_fail(ctx, TE_ERROR_COMM,
-                       "%s of the %s group, rank %d of %d: another rank has not come within %g seconds", what, g->name,
-                       g->rank, g->size, timeout);
+        (void)te_fail(ctx, TE_ERROR_COMM,
+                      "%s of the %s group, rank %d of %d: another rank has not come within %g seconds", what, g->name,
+                      g->rank, g->size, timeout);
+        return te__comm_failed(g->comm, ctx);
     }
 }
 
@@ -93,7 +109,7 @@ TE_API te_status te__mpi_all_gather(const te_group *g, void *y, const void *x, i
     TE_TRY(te__mpi_count(bytes, "all_gather", ctx));
     const int error = MPI_Iallgather(in_place ? MPI_IN_PLACE : x, (int)bytes, MPI_BYTE, y, (int)bytes, MPI_BYTE,
                                      ((const te__mpi *)g->handle)->comm, &request);
-    return te__mpi_wait(g, error, &request, "all_gather", ctx);
+    return te__mpi_wait(g, error, &request, "all_gather", count, ctx);
 }
 TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                         te_context *ctx) {
@@ -109,7 +125,7 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     TE_REQUIRE(to, ctx, TE_ERROR_MEMORY, "reduce_scatter: cannot allocate %zu bytes", bytes);
     const int error =
         MPI_Ireduce_scatter_block(x, to, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
-    const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", ctx);
+    const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", count, ctx);
     if (!in_place) return status;
     if (status == TE_OK) memcpy(y, to, bytes), free(to); /* after an error the buffer is not freed, because MPI may
                                                           * still write to it */
@@ -127,7 +143,7 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
         const int error = MPI_Iallreduce(x == y ? MPI_IN_PLACE : (const char *)x + (size_t)at * size,
                                          (char *)y + (size_t)at * size, (int)n, type, op,
                                          ((const te__mpi *)g->handle)->comm, &request);
-        TE_TRY(te__mpi_wait(g, error, &request, "all_reduce", ctx));
+        TE_TRY(te__mpi_wait(g, error, &request, "all_reduce", n, ctx));
     }
     return TE_OK;
 }
@@ -185,23 +201,17 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
  * collective that some of them do not call. */
 TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
     const te_group *w = &comm->world;
-    int mine[2] = {status == TE_OK, tensor}, refuses = -1, differs = -1;
+    te__comm_says mine;
     MPI_Request request;
     if (!w->handle || comm->failed) return status;
-    int *all = (int *)malloc((size_t)w->size * sizeof mine);
+    mine.accepts = status == TE_OK, mine.tensor = tensor;
+    te__comm_says *all = (te__comm_says *)malloc((size_t)w->size * sizeof mine);
     if (!all) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
-    const int error = MPI_Iallgather(mine, 2, MPI_INT, all, 2, MPI_INT, ((const te__mpi *)w->handle)->comm, &request);
-    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", ctx);
+    const int error = MPI_Iallgather(&mine, 2, MPI_INT32_T, all, 2, MPI_INT32_T, ((const te__mpi *)w->handle)->comm,
+                                     &request);
+    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", 2, ctx);
     if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` stays: MPI may still write to it */
-    for (int i = w->size - 1; i >= 0; i--) {
-        if (!all[2 * i]) refuses = i;
-        if (all[2 * i + 1] != all[1]) differs = i;
-    }
-    if (status == TE_OK && refuses >= 0)
-        status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d refuses its config", refuses, w->size);
-    if (status == TE_OK && differs >= 0)
-        status = te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: config.tensor is %d on rank 0, and %d on rank %d",
-                         all[1], all[2 * differs + 1], differs);
+    status = te__comm_compare(all, w->size, status, ctx);
     free(all);
     return status;
 }
@@ -233,6 +243,7 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
 TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
     return (void)comm, te_release(ctx, p), TE_OK;
 }
+TE_API te_status te__comm_end_start(te_comm *comm, te_context *ctx) { return (void)comm, (void)ctx, TE_OK; }
 TE_API void te__comm_forget_graphs(te_context *ctx) { (void)ctx; }
 TE_API int te__comm_abort_all(te_comm *comm) { return (void)comm, 1; }
 TE_API void te__comm_close(te_comm *comm) {

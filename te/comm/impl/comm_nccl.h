@@ -9,30 +9,21 @@
 
 #include "../../core/rank_group.h"       /* te_comm, te_group */
 #include "../../core/target.h"      /* te__cuda_call */
+#include "comm_start.h"            /* te__id_file_write, te__id_file_read, te__comm_compare */
+#include "comm_wait_cuda.h"        /* te__seconds, te__sleep_1ms, te__comm_wait_stream */
 #include "symmetric_memory_cuda.h" /* te__peer_memory_open, te__overlap_memory_open, te__peer_collective */
 
 #ifdef TE_COMM
 #include <nccl.h>
 #include <pthread.h>
-#include <stdio.h> /* fopen */
-#include <time.h>  /* time, nanosleep */
 
 typedef ncclComm_t te__comm_native;
 
 TE_API te_status te__nccl_status(const te_group *g, ncclResult_t e, const char *what, te_context *ctx) {
     if (e == ncclSuccess || e == ncclInProgress) return TE_OK;
-    if (g->comm) g->comm->failed = 1;
-    return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s; %s", what, g->name, g->rank, g->size,
-                   ncclGetErrorString(e), ncclGetLastError((ncclComm_t)g->handle));
-}
-TE_API double te__seconds(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-TE_API void te__sleep_1ms(void) {
-    const struct timespec moment = {0, 1000000};
-    (void)nanosleep(&moment, 0);
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s; %s", what, g->name, g->rank, g->size,
+                  ncclGetErrorString(e), ncclGetLastError((ncclComm_t)g->handle));
+    return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
 }
 
 /* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
@@ -119,63 +110,120 @@ TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
                                       te__nccl_close};
     return &nccl;
 }
-/* Writes NCCL's unique id, on rank 0. Writes the id to FILE.part first and then renames FILE.part to FILE, so that the
- * other ranks never read an incomplete id. */
-TE_API te_status te__nccl_write_id(const ncclUniqueId *id, const char *file, te_context *ctx) {
-    char part[1024];
-    TE_REQUIRE(snprintf(part, sizeof part, "%s.part", file) < (int)sizeof part, ctx, TE_ERROR_VALUE,
-               "te_comm_create: the name of the file is too long");
-    FILE *f = fopen(part, "wb");
-    TE_REQUIRE(f, ctx, TE_ERROR_IO, "te_comm_create: cannot write %s", part);
-    const int is_written = fwrite(id, sizeof *id, 1, f) == 1, is_closed = fclose(f) == 0;
-    TE_REQUIRE(is_written && is_closed && rename(part, file) == 0, ctx, TE_ERROR_IO, "te_comm_create: cannot write %s",
-               file);
+
+/* ---- the start ---------------------------------------------------------------------------------------------------
+ *
+ * A blocking ncclCommInitRank waits without a limit for a rank that does not come, and cannot be ended. So the ranks
+ * meet by a communicator that does not block, which this thread polls until config.timeout has passed. The groups are
+ * split from it. They block, because a collective of a communicator that does not block starts a thread, and the host
+ * would have to wait for this thread before it enqueues the next kernel.
+ */
+
+/* Waits until the work of a communicator that does not block is done, at most until comm->timeout seconds after
+ * `since`. */
+TE_API te_status te__nccl_wait(const te_group *g, ncclComm_t nccl, double since, const char *what, te_context *ctx) {
+    for (ncclResult_t e = ncclInProgress;; te__sleep_1ms()) {
+        TE_TRY(te__nccl_status(g, ncclCommGetAsyncError(nccl, &e), "ncclCommGetAsyncError", ctx));
+        if (e != ncclInProgress) return te__nccl_status(g, e, what, ctx);
+        if (te__seconds() - since >= g->comm->timeout) break;
+    }
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s, rank %d of %d: another rank has not come within %g seconds", what,
+                  g->comm->world.rank, g->comm->world.size, g->comm->timeout);
+    return te__comm_failed(g->comm, ctx);
+}
+/* Opens comm->meeting. The other ranks come until comm->timeout seconds after `since`. */
+TE_API te_status te__nccl_meet(te_comm *comm, ncclUniqueId id, double since, te_context *ctx) {
+    const te_group *w = &comm->world;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    /* NCCL may write the handle later, from its own thread; so after an error this memory stays allocated. */
+    ncclComm_t *nccl = (ncclComm_t *)calloc(1, sizeof *nccl);
+    TE_REQUIRE(nccl, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *nccl);
+    config.blocking = 0;
+    const ncclResult_t e = ncclCommInitRankConfig(nccl, w->size, id, w->rank, &config);
+    comm->meeting = *nccl;
+    TE_TRY(te__nccl_status(w, e, "ncclCommInitRankConfig", ctx));
+    TE_TRY(te__nccl_wait(w, (ncclComm_t)comm->meeting, since, "te_comm_create", ctx));
+    free(nccl);
     return TE_OK;
 }
-TE_API te_status te__nccl_read_id(ncclUniqueId *id, const char *file, double timeout, te_context *ctx) {
-    for (const double start = te__seconds(); te__seconds() - start < timeout; te__sleep_1ms()) {
-        FILE *f = fopen(file, "rb");
-        if (!f) continue;
-        const int is_read = fread(id, sizeof *id, 1, f) == 1;
-        (void)fclose(f);
-        TE_REQUIRE(is_read, ctx, TE_ERROR_FORMAT, "te_comm_create: %s holds no unique id of NCCL", file);
-        return TE_OK;
-    }
-    return te_fail(ctx, TE_ERROR_COMM, "te_comm_create: rank 0 has not written %s within %g seconds", file, timeout);
+/* Opens the group g of the ranks of `of` that pass the same `color`, in the order of their `key`. */
+TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int key, te_context *ctx) {
+    const double since = te__seconds();
+    const ncclComm_t from = (ncclComm_t)(g->comm->meeting ? g->comm->meeting : of->handle);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t *part = (ncclComm_t *)calloc(1, sizeof *part); /* stays after an error, as in te__nccl_meet */
+    TE_REQUIRE(part, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *part);
+    config.blocking = 1;
+    TE_TRY(te__nccl_status(of, ncclCommSplit(from, color, key, part, &config), "ncclCommSplit", ctx));
+    TE_TRY(te__nccl_wait(of, from, since, "ncclCommSplit", ctx));
+    g->handle = *part;
+    free(part);
+    return TE_OK;
 }
 TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
     te_group *w = &comm->world;
-    ncclComm_t nccl = 0;
     ncclUniqueId id;
+    const double since = te__seconds();
     TE_REQUIRE(w->rank >= 0 && w->rank < w->size, ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d", w->rank,
                w->size);
     TE_REQUIRE(file || w->size == 1, ctx, TE_ERROR_NULL, "te_comm_create: config.file is null, with %d ranks", w->size);
-    if (!w->rank) {
-        TE_TRY(te__nccl_status(w, ncclGetUniqueId(&id), "ncclGetUniqueId", ctx));
-        if (w->size > 1) TE_TRY(te__nccl_write_id(&id, file, ctx));
-    } else TE_TRY(te__nccl_read_id(&id, file, comm->timeout, ctx));
-    TE_TRY(te__nccl_status(w, ncclCommInitRank(&nccl, w->size, id, w->rank), "ncclCommInitRank", ctx));
-    w->handle = nccl, comm->closes = 1;
-    if (!w->rank && w->size > 1) (void)remove(file); /* the file is no longer needed: ncclCommInitRank has waited until
-                                                      * all ranks had read it */
+    const int has_file = !w->rank && w->size > 1;
+    if (!w->rank) TE_TRY(te__nccl_status(w, ncclGetUniqueId(&id), "ncclGetUniqueId", ctx));
+    if (has_file) TE_TRY(te__id_file_write(&id, sizeof id, file, comm->timeout, ctx));
+    if (w->rank) TE_TRY(te__id_file_read(&id, sizeof id, file, comm->timeout, ctx));
+    comm->closes = 1;
+    const te_status status = te__nccl_meet(comm, id, since, ctx);
+    if (has_file) te__id_file_remove(&id, sizeof id, file); /* all ranks have read it, or it is too late to read it */
+    TE_TRY(status);
+    return te__comm_split(w, w, 0, w->rank, ctx);
+}
+/* Gathers what all ranks say, says[size], of which this rank has filled in its own. Memory of the device stays
+ * allocated after an error, because NCCL may still write to it. */
+TE_API te_status te__nccl_gather_says(te_comm *comm, te__comm_says *says, te_context *ctx) {
+    const te_group *w = &comm->world;
+    const ncclComm_t meeting = (ncclComm_t)comm->meeting;
+    const cudaStream_t stream = (cudaStream_t)ctx->stream;
+    const size_t bytes = (size_t)w->size * sizeof *says;
+    void *on_device = 0;
+    TE_TRY(te_allocate(ctx, &on_device, bytes));
+    te__comm_says *const mine = (te__comm_says *)on_device + w->rank;
+    TE_TRY(te__cuda_status(ctx, cudaMemcpyAsync(mine, &says[w->rank], sizeof *mine, cudaMemcpyHostToDevice, stream),
+                           "te_comm_create"));
+    TE_TRY(te__nccl_status(w, ncclAllGather(mine, on_device, sizeof *mine, ncclInt8, meeting, stream), "ncclAllGather",
+                           ctx));
+    TE_TRY(te__nccl_wait(w, meeting, te__seconds(), "te_comm_create", ctx));
+    TE_TRY(te__comm_wait_stream(w, "te_comm_create", ctx));
+    TE_TRY(te__cuda_status(ctx, cudaMemcpy(says, on_device, bytes, cudaMemcpyDeviceToHost), "te_comm_create"));
+    te_release(ctx, on_device);
     return TE_OK;
 }
-/* NCCL has no communicator before all ranks have come, so the ranks cannot exchange whether they accept their configs.
- */
+/* Called by all ranks that have met. status: whether this rank accepts its config. If a rank does not, or has another
+ * `tensor` than rank 0, all ranks return an error. */
 TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
-    return (void)comm, (void)tensor, (void)ctx, status;
+    const te_group *w = &comm->world;
+    if (!w->handle || comm->failed) return status;
+    te__comm_says *says = (te__comm_says *)calloc((size_t)w->size, sizeof *says);
+    if (!says) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
+    says[w->rank].accepts = status == TE_OK, says[w->rank].tensor = tensor;
+    const te_status gathered = te__nccl_gather_says(comm, says, ctx);
+    status = status == TE_OK && gathered != TE_OK ? gathered : te__comm_compare(says, w->size, status, ctx);
+    free(says);
+    return status;
+}
+/* Closes comm->meeting, after all groups have been split from it. */
+TE_API te_status te__comm_end_start(te_comm *comm, te_context *ctx) {
+    const ncclComm_t meeting = (ncclComm_t)comm->meeting;
+    if (!meeting) return TE_OK;
+    TE_TRY(te__nccl_status(&comm->world, ncclCommFinalize(meeting), "ncclCommFinalize", ctx));
+    TE_TRY(te__nccl_wait(&comm->world, meeting, te__seconds(), "ncclCommFinalize", ctx));
+    comm->meeting = 0;
+    return te__nccl_status(&comm->world, ncclCommDestroy(meeting), "ncclCommDestroy", ctx);
 }
 TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ctx) {
     te_group *w = &comm->world;
     w->handle = native;
     TE_TRY(te__nccl_status(w, ncclCommUserRank(native, &w->rank), "ncclCommUserRank", ctx));
     return te__nccl_status(w, ncclCommCount(native, &w->size), "ncclCommCount", ctx);
-}
-TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int key, te_context *ctx) {
-    ncclComm_t part = 0;
-    TE_TRY(te__nccl_status(of, ncclCommSplit((ncclComm_t)of->handle, color, key, &part, 0), "ncclCommSplit", ctx));
-    g->handle = part;
-    return TE_OK;
 }
 TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
     return te__peer_memory_open(g, max_bytes, ctx);
@@ -189,21 +237,25 @@ TE_API void te__comm_forget_graphs(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     while (s && s->replays) te__replay_evict(s, s->replays - 1);
 }
-TE_API void te__comm_close(te_comm *comm) { (void)comm; }
+/* After an error in te_comm_create other than a failed communicator (te__comm_abort_all), comm->meeting is open. */
+TE_API void te__comm_close(te_comm *comm) {
+    if (comm->meeting && !comm->failed) (void)ncclCommAbort((ncclComm_t)comm->meeting);
+    comm->meeting = 0;
+}
 
 /* ---- failure ----------------------------------------------------------------------------------------------------- */
 
 /* The arguments of the thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the
  * device. */
 typedef struct te__comm_abort {
-    ncclComm_t nccl[3];
+    ncclComm_t nccl[4]; /* of the three groups, and that by which the ranks have met; null: none */
     int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
                        * error */
 } te__comm_abort;
 TE_API void *te__comm_abort_run(void *p) {
     te__comm_abort *a = (te__comm_abort *)p;
     int ok = cudaSetDevice(a->device) == cudaSuccess;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (a->nccl[i]) ok &= ncclCommAbort(a->nccl[i]) == ncclSuccess;
     ok &= cudaDeviceSynchronize() == cudaSuccess;
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
@@ -232,6 +284,7 @@ TE_API int te__comm_abort_all(te_comm *comm) {
         return free(a), 0;
     a->device = comm->ctx->device;
     for (int i = 0; i < 3; i++) a->nccl[i] = te__comm_is_owned(group[i]) ? (ncclComm_t)group[i]->handle : 0;
+    a->nccl[3] = (ncclComm_t)comm->meeting;
     if (pthread_create(&thread, 0, te__comm_abort_run, a)) return free(a), 0;
     (void)pthread_detach(thread);
     for (const double start = te__seconds(); !done && te__seconds() - start < comm->timeout; te__sleep_1ms()) {
@@ -262,9 +315,9 @@ TE_API te_status te_comm_synchronize(te_context *ctx) {
             TE_TRY(te__nccl_status(group[i], async, "a collective", ctx));
         }
         if (te__seconds() - start < comm->timeout) continue;
-        ctx->comm->failed = 1;
-        return te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
-                       comm->world.rank, comm->world.size, comm->timeout);
+        (void)te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
+                      comm->world.rank, comm->world.size, comm->timeout);
+        return te__comm_failed(ctx->comm, ctx);
     }
     for (int i = 0; i < 3; i++) TE_TRY(te__peers_check(group[i], ctx));
     return TE_OK;

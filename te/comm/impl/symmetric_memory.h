@@ -226,10 +226,10 @@ TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_
 TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
     const uint32_t failed = g->peers ? te__flag_load_on_host(g->peers->failed) : 0;
     if (!failed) return TE_OK;
-    g->comm->failed = 1;
-    return te_fail(ctx, TE_ERROR_COMM,
-                   "a collective of the %s group, rank %d of %d: rank %d has not come within %g seconds", g->name,
-                   g->rank, g->size, (int)failed - 1, g->comm->timeout);
+    (void)te_fail(ctx, TE_ERROR_COMM,
+                  "a collective of the %s group, rank %d of %d: rank %d has not come within %g seconds", g->name,
+                  g->rank, g->size, (int)failed - 1, g->comm->timeout);
+    return te__comm_failed(g->comm, ctx);
 }
 /* Return the arguments of a kernel that exchanges packets, without y and x. bytes: as in te_peer_args. */
 TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,

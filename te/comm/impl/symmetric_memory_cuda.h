@@ -13,6 +13,7 @@
 #define TE_SYMMETRIC_MEMORY_CUDA_H
 
 #include "../../gemm/impl/gemm_comm_overlap.h" /* te__overlap_memory, te__stream_flag_fn */
+#include "comm_wait_cuda.h"            /* te__comm_wait_stream */
 #include "symmetric_collectives.h"     /* te_peer_memory, te__peer_memory_size */
 
 #ifdef TE_COMM
@@ -46,13 +47,16 @@ TE_API uint64_t te__host_hash(void) {
     return n ? hash : 0;
 }
 /* Exchanges info[size]: each rank has filled in its own element, and receives the elements of all others. Waits for all
- * ranks. Returns whether it succeeded. staging: device memory for te_peer_info[size]. */
-TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, cudaStream_t stream) {
+ * ranks. Returns whether it succeeded; if a rank has not come within the timeout, the communicator has failed, and no
+ * device memory may be freed. staging: device memory for te_peer_info[size]. */
+TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, te_context *ctx) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
+    const cudaStream_t stream = (cudaStream_t)ctx->stream;
+    /* The copy to the host comes after the wait, because it waits without a limit for what was enqueued before it. */
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
            ncclAllGather(staging + g->rank, staging, one, ncclInt8, (ncclComm_t)g->handle, stream) == ncclSuccess &&
-           cudaMemcpyAsync(info, staging, all, cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
-           cudaStreamSynchronize(stream) == cudaSuccess;
+           te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
+           cudaMemcpy(info, staging, all, cudaMemcpyDeviceToHost) == cudaSuccess;
 }
 /* Return whether this rank can map the memory of the rank `other`: that rank must be another process on the same host,
  * and have a buffer of the same size. */
@@ -65,7 +69,7 @@ TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_
     te_peer_info info[TE_PEER_MAX_RANKS];
     memset(info, 0, sizeof info);
     info[g->rank].is_ready = ok;
-    if (!te__peer_exchange_info(g, info, staging, (cudaStream_t)ctx->stream)) return 0;
+    if (!te__peer_exchange_info(g, info, staging, ctx)) return 0;
     for (int r = 0; r < g->size; r++) ok &= info[r].is_ready;
     return ok;
 }
@@ -98,18 +102,17 @@ TE_API void te__peer_memory_free(te_peer_memory *p, int rank) {
 /* Allocates this rank's buffer and maps those of all other ranks. Returns whether all ranks have mapped all buffers. */
 TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_info *staging, const te_group *g,
                                te_context *ctx) {
-    const cudaStream_t stream = (cudaStream_t)ctx->stream;
     te_peer_info *local = &info[g->rank];
     int ok = te__peer_memory_allocate(p, local, g->rank);
     local->is_ready = ok, local->process = (int32_t)getpid(), local->host = te__host_hash();
     local->max_bytes = p->max_bytes, local->processors = ctx->processors;
-    if (!te__peer_exchange_info(g, info, staging, stream)) return 0;
+    if (!te__peer_exchange_info(g, info, staging, ctx)) return 0;
     for (int r = 0; r < g->size; r++) ok &= r == g->rank || te__peer_can_map(local, &info[r]);
     for (int r = 0; ok && r < g->size; r++)
         ok = r == g->rank || cudaIpcOpenMemHandle((void **)&p->buffer[r], info[r].memory,
                                                   cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
     local->is_ready = ok;
-    if (!te__peer_exchange_info(g, info, staging, stream)) return 0;
+    if (!te__peer_exchange_info(g, info, staging, ctx)) return 0;
     p->max_blocks = TE_PEER_MAX_BLOCKS;
     for (int r = 0; r < g->size; r++)
         ok &= info[r].is_ready, p->max_blocks = (int)te_min(p->max_blocks, te__peer_max_blocks(info[r].processors));
@@ -126,6 +129,7 @@ TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context
     te__peer_memory_size(p, max_bytes, g->size);
     const te_status status = te_allocate(ctx, (void **)&staging, sizeof info);
     const int ok = status == TE_OK && te__peer_memory_map(p, info, staging, g, ctx);
+    if (g->comm->failed) return TE_ERROR_COMM;
     te_release(ctx, staging);
     if (ok) g->peers = p;
     else te__peer_memory_free(p, g->rank);
@@ -143,7 +147,6 @@ TE_API void te__overlap_block_unmap(te__overlap_block *b, int rank) {
  * other ranks. Returns whether all ranks have mapped all blocks; if not, no block stays mapped. Waits for all ranks. */
 TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero_bytes, const te_group *g,
                               te_peer_info *staging, te_context *ctx) {
-    const cudaStream_t stream = (cudaStream_t)ctx->stream;
     te_peer_info info[TE_PEER_MAX_RANKS], *local = &info[g->rank];
     memset(info, 0, sizeof info), memset(b, 0, sizeof *b);
     b->bytes = bytes;
@@ -152,7 +155,7 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
              cudaIpcGetMemHandle(&local->memory, b->at[g->rank]) == cudaSuccess;
     local->is_ready = ok, local->process = (int32_t)getpid(), local->host = te__host_hash();
     local->max_bytes = (int64_t)bytes;
-    if (!te__peer_exchange_info(g, info, staging, stream)) return 0;
+    if (!te__peer_exchange_info(g, info, staging, ctx)) return 0;
     for (int r = 0; r < g->size; r++) ok &= r == g->rank || te__peer_can_map(local, &info[r]);
     for (int r = 0; ok && r < g->size; r++)
         ok = r == g->rank || cudaIpcOpenMemHandle((void **)&b->at[r], info[r].memory,
@@ -228,6 +231,7 @@ TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context 
     const size_t block_bytes = flag_bytes + (has_streams ? m->capacity : 0);
     int ok = status == TE_OK && te__overlap_block_map(&m->block[0], block_bytes, flag_bytes, g, staging, ctx);
     ok = ok && has_streams && te__overlap_memory_probe(m, g, staging, ctx);
+    if (g->comm->failed) return TE_ERROR_COMM;
     te_release(ctx, staging);
     if (ok) g->memory = m;
     else te__overlap_block_unmap(&m->block[0], g->rank), te__overlap_memory_free(m);
@@ -249,6 +253,7 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
     if (!b) return te_allocate(ctx, p, bytes);
     TE_TRY(te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging));
     const int ok = te__overlap_block_map(b, bytes ? bytes : 1, 0, &comm->tensor, staging, ctx);
+    if (comm->failed) return TE_ERROR_COMM;
     te_release(ctx, staging);
     *p = b->at[m->rank];
     if (ok) return TE_OK;
@@ -266,6 +271,7 @@ TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
         TE_TRY(te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging));
         te__overlap_block_unmap(&m->block[i], m->rank);
         const int ok = te__peers_agree(1, &comm->tensor, staging, ctx);
+        if (comm->failed) return TE_ERROR_COMM;
         te_release(ctx, staging);
         memset(&m->block[i], 0, sizeof m->block[i]);
         if (!ok) return te_fail(ctx, TE_ERROR_COMM, "te_comm_release: the other ranks have not come");

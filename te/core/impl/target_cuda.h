@@ -72,6 +72,11 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)name, #name, grid, threads, args, sizeof *args);             \
     }
 
+/* Do what TE_KERNEL_WITH does, for a template that only a program which uses it contains. */
+#define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body)                       \
+    TE_KERNEL_IF_USED(name, threads, blocks, type, registers_type te_registers_; TE_SHARED shared_type te_shared_; \
+                      body(te_args, te_at, &te_registers_, &te_shared_))
+
 /* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on, a kernel's blocks
  * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel is
  * done and its stores are visible. Every kernel calls te_kernel_begin before it touches memory. te_kernel_begin first
@@ -155,6 +160,8 @@ TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     ctx->capability = 100 * major + 10 * minor;
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, ctx->device),
                            "device"));
+    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                                       ctx->device), "device"));
     TE_TRY(te_allocate(ctx, (void **)&ctx->rng, 2 * TE_ALIGN)); /* the tickets are in the second half */
     ctx->tickets = (uint32_t *)(void *)((char *)ctx->rng + TE_ALIGN);
     TE_TRY(te_fill(ctx, ctx->tickets, 0, TE_ALIGN));

@@ -4,6 +4,9 @@
 #define TE_TARGET_HOST_H
 
 #include <stdlib.h> /* aligned_alloc */
+#ifdef _OPENMP
+#include <omp.h> /* omp_get_max_threads, omp_get_thread_num */
+#endif
 #include "../context.h" /* te_context, te_target */
 #include "../lanes.h" /* te_block */
 
@@ -15,16 +18,17 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 }
 
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
-#define TE_KERNEL(name, threads, type, ...)                                                        \
-    TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at) {                               \
+#define TE_KERNEL(name, threads, type, ...) TE_KERNEL_MEMORY(name, type, 0, __VA_ARGS__)
+/* Only on the host: a kernel whose blocks need `bytes` bytes of memory, te_memory. A thread's stack may have only 128
+ * KB (musl), so the tiles of a kernel do not lie on it; the context keeps memory for as many threads as run. */
+#define TE_KERNEL_MEMORY(name, type, bytes, ...)                                                   \
+    TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at, void *te_memory) {              \
         const type *te_args = (const type *)te_arg_;                                               \
-        (void)te_args, (void)te_at;                                                                \
+        (void)te_args, (void)te_at, (void)te_memory;                                               \
         __VA_ARGS__;                                                                               \
     }                                                                                              \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {              \
-        (void)ctx;                                                                                 \
-        te__host_launch(name, grid, args);                                                         \
-        return TE_OK;                                                                              \
+        return te__host_launch(ctx, name, grid, args, bytes);                                      \
     }
 
 /* On CUDA these macros define templates, so that a program contains only the kernels that it uses. On the host they
@@ -33,29 +37,71 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 
+/* The largest registers and shared memory of a block, in bytes, that lie on the stack; larger ones lie in te_memory. */
+#ifndef TE__HOST_STACK_BYTES
+#define TE__HOST_STACK_BYTES (16 * 1024)
+#endif
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)              \
-    TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at_) {                               \
+    typedef struct name##_locals { registers_type registers; shared_type shared; } name##_locals;   \
+    TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at_, void *te_memory) {              \
         registers_type te_registers_;                                                               \
         shared_type te_shared_;                                                                     \
+        (void)te_memory;                                                                            \
         body((const type *)te_arg_, te_at_, &te_registers_, &te_shared_);                           \
     }                                                                                               \
+    TE__HOST_KERNEL void name##_large(const void *te_arg_, te_block te_at_, void *te_memory) {      \
+        name##_locals *const te_locals_ = (name##_locals *)te_memory;                               \
+        body((const type *)te_arg_, te_at_, &te_locals_->registers, &te_locals_->shared);           \
+    }                                                                                               \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {               \
-        (void)ctx;                                                                                  \
-        te__host_launch(name, grid, args);                                                          \
-        return TE_OK;                                                                               \
+        return sizeof(name##_locals) > TE__HOST_STACK_BYTES                                         \
+                   ? te__host_launch(ctx, name##_large, grid, args, sizeof(name##_locals))          \
+                   : te__host_launch(ctx, name, grid, args, 0);                                     \
     }
+#define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body) \
+    TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 
-/* Run all blocks of a kernel's grid, one after the other or, with OpenMP, on several threads. */
-TE_API void te__host_launch(void (*kernel)(const void *, te_block), te_grid grid, const void *args) {
+/* Sets *memory to `bytes` bytes for each of `threads` threads, of which the first is that of thread 0. The context
+ * keeps the memory, so that only the first launch of a kernel that needs more allocates. */
+TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t bytes, int threads) {
+    const size_t all = (size_t)threads * bytes;
+    *memory = (char *)ctx->kernel_memory;
+    if (all <= ctx->kernel_memory_bytes) return TE_OK;
+    free(ctx->kernel_memory);
+    ctx->kernel_memory = aligned_alloc(TE_ALIGN, all);
+    ctx->kernel_memory_bytes = ctx->kernel_memory ? all : 0;
+    *memory = (char *)ctx->kernel_memory;
+    return *memory ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes for the tiles of %d threads", all,
+                                     threads);
+}
+/* Run all blocks of a kernel's grid, one after the other or, with OpenMP, on several threads. bytes: the memory that a
+ * block needs. */
+TE_API te_status te__host_launch(te_context *ctx, void (*kernel)(const void *, te_block, void *), te_grid grid,
+                                 const void *args, size_t bytes) {
     const int n = grid.x * grid.y;
+    const size_t each = (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
+    char *memory = 0;
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic) if (n > 1)
-#endif
+    if (each) TE_TRY(te__host_kernel_memory(&memory, ctx, each, n > 1 ? omp_get_max_threads() : 1));
+#pragma omp parallel if (n > 1)
+    {
+        void *const here = memory ? memory + (size_t)omp_get_thread_num() * each : 0;
+#pragma omp for schedule(dynamic)
+        for (int i = 0; i < n; i++) {
+            te_block b;
+            b.x = i % grid.x, b.y = i / grid.x, b.nx = grid.x, b.ny = grid.y;
+            kernel(args, b, here);
+        }
+    }
+#else
+    if (each) TE_TRY(te__host_kernel_memory(&memory, ctx, each, 1));
     for (int i = 0; i < n; i++) {
         te_block b;
         b.x = i % grid.x, b.y = i / grid.x, b.nx = grid.x, b.ny = grid.y;
-        kernel(args, b);
+        kernel(args, b, memory);
     }
+#endif
+    return TE_OK;
 }
 TE_API te_status te__host_allocate(te_context *ctx, void **p, size_t bytes) {
     if (bytes > SIZE_MAX - TE_ALIGN) return te_fail(ctx, TE_ERROR_OVERFLOW, "cannot allocate %zu bytes", bytes);
@@ -75,7 +121,10 @@ TE_API te_status te__host_synchronize(te_context *ctx) {
     (void)ctx;
     return TE_OK;
 }
-TE_API void te__host_close(te_context *ctx) { (void)ctx; }
+TE_API void te__host_close(te_context *ctx) {
+    free(ctx->kernel_memory);
+    ctx->kernel_memory = 0, ctx->kernel_memory_bytes = 0;
+}
 
 /* On CUDA these functions record launches (graph_replay.h). On the host they do nothing, because there every launch
  * runs at once. */

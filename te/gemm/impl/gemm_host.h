@@ -136,8 +136,10 @@ TE_FN void te__sgemm_micro(te__v16 sum[TE__REG_M], const float *pa, const float 
     }
     for (int i = 0; i < TE__REG_M; i++) sum[i] = s[i];
 }
-TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
-    float pa[TE__TILE_M * TE__TILE_K], pb[TE__TILE_N * TE__TILE_K];
+/* A tile's slices of A and B, packed. */
+typedef struct te__sgemm_packed { float a[TE__TILE_M * TE__TILE_K], b[TE__TILE_N * TE__TILE_K]; } te__sgemm_packed;
+TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b, te__sgemm_packed *packed) {
+    float *const pa = packed->a, *const pb = packed->b;
     const int64_t m0 = (int64_t)b.x * TE__TILE_M, n0 = (int64_t)b.y * TE__TILE_N;
     for (int64_t k0 = 0; k0 < te_max(g->k, 1); k0 += TE__TILE_K) {
         const int kk = (int)te_min(TE__TILE_K, g->k - k0);
@@ -155,7 +157,8 @@ TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
             }
     }
 }
-TE_KERNEL(te__sgemm, 1, te__sgemm_args, te__sgemm_tile(te_args, te_at))
+TE_KERNEL_MEMORY(te__sgemm, te__sgemm_args, sizeof(te__sgemm_packed),
+                 te__sgemm_tile(te_args, te_at, (te__sgemm_packed *)te_memory))
 #endif
 
 /* Computes c = alpha op(a) op(b) + beta c in f32. alpha, the sizes and the transposes are those of g. */
@@ -289,18 +292,17 @@ TE_FN void te__scaled_micro(te__scaled_tile *t, int i, int j, int kk, const floa
     for (int r = 0; r < TE__SCALED_REG_M; r++)
         for (int c = 0; c < TE__SCALED_REG_N; c++) t->sum[i + r][j + c] += s[r][c] * (fa[i + r] * fb[j + c]);
 }
-TE_FN void te__scaled_body(const te_gemm *g, te_block block) {
+TE_FN void te__scaled_body(const te_gemm *g, te_block block, te__scaled_tile *t) {
     const int64_t m0 = (int64_t)block.x * TE__SCALED_M, n0 = (int64_t)block.y * TE__SCALED_N;
     float fa[TE__SCALED_M], fb[TE__SCALED_N];
-    te__scaled_tile t;
-    memset(t.sum, 0, sizeof t.sum);
+    memset(t->sum, 0, sizeof t->sum);
     for (int64_t k0 = 0; k0 < g->k; k0 += TE_FP8_BLOCK) {
         const int kk = (int)te_min(TE_FP8_BLOCK, g->k - k0);
-        te__scaled_load(&t, g, m0, n0, k0, kk);
+        te__scaled_load(t, g, m0, n0, k0, kk);
         te__scaled_factors(fa, TE__SCALED_M, &g->a_fp8, g->m, g->k, m0, k0, 0);
         te__scaled_factors(fb, TE__SCALED_N, &g->b_fp8, g->n, g->k, n0, k0, 0);
         for (int i = 0; i < TE__SCALED_M && m0 + i < g->m; i += TE__SCALED_REG_M)
-            for (int j = 0; j < TE__SCALED_N; j += TE__SCALED_REG_N) te__scaled_micro(&t, i, j, kk, fa, fb);
+            for (int j = 0; j < TE__SCALED_N; j += TE__SCALED_REG_N) te__scaled_micro(t, i, j, kk, fa, fb);
     }
     te__scaled_factors(fa, TE__SCALED_M, &g->a_fp8, g->m, g->k, m0, 0, 1);
     te__scaled_factors(fb, TE__SCALED_N, &g->b_fp8, g->n, g->k, n0, 0, 1);
@@ -308,10 +310,11 @@ TE_FN void te__scaled_body(const te_gemm *g, te_block block) {
         for (int j = 0; j < TE__SCALED_N && n0 + j < g->n; j++) {
             const int64_t at = (m0 + i) * g->n + n0 + j;
             const float c = g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f;
-            te_store(g->d, at, g->alpha * (t.sum[i][j] * (fa[i] * fb[j])) + c, g->out);
+            te_store(g->d, at, g->alpha * (t->sum[i][j] * (fa[i] * fb[j])) + c, g->out);
         }
 }
-TE_KERNEL(te__scaled, 1, te_gemm, te__scaled_body(te_args, te_at))
+TE_KERNEL_MEMORY(te__scaled, te_gemm, sizeof(te__scaled_tile),
+                 te__scaled_body(te_args, te_at, (te__scaled_tile *)te_memory))
 
 TE_API te_status te__scaled_run(const te_gemm *g, te_context *ctx) {
     return te__scaled_launch(ctx, te__grid_of(te_ceil_div(g->m, TE__SCALED_M), te_ceil_div(g->n, TE__SCALED_N)), g);

@@ -19,6 +19,7 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../plan/bind.h"   /* TE_PARAM_ALIGN */
 #include "../adamw_config.h"   /* te_adamw_config, te_adamw_state */
+#include "../loss_scale.h"     /* te_loss_scale_state, te__loss_scale_update */
 #include "../param_groups.h"   /* te_chunk_tensor, TE_KERNEL */
 
 /* A tensor, as an entry of the table that the kernels read. */
@@ -250,6 +251,7 @@ typedef struct te__adamw_args {
     te_adamw_state *state;
     const double *norm;             /* the gradient norm, which te_grad_norm_run has computed; null: the norm is not
                                        needed (max_norm and skip_nonfinite are 0) */
+    te_loss_scale_state *scaler;    /* dynamic loss scaling; null: none */
     te_adamw_config config;
 } te__adamw_args;
 
@@ -278,19 +280,20 @@ TE_KERNEL_IF_USED(te_sgd_update_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te_
 /* Decides whether the step is skipped, counts the step, and computes the step's scalars. Runs in one thread. */
 TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
     te_adamw_state s = *a->state;
-    const double norm = a->norm ? *a->norm * fabs((double)a->config.grad_scale) : 0.0; /* finite if all gradients are
-                                                                                          finite */
+    const float grad_scale = a->scaler ? a->config.grad_scale * a->scaler->inverse : a->config.grad_scale;
+    const double norm = a->norm ? *a->norm * fabs((double)grad_scale) : 0.0; /* finite if all gradients are finite */
     const float limit = a->config.max_norm > 0.0f ? fminf(a->config.max_norm, TE_ADAMW_NORM_LIMIT)
                                                   : TE_ADAMW_NORM_LIMIT;
     s.norm = (float)norm;
-    s.apply = !a->config.skip_nonfinite || norm <= 1e300;
+    s.apply = !(a->config.skip_nonfinite || a->scaler) || norm <= 1e300;
+    if (a->scaler) te__loss_scale_update(a->scaler, s.apply);
     if (s.apply) {
         s.lr = s.adamw_lr = te_lr(&a->config.schedule, s.step);
         if (a->config.rule == TE_RULE_muon) s.adamw_lr *= a->config.adamw_lr_factor;
         s.step++;
         s.correct_m = (float)(1.0 / (1.0 - pow((double)a->config.beta1, (double)s.step)));
         s.correct_v = (float)(1.0 / (1.0 - pow((double)a->config.beta2, (double)s.step)));
-        s.scale = a->config.grad_scale;
+        s.scale = grad_scale;
         if (norm > (double)limit) s.scale *= (float)((double)limit / norm);
     } else {
         s.skipped++;

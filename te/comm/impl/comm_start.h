@@ -1,0 +1,198 @@
+/* comm_start.h -- the start of a communicator, as far as it needs neither NCCL nor MPI: the file by which rank 0 passes
+ * NCCL's unique id to the other ranks, and the comparison of what the ranks have said about their configs.
+ *
+ * Do this, on rank 0 and on the other ranks:
+ *     TE_TRY(te__id_file_write(&id, sizeof id, file, timeout, ctx));   // then te__id_file_remove, when all have come
+ *     TE_TRY(te__id_file_read(&id, sizeof id, file, timeout, ctx));    // waits for the file
+ *
+ * Whoever can write the file could make ranks connect to another address, and whoever can read it could join the run.
+ * So the file is made for its owner alone (mode 0600), nothing that exists is overwritten, no symbolic link is
+ * followed, and ranks take no file that belongs to another user or that others may write to.
+ *
+ * The file of an earlier run stays if rank 0 was killed before all ranks had come. It is recognised by its age: rank 0
+ * removes the file when its timeout has passed, so no rank waits for an older one. And it is recognised by the name of
+ * the run (te__run_name), which launchers set. Rank 0 replaces a file that is too old; the other ranks wait for
+ * another.
+ */
+#ifndef TE_COMM_START_H
+#define TE_COMM_START_H
+
+#include <poll.h>     /* poll */
+#include <stdlib.h>   /* getenv */
+#include <sys/stat.h> /* fstat */
+#include <time.h>     /* time, timespec_get */
+
+#include "../../core/impl/file.h" /* lstat, open, write, geteuid */
+#include "../../core/rank_group.h" /* te_context, te_min */
+
+enum {
+    TE__ID_FILE_BYTES = 1024, /* the largest unique id; NCCL's has 128 bytes */
+    TE__ID_FILE_RUN = 128     /* the largest name of a run, with its 0 */
+};
+
+/* The content of the file. bytes: the size of the id; end: the same number again, which a file that is not yet
+ * complete does not have. */
+typedef struct te__id_file {
+    char magic[16], run[TE__ID_FILE_RUN];
+    uint32_t bytes;
+    unsigned char id[TE__ID_FILE_BYTES];
+    uint32_t end;
+} te__id_file;
+
+static const char te__id_file_magic[16] TE_UNUSED = "te-comm id 1\n";
+
+TE_API double te__wall_seconds(void) {
+    struct timespec now;
+    (void)timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Stores the name of the run, which is the same on all its ranks and differs between runs, as far as the launcher has
+ * set one; else "". */
+TE_API void te__run_name(char name[TE__ID_FILE_RUN]) {
+    static const char *const variables[][3] = {{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"},
+                                               {"PMIX_NAMESPACE", 0, 0},
+                                               {"OMPI_MCA_ess_base_jobid", 0, 0},
+                                               {"PMI_JOBID", 0, 0},
+                                               {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}};
+    memset(name, 0, TE__ID_FILE_RUN);
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0] && !*name; i++) {
+        size_t n = 0;
+        const char *first = getenv(variables[i][0]);
+        for (int k = 0; first && *first && k < 3 && variables[i][k] && n < TE__ID_FILE_RUN - 1; k++) {
+            const char *text = getenv(variables[i][k]);
+            const int put = snprintf(name + n, TE__ID_FILE_RUN - n, "%s%.40s", k ? "." : "", text ? text : "");
+            n += (size_t)te_max(put, 0);
+        }
+    }
+}
+
+/* ---- rank 0 ------------------------------------------------------------------------------------------------------ */
+
+/* The age of a file in seconds, by this machine's clock. */
+TE_API double te__file_age(const struct stat *info) { return difftime(time(0), info->st_mtime); }
+/* Times of files have whole seconds, so a file's age is uncertain by one. */
+TE_API int te__id_file_is_old(const struct stat *info, double timeout) { return te__file_age(info) > timeout + 1; }
+
+/* Removes a file that an earlier run of this user has left, so that it can be made anew; refuses all others. */
+TE_API te_status te__id_file_replace(const char *file, double timeout, te_context *ctx) {
+    struct stat info;
+    if (lstat(file, &info)) return TE_OK;
+    TE_REQUIRE(S_ISREG(info.st_mode), ctx, TE_ERROR_IO,
+               "te_comm_create: config.file %.120s exists and is no regular file; choose another name", file);
+    TE_REQUIRE(info.st_uid == geteuid(), ctx, TE_ERROR_IO,
+               "te_comm_create: config.file %.120s exists and belongs to user %ld; choose another name", file,
+               (long)info.st_uid);
+    TE_REQUIRE((size_t)info.st_size <= sizeof(te__id_file) && te__id_file_is_old(&info, timeout), ctx, TE_ERROR_STATE,
+               "te_comm_create: config.file %.120s exists: another run uses it, or one that has failed left it %.0f "
+               "seconds ago; remove it or choose another name", file, te__file_age(&info));
+    TE_REQUIRE(!remove(file), ctx, TE_ERROR_IO, "te_comm_create: cannot remove %.120s, which an earlier run left: %s",
+               file, strerror(errno));
+    return TE_OK;
+}
+/* Makes the file, with the id of `bytes` bytes. Errors: the file exists, unless an earlier run has left it; it cannot
+ * be made. */
+TE_API te_status te__id_file_write(const void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
+    te__id_file f;
+    TE_REQUIRE(bytes <= sizeof f.id, ctx, TE_ERROR_OVERFLOW, "te_comm_create: a unique id of %zu bytes", bytes);
+    TE_TRY(te__id_file_replace(file, timeout, ctx));
+    memset(&f, 0, sizeof f);
+    memcpy(f.magic, te__id_file_magic, sizeof f.magic), memcpy(f.id, id, bytes);
+    te__run_name(f.run), f.bytes = f.end = (uint32_t)bytes;
+    /* O_EXCL follows no symbolic link, and fails if another process has made the file in the meantime. */
+    const int fd = open(file, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    TE_REQUIRE(fd >= 0, ctx, TE_ERROR_IO, "te_comm_create: cannot make config.file %.120s: %s", file, strerror(errno));
+    const int is_written = write(fd, &f, sizeof f) == (ssize_t)sizeof f, is_closed = close(fd) == 0;
+    if (is_written && is_closed) return TE_OK;
+    (void)remove(file);
+    return te_fail(ctx, TE_ERROR_IO, "te_comm_create: cannot write config.file %.120s: %s", file, strerror(errno));
+}
+/* Removes the file that te__id_file_write has made, if it is still this one. */
+TE_API void te__id_file_remove(const void *id, size_t bytes, const char *file) {
+    te__id_file f;
+    const int fd = open(file, O_RDONLY | O_NONBLOCK);
+    if (fd < 0) return;
+    const int is_same = read(fd, &f, sizeof f) == (ssize_t)sizeof f && f.bytes == bytes && !memcmp(f.id, id, bytes);
+    (void)close(fd);
+    if (is_same) (void)remove(file);
+}
+
+/* ---- the other ranks --------------------------------------------------------------------------------------------- */
+
+/* Reads the file once. *waits: why the file cannot be used yet; null: it has been read. The returned errors are those
+ * that waiting does not mend. */
+TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char *file, double timeout,
+                                 te_context *ctx) {
+    struct stat link, info;
+    char run[TE__ID_FILE_RUN];
+    *waits = "rank 0 has not made it";
+    if (lstat(file, &link)) return TE_OK;
+    TE_REQUIRE(S_ISREG(link.st_mode), ctx, TE_ERROR_IO,
+               "te_comm_create: config.file %.120s is no regular file, and links are not followed", file);
+    const int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    TE_REQUIRE(fd >= 0 || errno == ENOENT, ctx, TE_ERROR_IO, "te_comm_create: cannot read config.file %.120s: %s", file,
+               strerror(errno));
+    if (fd < 0) return TE_OK;
+    /* whether the file that was opened is the one that was looked at, and not one to which a newer link leads */
+    const int is_same = !fstat(fd, &info) && info.st_dev == link.st_dev && info.st_ino == link.st_ino;
+    const ssize_t got = is_same ? read(fd, f, sizeof *f) : 0;
+    (void)close(fd);
+    if (!is_same) return TE_OK;
+    TE_REQUIRE(info.st_uid == geteuid(), ctx, TE_ERROR_IO,
+               "te_comm_create: config.file %.120s belongs to user %ld, who is not this one (%ld)", file,
+               (long)info.st_uid, (long)geteuid());
+    TE_REQUIRE(!(info.st_mode & 022), ctx, TE_ERROR_IO,
+               "te_comm_create: others may write to config.file %.120s (mode %o)", file, (unsigned)info.st_mode & 0777);
+    *waits = "it is not complete";
+    if (got != (ssize_t)sizeof *f) return TE_OK;
+    TE_REQUIRE(!memcmp(f->magic, te__id_file_magic, sizeof f->magic) && f->bytes == f->end &&
+                   f->bytes <= sizeof f->id && memchr(f->run, 0, sizeof f->run), ctx, TE_ERROR_FORMAT,
+               "te_comm_create: config.file %.120s holds no unique id", file);
+    te__run_name(run);
+    *waits = "it was left by an earlier run: it is older than the timeout";
+    if (te__id_file_is_old(&info, timeout)) return TE_OK;
+    *waits = "it is of another run, by the launcher's name of it";
+    if (*run && *f->run && strcmp(run, f->run)) return TE_OK;
+    *waits = 0;
+    return TE_OK;
+}
+/* Waits for the file and reads the id. Errors: no file of this run within `timeout` seconds; a file of another user, or
+ * that others may write to; a link, or a file that is none of te__id_file_write. */
+TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
+    te__id_file f;
+    const char *waits = 0;
+    for (const double start = te__wall_seconds();; (void)poll(0, 0, 1)) {
+        TE_TRY(te__id_file_try(&f, &waits, file, timeout, ctx));
+        if (!waits || te__wall_seconds() - start >= timeout) break;
+    }
+    TE_REQUIRE(!waits, ctx, TE_ERROR_COMM,
+               "te_comm_create: config.file %.120s: %s, and no other came within %g seconds", file, waits, timeout);
+    TE_REQUIRE(f.bytes == bytes, ctx, TE_ERROR_FORMAT,
+               "te_comm_create: config.file %.120s has an id of %u bytes, this library's has %zu", file,
+               (unsigned)f.bytes, bytes);
+    memcpy(id, f.id, bytes);
+    return TE_OK;
+}
+
+/* ---- configs ----------------------------------------------------------------------------------------------------- */
+
+/* What a rank says about its config. accepts: 1: it accepts it. */
+typedef struct te__comm_says { int32_t accepts, tensor; } te__comm_says;
+
+/* Compares what all ranks have said, says[size]. Returns the same error on all ranks if one of them refuses its config,
+ * or has another `tensor` than rank 0; a rank that already has an error, `status`, keeps it. */
+TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status status, te_context *ctx) {
+    int refuses = -1, differs = -1;
+    for (int i = size - 1; i >= 0; i--) {
+        if (!says[i].accepts) refuses = i;
+        if (says[i].tensor != says[0].tensor) differs = i;
+    }
+    if (status == TE_OK && refuses >= 0)
+        return te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d refuses its config", refuses, size);
+    if (status == TE_OK && differs >= 0)
+        return te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: config.tensor is %d on rank 0, and %d on rank %d",
+                       (int)says[0].tensor, (int)says[differs].tensor, differs);
+    return status;
+}
+
+#endif
