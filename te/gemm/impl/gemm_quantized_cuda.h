@@ -1,0 +1,406 @@
+/* gemm_quantized_cuda.h -- GEMMs on a GPU whose weight is in few bits and repacked (te/quant/repacked_blocks.h):
+ * D[m, n] = alpha A[m, k] W[n, k]^T + beta C. Activations are not rounded.
+ *
+ * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below, 16 rows of A at a time. A block multiplies 128 rows of W, 16
+ * for each warp. A warp has a ring of stages in shared memory, which it fills by cyclic copies of 16 bytes (cp.async),
+ * each stage with a step of 256 columns; it converts codes to bf16 or f16 in registers, multiplies them by A with
+ * mma.sync, and adds the sums of each group, times the group's scale, in f32. The offset of a group is multiplied by the
+ * sum of the group's activations. A in f32 is the exact sum of three bf16, which take three columns of the product.
+ *
+ * The steps of all tiles of 128 rows are distributed evenly over the blocks (stream-k). If a tile belongs to several
+ * blocks, each stores its sums, and the last one to arrive adds them in the order of k, so results do not depend on which
+ * is last. A kernel that follows another kernel of the pass fills its rings while that one still runs (PDL).
+ *
+ * More rows: W is converted to the format of A in the workspace, and multiplied by te_gemm_run.
+ *
+ * Lower bound of the time: the bytes of W are read once. Measurements: docs/notes/gemm_quantized.md.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_QUANTIZED_CUDA_H
+#define TE_GEMM_QUANTIZED_CUDA_H
+
+#include "../../core/impl/graph_replay.h" /* te__launch_follows_kernel */
+#include "gemm_dispatch.h"                /* te_gemm_run, te__gemm_state_of */
+#include "gemm_quantized_cells.h"         /* te__cell_codes */
+
+enum {
+    TE_QUANTIZED_WARPS = 8,
+    TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
+    TE_QUANTIZED_TILE = TE_QUANTIZED_WARPS * TE_CELL_ROWS, /* rows of W that a block multiplies at a time */
+    TE_QUANTIZED_BLOCKS_PER_SM = 2,
+    TE_QUANTIZED_RINGS = 84 << 10,    /* the most bytes of the rings of a block */
+    TE_QUANTIZED_PAIRS = 16,          /* groups times column tiles (of 8 columns) of A that are in shared memory at a time */
+    TE_QUANTIZED_COLUMNS = 16,        /* columns of the product for one launch: rows of A, or three times as many in f32 */
+    TE_QUANTIZED_MAX_M = 64,          /* rows up to which the skinny kernel is launched for each 16 rows */
+    TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones, such
+                                        * as heads, are multiplied by the skinny kernel for any number of rows */
+};
+
+typedef struct te__quantized {
+    const void *x;     /* [m, k] */
+    const char *cells; /* of W, [rows, k] */
+    void *y;           /* [m, ld], from the column of the first row of W on */
+    const void *c;     /* as y; read if beta is not 0 */
+    const void *bias;  /* [rows], or null */
+    float *partials;   /* two slots for each block, each with the sums of a tile */
+    uint32_t *arrived; /* for each block the number of blocks that have stored sums of the block's last tile; 0 before and
+                        * after the kernel */
+    float alpha, beta;
+    int m, rows, k, ld;
+    int tiles, steps;  /* tiles of W, and steps of each */
+    int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
+    te_dtype out, bias_dtype;
+} te__quantized;
+
+/* The layout of shared memory. */
+template <te_block_format F> struct te__quantized_memory {
+    enum {
+        RING_STAGES = TE_QUANTIZED_RINGS / (TE_QUANTIZED_WARPS * te__cells_of<F>::STEP),
+        STAGES = RING_STAGES > 4 ? 4 : RING_STAGES,
+        RING = STAGES * te__cells_of<F>::STEP,          /* of a warp */
+        X = TE_QUANTIZED_WARPS * RING,                  /* two buffers with activations, in the order of mma's operands */
+        X_BYTES = TE_QUANTIZED_PAIRS * 32 * 16,
+        SUMS = X + 2 * X_BYTES,                         /* two buffers with sums of activations, float[PAIRS][8] */
+        SUMS_BYTES = TE_QUANTIZED_PAIRS * 8 * 4,
+        SCALES = SUMS + 2 * SUMS_BYTES,                 /* of each warp; later the results of the block */
+        SCALES_BYTES = TE_STEP_GROUPS * 8 * 4 * 4,
+        BYTES = SCALES + TE_QUANTIZED_WARPS * SCALES_BYTES
+    };
+    static_assert((int)STAGES >= 2, "a ring has at least two stages");
+};
+
+/* ---- the steps of a block ---------------------------------------------------------------------------------------- */
+
+/* Block b computes the steps from te__quantized_begin(b) to te__quantized_begin(b + 1); step number s is step
+ * s % steps of tile s / steps. */
+TE_FN int te__quantized_begin(const te__quantized *p, int block) {
+    return (int)((int64_t)block * ((int64_t)p->tiles * p->steps) / (int)gridDim.x);
+}
+/* The block that computes step s. */
+TE_FN int te__quantized_block_of(const te__quantized *p, int s) {
+    return (int)(((int64_t)(s + 1) * (int)gridDim.x - 1) / ((int64_t)p->tiles * p->steps));
+}
+
+/* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
+
+template <te_block_format F>
+TE_FN void te__quantized_load(const te__quantized *p, char *stage, int s) {
+    typedef te__cells_of<F> cells;
+    const int lane = (int)threadIdx.x % 32, step = s % p->steps;
+    const int64_t row_tile = (int64_t)(s / p->steps) * TE_QUANTIZED_WARPS + (int)threadIdx.x / 32;
+    const int64_t row_bytes = (int64_t)(p->k / cells::VALUES) * cells::CELL, at = (int64_t)step * cells::STEP;
+    const int bytes = row_tile * TE_CELL_ROWS < p->rows ? (int)te_min(cells::STEP, row_bytes - at) : 0;
+    const char *from = p->cells + row_tile * row_bytes + at;
+    const uint32_t to = te__shared_address(stage);
+    TE_UNROLL for (int i = 0; i < (cells::STEP + 511) / 512; i++) {
+        const int byte = (i * 32 + lane) * 16;
+        if (byte < bytes)
+            asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16; // a weight" ::"r"(to + byte), "l"(from + byte)
+                         : "memory");
+    }
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------- */
+
+/* What a thread holds of the next activations: two vectors of eight values of a row in format M. */
+typedef struct te__quantized_x { uint4 v[2]; } te__quantized_x;
+
+/* Eight values of f32 as the exact sum of three bf16: the part number `part` of them. */
+TE_FN uint4 te__bf16_part(const float *x, int part) {
+    uint32_t w[4];
+    TE_UNROLL for (int i = 0; i < 4; i++) {
+        uint32_t half[2];
+        TE_UNROLL for (int j = 0; j < 2; j++) {
+            float rest = x[2 * i + j];
+            for (int n = 0; n < part; n++) rest -= __uint_as_float(__float_as_uint(rest) & 0xffff0000u);
+            half[j] = __float_as_uint(rest) >> 16;
+        }
+        w[i] = half[0] | half[1] << 16;
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+/* Load the activations from column k on. Warp w has pairs w and w + 8 of (group, column tile); in a pair lane 4 c + t
+ * has column c of the tile, eight values from 8 t on. */
+template <te_dtype T, int N> TE_FN void te__quantized_load_x(te__quantized_x *x, const te__quantized *p, int k) {
+    const int lane = (int)threadIdx.x % 32;
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS, col = pair % N * 8 + lane / 4;
+        const int at = k + pair / N * TE_CELL_GROUP + lane % 4 * 8, row = T == TE_f32 ? col / 3 : col;
+        x->v[i] = make_uint4(0, 0, 0, 0);
+        if (row >= p->m || at >= p->k) continue;
+        const int64_t first = (int64_t)row * p->k + at;
+        if (T == TE_f32) {
+            float f[8];
+            te_load8(f, p->x, first, 8, 1, TE_f32);
+            x->v[i] = te__bf16_part(f, col % 3);
+        } else x->v[i] = __ldg((const uint4 *)(const void *)((const uint16_t *)p->x + first));
+    }
+}
+/* Store them in shared memory, and the sums of each group if the format has offsets. */
+template <te_block_format F, te_dtype M>
+TE_FN void te__quantized_store_x(char *buffer, float *sums, const te__quantized_x *x) {
+    const int lane = (int)threadIdx.x % 32, t = lane % 4;
+    uint2 *to = (uint2 *)(void *)buffer;
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS;
+        const uint4 v = x->v[i];
+        /* columns 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane c % 4 */
+        to[(pair * 32 + lane / 4 * 4 + 2 * t % 4) * 2 + t / 2] = make_uint2(v.x, v.y);
+        to[(pair * 32 + lane / 4 * 4 + 2 * t % 4 + 1) * 2 + t / 2] = make_uint2(v.z, v.w);
+        if (!te__cells_of<F>::OFFSET) continue;
+        const float2 a = te_floats_of_pair(v.x, M), b = te_floats_of_pair(v.y, M), c = te_floats_of_pair(v.z, M),
+                     d = te_floats_of_pair(v.w, M);
+        float sum = ((a.x + a.y) + (b.x + b.y)) + ((c.x + c.y) + (d.x + d.y));
+        sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
+        if (t == 0) sums[pair * 8 + lane / 4] = sum;
+    }
+}
+
+/* ---- the mainloop ------------------------------------------------------------------------------------------------ */
+
+/* Convert the scales of a step to f32: float[group][row % 8][SCALE_FLOATS], with the scales of rows r and r + 8, then
+ * their offsets or the scales of the second half of the group. */
+template <te_block_format F> TE_FN void te__quantized_scales(float *to, const char *stage, int groups) {
+    typedef te__cells_of<F> cells;
+    const int row = (int)threadIdx.x % 16, half = (int)threadIdx.x % 32 / 16;
+    float scale[4][2], offset[4];
+    te__cell_scales<F>(scale, offset, stage, groups, row, half);
+    TE_UNROLL for (int i = 0; i < 4; i++) {
+        float *at = to + ((half * 4 + i) * 8 + row % 8) * cells::SCALE_FLOATS + row / 8;
+        at[0] = scale[i][0];
+        if (cells::OFFSET) at[2] = offset[i];
+        if (cells::HALVES) at[2] = scale[i][1];
+    }
+}
+/* c += one step. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with columns 2 (lane % 4) and
+ * 2 (lane % 4) + 1 of the column tile. */
+template <te_block_format F, te_dtype M, int N>
+TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, const float *sums,
+                                  const float *scales) {
+    typedef te__cells_of<F> cells;
+    const int lane = (int)threadIdx.x % 32;
+    TE_UNROLL for (int group = 0; group < TE_STEP_GROUPS; group++) {
+        const float *s = scales + (group * 8 + lane / 4) * cells::SCALE_FLOATS;
+        const float2 scale = *(const float2 *)(const void *)s;
+        float2 more = make_float2(0, 0);
+        uint32_t q[2][4];
+        if (cells::SCALE_FLOATS == 4) more = *(const float2 *)(const void *)(s + 2);
+        te__cell_codes<F, M>(q, stage, group, lane);
+        const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]}, second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]};
+        TE_UNROLL for (int tile = 0; tile < N; tile++) {
+            const int pair = group * N + tile;
+            const uint4 b = *(const uint4 *)(const void *)(x + (pair * 32 + lane) * 16);
+            float part[4] = {0, 0, 0, 0};
+            te__mma_sync(part, first, b.x, b.y, M);
+            if (cells::HALVES) {
+                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y), part[i] = 0;
+                te__mma_sync(part, second, b.z, b.w, M);
+                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? more.x : more.y);
+                continue;
+            }
+            te__mma_sync(part, second, b.z, b.w, M);
+            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y);
+            if (!cells::OFFSET) continue;
+            const float2 sum = *(const float2 *)(const void *)(sums + pair * 8 + lane % 4 * 2);
+            TE_UNROLL for (int i = 0; i < 4; i++)
+                c[tile][i] += (i % 2 ? sum.y : sum.x) * (i < 2 ? more.x : more.y);
+        }
+    }
+}
+
+/* ---- the end of a tile ------------------------------------------------------------------------------------------- */
+
+/* Store the sums c of all warps. shared: memory for float[columns][TILE]. */
+template <te_dtype T, int N>
+TE_FN void te__quantized_store(const te__quantized *p, int tile, const float c[N][4], float *shared) {
+    const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * TE_CELL_ROWS + lane / 4;
+    const int row = (int)threadIdx.x % TE_QUANTIZED_TILE, at = tile * TE_QUANTIZED_TILE + row;
+    __syncthreads(); /* all warps have read their scales, which lie in `shared` */
+    TE_UNROLL for (int i = 0; i < N; i++)
+        TE_UNROLL for (int j = 0; j < 4; j++)
+            shared[(i * 8 + lane % 4 * 2 + j % 2) * TE_QUANTIZED_TILE + first + j / 2 * 8] = c[i][j];
+    __syncthreads();
+    if (at >= p->rows) return;
+    const float bias = p->bias ? te_load(p->bias, at, p->bias_dtype) : 0.0f;
+    for (int i = (int)threadIdx.x / TE_QUANTIZED_TILE; i < p->m; i += TE_QUANTIZED_THREADS / TE_QUANTIZED_TILE) {
+        const int64_t to = (int64_t)i * p->ld + at;
+        const float *sum = shared + (T == TE_f32 ? 3 * i : i) * TE_QUANTIZED_TILE + row;
+        float v = T == TE_f32 ? sum[0] + (sum[TE_QUANTIZED_TILE] + sum[2 * TE_QUANTIZED_TILE]) : sum[0];
+        v = p->alpha * v + bias;
+        if (p->beta != 0) v += p->beta * te_load(p->c, to, p->out);
+        te_store(p->y, to, v, p->out);
+    }
+}
+TE_FN float4 *te__quantized_slot(const te__quantized *p, int block, int tile, const int columns) {
+    const int64_t slot = 2 * (int64_t)block + (te__quantized_begin(p, block) / p->steps != tile);
+    return (float4 *)(void *)p->partials + (slot * TE_QUANTIZED_WARPS + (int)threadIdx.x / 32) * columns * 32 +
+           (int)threadIdx.x % 32;
+}
+/* Called if several blocks have steps of the tile: store this block's sums. Returns 1 in the last one of these blocks,
+ * where c becomes the sums of all, else 0. */
+template <int N> TE_FN int te__quantized_reduce(const te__quantized *p, int tile, float c[N][4], int *is_last) {
+    const int first = te__quantized_block_of(p, tile * p->steps);
+    const int last = te__quantized_block_of(p, (tile + 1) * p->steps - 1);
+    float4 *to = te__quantized_slot(p, (int)blockIdx.x, tile, N);
+    TE_UNROLL for (int i = 0; i < N; i++) to[i * 32] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *is_last = (int)atomicAdd(&p->arrived[first], 1u) == last - first;
+    __syncthreads();
+    if (!*is_last) return 0;
+    __threadfence();
+    if (threadIdx.x == 0) p->arrived[first] = 0;
+    TE_UNROLL for (int i = 0; i < N; i++)
+        TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
+    TE_UNROLL_4 for (int block = first; block <= last; block++) {
+        const float4 *from = te__quantized_slot(p, block, tile, N);
+        TE_UNROLL for (int i = 0; i < N; i++) {
+            const float4 v = __ldcg(from + i * 32);
+            c[i][0] += v.x, c[i][1] += v.y, c[i][2] += v.z, c[i][3] += v.w;
+        }
+    }
+    return 1;
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+/* F: the format of W; T: of A; N: column tiles, 1 or 2. */
+template <te_block_format F, te_dtype T, int N>
+TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUANTIZED_BLOCKS_PER_SM)
+    te__quantized_kernel(const __grid_constant__ te__quantized p) {
+    extern __shared__ uint4 te_quantized_memory[];
+    __shared__ int is_last;
+    typedef te__quantized_memory<F> memory;
+    constexpr te_dtype M = T == TE_f16 ? TE_f16 : TE_bf16;
+    constexpr int STEPS = 2 / N; /* for which activations are in a buffer */
+    char *const shared = (char *)te_quantized_memory;
+    const int warp = (int)threadIdx.x / 32;
+    char *const ring = shared + warp * memory::RING;
+    float *const scales = (float *)(void *)(shared + memory::SCALES + warp * memory::SCALES_BYTES);
+    const int begin = te__quantized_begin(&p, (int)blockIdx.x), end = te__quantized_begin(&p, (int)blockIdx.x + 1);
+    te__quantized_x x;
+    float c[N][4];
+    int loads = begin, stage = 0, buffer = 0;
+    if (!p.early_weights) te_kernel_wait();
+    TE_UNROLL for (int i = 0; i < memory::STAGES; i++) {
+        if (loads < end) te__quantized_load<F>(&p, ring + i * te__cells_of<F>::STEP, loads), loads++;
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    te_kernel_begin();
+    te__quantized_load_x<T, N>(&x, &p, begin % p.steps * TE_STEP_K);
+    TE_UNROLL for (int i = 0; i < N; i++)
+        TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
+    for (int s = begin; s < end;) {
+        /* the steps up to `until` are of one tile, and their activations are in one buffer */
+        const int tile = s / p.steps, step = s % p.steps;
+        const int until = s + (int)te_min(te_min(STEPS, p.steps - step), end - s);
+        char *const of_x = shared + memory::X + buffer * memory::X_BYTES;
+        float *const sums = (float *)(void *)(shared + memory::SUMS + buffer * memory::SUMS_BYTES);
+        te__quantized_store_x<F, M>(of_x, sums, &x);
+        __syncthreads();
+        if (until < end) te__quantized_load_x<T, N>(&x, &p, until % p.steps * TE_STEP_K);
+        for (int i = 0; s < until; s++, i++) {
+            const char *at = ring + stage * te__cells_of<F>::STEP;
+            asm volatile("cp.async.wait_group %0;" ::"n"(memory::STAGES - 1) : "memory");
+            __syncwarp(); /* the copies of all lanes have arrived */
+            const int groups = (int)te_min(TE_STEP_GROUPS, (p.k - s % p.steps * TE_STEP_K) / TE_CELL_GROUP);
+            te__quantized_scales<F>(scales, at, groups);
+            __syncwarp();
+            te__quantized_multiply<F, M, N>(c, at, of_x + i * (TE_STEP_GROUPS * N * 512),
+                                            sums + i * (TE_STEP_GROUPS * N * 8), scales);
+            __syncwarp(); /* all lanes have read the stage and the scales */
+            if (loads < end) te__quantized_load<F>(&p, ring + stage * te__cells_of<F>::STEP, loads), loads++;
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
+        }
+        buffer ^= 1;
+        if (s < end && s % p.steps) continue; /* more steps of the tile follow */
+        const int whole = tile * p.steps >= begin && (tile + 1) * p.steps <= end;
+        if (whole || te__quantized_reduce<N>(&p, tile, c, &is_last))
+            te__quantized_store<T, N>(&p, tile, c, (float *)(void *)(shared + memory::SCALES));
+        TE_UNROLL for (int i = 0; i < N; i++)
+            TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
+    }
+}
+
+/* ---- the host's side --------------------------------------------------------------------------------------------- */
+
+/* A kernel, and the devices on which its limit of shared memory has been set. */
+typedef struct te__quantized_kernel_entry { const void *kernel; int shared; uint64_t set; } te__quantized_kernel_entry;
+
+template <te_dtype T, int N> TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f) {
+    switch ((int)f) {
+#define TE_QUANTIZED_ENTRY(token)                                                                                   \
+    case TE_BLOCK_##token: {                                                                                        \
+        static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<TE_BLOCK_##token, T, N>,      \
+                                                   te__quantized_memory<TE_BLOCK_##token>::BYTES, 0};               \
+        return &entry;                                                                                              \
+    }
+        TE_CELL_FORMATS(TE_QUANTIZED_ENTRY)
+#undef TE_QUANTIZED_ENTRY
+    default: return 0;
+    }
+}
+TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context *ctx) {
+    const uint64_t bit = 1ull << (ctx->device & 63);
+    if (__atomic_load_n(&e->set, __ATOMIC_ACQUIRE) & bit) return TE_OK;
+    TE_TRY(te__cuda_status(
+        ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, e->shared),
+        "shared memory of the product of a quantized weight"));
+    (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
+    return TE_OK;
+}
+/* The most rows of A for one launch. */
+TE_API int te__quantized_rows(te_dtype dtype) { return dtype == TE_f32 ? TE_QUANTIZED_COLUMNS / 3 : TE_QUANTIZED_COLUMNS; }
+/* Multiply `rows` rows of A, from row m0 on, by a part of W, whose first row is row `first` of W. */
+template <te_dtype T>
+TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, const te_weight_part *part,
+                                    int64_t first, te_context *ctx) {
+    te__gemm_state *state = te__gemm_state_of(ctx);
+    te__quantized p;
+    TE_REQUIRE(state, ctx, TE_ERROR_MEMORY, "no memory for the partial sums of products");
+    const int tiles = (int)te_ceil_div(part->rows, TE_QUANTIZED_TILE), steps = (int)te_ceil_div(g->k, TE_STEP_K);
+    const int64_t at = m0 * g->n + first, columns = T == TE_f32 ? 3 * rows : rows;
+    const size_t in = te_dtype_bytes(T), out = te_dtype_bytes(g->out);
+    memset(&p, 0, sizeof p);
+    p.x = (const char *)g->a + (size_t)(m0 * g->k) * in, p.cells = te__cells_at(part);
+    p.y = (char *)g->d + (size_t)at * out, p.c = g->beta != 0 ? (const char *)g->c + (size_t)at * out : 0;
+    p.bias = g->epilogue == TE_EPILOGUE_BIAS ? (const char *)g->bias + (size_t)first * in : 0;
+    p.bias_dtype = T, p.out = g->out, p.alpha = g->alpha, p.beta = g->beta;
+    p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n, p.tiles = tiles, p.steps = steps;
+    p.partials = (float *)state->workspace;
+    p.arrived = (uint32_t *)(void *)((char *)state->workspace + TE_GEMM_WORKSPACE);
+    p.early_weights = te__launch_follows_kernel(ctx);
+    te__quantized_kernel_entry *e =
+        columns > 8 ? te__quantized_kernel_of<T, 2>(part->format) : te__quantized_kernel_of<T, 1>(part->format);
+    const int64_t blocks = te_min((int64_t)ctx->processors * TE_QUANTIZED_BLOCKS_PER_SM, (int64_t)tiles * steps);
+    TE_TRY(te__quantized_prepare(e, ctx));
+    return te__cuda_launch(ctx, te__launch_of(e->kernel, "product of a quantized weight", te__grid_of(blocks, 1),
+                                              TE_QUANTIZED_THREADS, e->shared, 1), &p, sizeof p);
+}
+/* Whether the product is computed from W converted in the workspace. */
+TE_API int te__quantized_converts(const te_gemm *g) {
+    return g->m > TE_QUANTIZED_MAX_M && g->n * g->k * (int64_t)te_dtype_bytes(g->dtype) <= TE_QUANTIZED_DEQUANTIZED;
+}
+/* Bytes of te_gemm.scratch that te__quantized_run needs. */
+TE_API size_t te__quantized_scratch(const te_gemm *g) {
+    return te__quantized_converts(g) ? (size_t)(g->n * g->k) * te_dtype_bytes(g->dtype) : 0;
+}
+/* D = alpha A W^T + beta C, and the bias if g names one, for a GEMM with b_quantized. T: g's dtype. */
+template <te_dtype T> TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
+    const te_quantized_weight *w = g->b_quantized;
+    if (te__quantized_converts(g)) {
+        te_gemm converted = *g;
+        converted.b = g->scratch, converted.b_quantized = 0, converted.scratch = 0;
+        TE_TRY(te__dequantize_weight(g->scratch, T, w, g->k, ctx));
+        return te_gemm_run(&converted, ctx);
+    }
+    for (int64_t m0 = 0; m0 < g->m; m0 += te__quantized_rows(T)) {
+        const int64_t rows = te_min(te__quantized_rows(T), g->m - m0);
+        for (int64_t i = 0, first = 0; i < w->parts; first += w->part[i++].rows)
+            TE_TRY(te__quantized_part<T>(g, m0, rows, &w->part[i], first, ctx));
+    }
+    return TE_OK;
+}
+
+#endif
