@@ -236,6 +236,8 @@ product multiply(const std::vector<weight> &parts, const reference::vec &x, int6
         // Tensor cores truncate: 2^-22 for 16 products and the sum before, if the products are no integers.
         const int64_t group = is_float(w.format) || !exact ? 1 : 4;
         const double epsilon = TE_CUDA && !exact ? std::ldexp(1.0, -22) : std::ldexp(1.0, -24);
+        // With more rows CUDA converts the weight to the list's dtype.
+        const double of_weight = TE_CUDA && m > 64 ? std::ldexp(1.0, dtype == TE_bf16 ? -9 : dtype == TE_f16 ? -12 : -24) : 0;
         std::vector<term> row((size_t)k);
         for (int64_t j = 0; j < w.rows; j++) {
             for (int64_t e = 0; e < k; e++) row[(size_t)e] = w.at(j, e);
@@ -248,6 +250,7 @@ product multiply(const std::vector<weight> &parts, const reference::vec &x, int6
                         const double v = x[(size_t)(i * k + e)];
                         products += t.product * v, offsets += t.offset * v;
                         of_rounding += (std::fabs(t.product) + std::fabs(t.offset)) * error[(size_t)(i * k + e)];
+                        of_rounding += std::fabs((t.product + t.offset) * v) * of_weight;
                     }
                     sum += products + offsets, terms += std::fabs(products) + std::fabs(offsets);
                 }

@@ -12,7 +12,7 @@
  * finds its operands of mma.m16n8k16 in one aligned word or vector. A cell has the bytes of its 16 blocks:
  *     low    for each group of 32 columns 256 bytes with the low 4 bits of all codes, or 512 bytes with codes of 8 bits
  *     high   for each group 64 or 128 bytes with the highest or the two highest bits; not in formats of 4 or 8 bits
- *     scales for each row the bytes of the block that are no codes
+ *     scales for each row the bytes of the block that are no codes; in formats of 32 values row r is followed by r + 8
  * The cells of a part are ordered by rows, then by columns. Rows are padded with zeros to a multiple of 16.
  *
  * In a group, lane 4 (row % 8) + column / 4 % 4 of a warp has the codes of two rows, row % 8 and row % 8 + 8, in the
@@ -72,12 +72,13 @@ TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int co
 }
 /* Store the bytes of block b that are no codes, for row `row` of a cell. */
 TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te_block_format f) {
+    const int paired = row % 8 * 2 + row / 8;
     switch ((int)f) {
     case TE_BLOCK_q8_0:
     case TE_BLOCK_q4_0:
-    case TE_BLOCK_q5_0: memcpy(scales + row * 2, b, 2); break;
+    case TE_BLOCK_q5_0: memcpy(scales + paired * 2, b, 2); break;
     case TE_BLOCK_q4_1:
-    case TE_BLOCK_q5_1: memcpy(scales + row * 4, b, 4); break;
+    case TE_BLOCK_q5_1: memcpy(scales + paired * 4, b, 4); break;
     case TE_BLOCK_q6_k:
         memcpy(scales + row * 16, b + 192, 16), memcpy(scales + TE_CELL_ROWS * 16 + row * 2, b + 208, 2);
         break;

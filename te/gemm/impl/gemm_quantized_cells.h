@@ -40,13 +40,11 @@ template <te_block_format F> struct te__cells_of {
         ZERO = F == TE_BLOCK_q4_0 ? 8 : F == TE_BLOCK_q5_0 ? 16 : F == TE_BLOCK_q6_k ? 32 : 0,
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
         HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
-        /* floats of the scales of a step for each of 8 pairs of rows: for each group two scales and two offsets, or two
-         * scales, or two scales of each half */
-        SCALE_FLOATS = OFFSET || HALVES ? 4 : 2
+        /* bytes from group to group of a step: of low and of high bits, which begin at 0 and at HIGH_AT */
+        LOW_STRIDE = GROUPS == 1 ? CELL : LOW,
+        HIGH_STRIDE = GROUPS == 1 ? CELL : HIGH,
+        HIGH_AT = GROUPS * LOW
     };
-    /* where the group number `group` of a step has its low and high bits */
-    TE_BOTH constexpr int low_at(int group) { return group / GROUPS * CELL + group % GROUPS * LOW; }
-    TE_BOTH constexpr int high_at(int group) { return group / GROUPS * CELL + GROUPS * LOW + group % GROUPS * HIGH; }
 };
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
@@ -58,35 +56,50 @@ template <te_dtype M> TE_FN uint32_t te__fma_pair(uint32_t a, uint32_t b, uint32
     else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-/* Two codes below 128, 16 bits apart in `bits`, minus `zero`. */
+/* (a & mask) | base, and (a & mask) ^ base, as one instruction. */
+TE_FN uint32_t te__and_or(uint32_t a, uint32_t mask, uint32_t base) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
+    return d;
+}
+TE_FN uint32_t te__and_xor(uint32_t a, uint32_t mask, uint32_t base) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
+    return d;
+}
+/* 2^7 in bf16 or 2^10 in f16, twice: with an integer below 128 in the low bits, the sum of both. */
+template <te_dtype M> struct te__cell_base { enum : uint32_t { VALUE = M == TE_bf16 ? 0x43004300u : 0x64006400u }; };
+/* Two such sums, minus the power of two and the zero of the format. */
 template <te_dtype M> TE_FN uint32_t te__pair_of_codes(uint32_t bits, const uint32_t zero) {
-    const uint32_t one = M == TE_bf16 ? 0x3f803f80u : 0x3c003c00u, base = M == TE_bf16 ? 0x43004300u : 0x64006400u;
-    return te__fma_pair<M>(bits | base, one, (base | zero * 0x10001u) | 0x80008000u);
+    const uint32_t one = M == TE_bf16 ? 0x3f803f80u : 0x3c003c00u;
+    return te__fma_pair<M>(bits, one, (te__cell_base<M>::VALUE | zero * 0x10001u) | 0x80008000u);
 }
 /* The codes in bytes 0 and 2 of `word`, in two's complement. */
 template <te_dtype M> TE_FN uint32_t te__pair_of_bytes(uint32_t word) {
-    if (M == TE_f16) return te__fma_pair<M>((word & 0x00ff00ffu) ^ 0x64806480u, 0x3c003c00u, 0xe480e480u);
+    if (M == TE_f16) return te__fma_pair<M>(te__and_xor(word, 0x00ff00ffu, 0x64806480u), 0x3c003c00u, 0xe480e480u);
     /* 128 + the low 7 bits, minus 128 or, for a negative code, minus 256 */
-    const uint32_t low = (word & 0x007f007fu) | 0x43004300u, sign = (word & 0x00800080u) | 0x43004300u;
+    const uint32_t low = te__and_or(word, 0x007f007fu, 0x43004300u), sign = te__and_or(word, 0x00800080u, 0x43004300u);
     return te__fma_pair<M>(sign, 0xbf80bf80u, low);
 }
 /* The high bits of the lane's codes of a group, so placed that bits i and 16 + i, or for q6_k 2 i and 16 + 2 i, belong
  * to pair i of the first row, and those 4 or 8 bits higher to pair i of the second row. */
 template <te_block_format F> TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
-    const char *at = step + te__cells_of<F>::high_at(group);
+    const char *at = step + te__cells_of<F>::HIGH_AT + group * te__cells_of<F>::HIGH_STRIDE;
     if (F == TE_BLOCK_q6_k) return *(const uint32_t *)(const void *)(at + lane * 4);
     if (!te__cells_of<F>::HIGH) return 0;
     return __byte_perm(*(const uint16_t *)(const void *)(at + lane * 2), 0, 0x4140);
 }
-template <te_block_format F> TE_FN uint32_t te__high_of_pair(uint32_t high, const int upper, const int i) {
+/* bits | the high bits of pair i of a row. */
+template <te_block_format F>
+TE_FN uint32_t te__or_high_of_pair(uint32_t bits, uint32_t high, const int upper, const int i) {
     const int from = F == TE_BLOCK_q6_k ? 8 * upper + 2 * i : 4 * upper + i;
-    const uint32_t mask = F == TE_BLOCK_q6_k ? 0x00300030u : 0x00100010u;
-    return (from < 4 ? high << (4 - from) : high >> (from - 4)) & mask;
+    const uint32_t placed = from < 4 ? high << (4 - from) : high >> (from - 4);
+    return te__and_or(placed, F == TE_BLOCK_q6_k ? 0x00300030u : 0x00100010u, bits);
 }
 /* q[upper][i] = pair i of the lane's codes of a row, in format M. step: the first byte of the step. */
 template <te_block_format F, te_dtype M>
-TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, const int group, int lane) {
-    const char *low = step + te__cells_of<F>::low_at(group);
+TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, int group, int lane) {
+    const char *low = step + group * te__cells_of<F>::LOW_STRIDE;
     if (F == TE_BLOCK_q8_0) {
         const uint4 w = *(const uint4 *)(const void *)(low + lane * 16);
         const uint32_t word[2][2] = {{w.x, w.y}, {w.z, w.w}};
@@ -99,8 +112,8 @@ TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, const int group, i
     const uint32_t word[2] = {w.x, w.y}, high = te__cell_high<F>(step, group, lane);
     TE_UNROLL for (int upper = 0; upper < 2; upper++)
         TE_UNROLL for (int i = 0; i < 4; i++) {
-            uint32_t bits = word[upper] >> 4 * i & 0x000f000fu;
-            if (te__cells_of<F>::HIGH) bits |= te__high_of_pair<F>(high, upper, i);
+            uint32_t bits = te__and_or(word[upper] >> 4 * i, 0x000f000fu, te__cell_base<M>::VALUE);
+            if (te__cells_of<F>::HIGH) bits = te__or_high_of_pair<F>(bits, high, upper, i);
             q[upper][i] = te__pair_of_codes<M>(bits, te__cells_of<F>::ZERO);
         }
 }
@@ -143,10 +156,11 @@ TE_FN void te__cell_scales(float scale[4][2], float offset[4], const char *step,
     } else {
         TE_UNROLL for (int i = 0; i < 4; i++) {
             const char *p = at + (half * 4 + i) * cells::CELL;
+            const int paired = row % 8 * 2 + row / 8;
             uint32_t w = 0;
             if (half * 4 + i < groups)
-                w = cells::OFFSET ? *(const uint32_t *)(const void *)(p + row * 4)
-                                  : *(const uint16_t *)(const void *)(p + row * 2);
+                w = cells::OFFSET ? *(const uint32_t *)(const void *)(p + paired * 4)
+                                  : *(const uint16_t *)(const void *)(p + paired * 2);
             scale[i][0] = scale[i][1] = te__float_of_half(w & 0xffffu);
             offset[i] = cells::OFFSET ? te__float_of_half(w >> 16) : 0.0f;
         }

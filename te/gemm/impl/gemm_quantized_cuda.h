@@ -47,9 +47,10 @@ typedef struct te__quantized {
                         * after the kernel */
     float alpha, beta;
     int m, rows, k, ld;
-    int tiles, steps;  /* tiles of W, and steps of each */
+    int steps;         /* of a tile */
+    int each, more;    /* each block computes `each` steps, and the first `more` blocks one step more */
     int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
-    te_dtype out, bias_dtype;
+    int out_f32;       /* 1: y and c are in f32, else in the format of A */
 } te__quantized;
 
 /* The layout of shared memory. */
@@ -71,33 +72,53 @@ template <te_block_format F> struct te__quantized_memory {
 
 /* ---- the steps of a block ---------------------------------------------------------------------------------------- */
 
-/* Block b computes the steps from te__quantized_begin(b) to te__quantized_begin(b + 1); step number s is step
- * s % steps of tile s / steps. */
+/* Step number s is step s % steps of tile s / steps. A block computes the steps from te__quantized_begin(block) to
+ * te__quantized_begin(block + 1). */
 TE_FN int te__quantized_begin(const te__quantized *p, int block) {
-    return (int)((int64_t)block * ((int64_t)p->tiles * p->steps) / (int)gridDim.x);
+    return block * p->each + (block < p->more ? block : p->more);
 }
 /* The block that computes step s. */
 TE_FN int te__quantized_block_of(const te__quantized *p, int s) {
-    return (int)(((int64_t)(s + 1) * (int)gridDim.x - 1) / ((int64_t)p->tiles * p->steps));
+    const int longer = p->more * (p->each + 1); /* steps of the blocks with one step more */
+    return s < longer ? (int)((uint32_t)s / (uint32_t)(p->each + 1))
+                      : p->more + (int)((uint32_t)(s - longer) / (uint32_t)p->each);
+}
+/* A step: its tile, and its number in the tile. */
+typedef struct te__quantized_position { int tile, step; } te__quantized_position;
+TE_FN void te__quantized_advance(te__quantized_position *at, const te__quantized *p) {
+    if (++at->step == p->steps) at->step = 0, at->tile++;
 }
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
+/* What a warp loads next: a step of its 16 rows of a tile. */
+typedef struct te__quantized_loads {
+    const char *from; /* this lane's first vector of the step */
+    int left;         /* bytes from there to the end of the rows; not above 0 if there are none */
+    int row_tile, step;
+} te__quantized_loads;
+/* Go to a step of 16 rows. */
 template <te_block_format F>
-TE_FN void te__quantized_load(const te__quantized *p, char *stage, int s) {
+TE_FN void te__quantized_seek(te__quantized_loads *l, const te__quantized *p, int row_tile, int step) {
     typedef te__cells_of<F> cells;
-    const int lane = (int)threadIdx.x % 32, step = s % p->steps;
-    const int64_t row_tile = (int64_t)(s / p->steps) * TE_QUANTIZED_WARPS + (int)threadIdx.x / 32;
-    const int64_t row_bytes = (int64_t)(p->k / cells::VALUES) * cells::CELL, at = (int64_t)step * cells::STEP;
-    const int bytes = row_tile * TE_CELL_ROWS < p->rows ? (int)te_min(cells::STEP, row_bytes - at) : 0;
-    const char *from = p->cells + row_tile * row_bytes + at;
-    const uint32_t to = te__shared_address(stage);
-    TE_UNROLL for (int i = 0; i < (cells::STEP + 511) / 512; i++) {
-        const int byte = (i * 32 + lane) * 16;
-        if (byte < bytes)
-            asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16; // a weight" ::"r"(to + byte), "l"(from + byte)
+    const int row_bytes = p->k / cells::VALUES * cells::CELL, at = step * cells::STEP + (int)threadIdx.x % 32 * 16;
+    l->row_tile = row_tile, l->step = step;
+    l->left = row_tile * TE_CELL_ROWS < p->rows ? row_bytes - at : 0;
+    l->from = p->cells + (l->left ? (int64_t)row_tile * row_bytes + at : 0);
+}
+/* Start the copy of a step into a stage, with zeros behind the end of the rows, and go to the next step. */
+template <te_block_format F>
+TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, const char *stage) {
+    enum { STEP = te__cells_of<F>::STEP };
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t to = te__shared_address(stage) + (uint32_t)(lane * 16);
+    TE_UNROLL for (int byte = 0; byte < STEP; byte += 512)
+        if (byte + 512 <= STEP || lane < STEP % 512 / 16)
+            asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2; // a weight" ::"r"(to + byte),
+                         "l"(l->from + byte), "r"(byte < l->left ? 16 : 0)
                          : "memory");
-    }
+    l->from += STEP, l->left -= STEP;
+    if (++l->step == p->steps) te__quantized_seek<F>(l, p, l->row_tile + TE_QUANTIZED_WARPS, 0);
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
@@ -158,33 +179,47 @@ TE_FN void te__quantized_store_x(char *buffer, float *sums, const te__quantized_
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Convert the scales of a step to f32: float[group][row % 8][SCALE_FLOATS], with the scales of rows r and r + 8, then
- * their offsets or the scales of the second half of the group. */
-template <te_block_format F> TE_FN void te__quantized_scales(float *to, const char *stage, int groups) {
-    typedef te__cells_of<F> cells;
+/* Whether the scales of a step are first converted to f32 in shared memory: those of k-quants, of which each takes
+ * several instructions. */
+template <te_block_format F> struct te__quantized_expands { enum { VALUE = te__cells_of<F>::GROUPS > 1 }; };
+/* Convert the scales of a step: float[group][row % 8][4], with the scales of rows r and r + 8, then their offsets or the
+ * scales of the second half of the group. */
+template <te_block_format F> TE_FN void te__quantized_expand(float *to, const char *stage) {
     const int row = (int)threadIdx.x % 16, half = (int)threadIdx.x % 32 / 16;
     float scale[4][2], offset[4];
-    te__cell_scales<F>(scale, offset, stage, groups, row, half);
+    te__cell_scales<F>(scale, offset, stage, TE_STEP_GROUPS, row, half);
     TE_UNROLL for (int i = 0; i < 4; i++) {
-        float *at = to + ((half * 4 + i) * 8 + row % 8) * cells::SCALE_FLOATS + row / 8;
-        at[0] = scale[i][0];
-        if (cells::OFFSET) at[2] = offset[i];
-        if (cells::HALVES) at[2] = scale[i][1];
+        float *at = to + ((half * 4 + i) * 8 + row % 8) * 4 + row / 8;
+        at[0] = scale[i][0], at[2] = te__cells_of<F>::HALVES ? scale[i][1] : offset[i];
     }
+}
+/* scale: of rows lane / 4 and lane / 4 + 8; more: their offsets, or the scales of the second half of the group. */
+template <te_block_format F>
+TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, const float *expanded, const int group) {
+    typedef te__cells_of<F> cells;
+    const int row = (int)threadIdx.x % 32 / 4;
+    const char *at = stage + group * cells::CELL + cells::SCALES;
+    *more = make_float2(0, 0);
+    if (te__quantized_expands<F>::VALUE) {
+        const float4 v = *(const float4 *)(const void *)(expanded + (group * 8 + row) * 4);
+        *scale = make_float2(v.x, v.y), *more = make_float2(v.z, v.w);
+    } else if (cells::OFFSET) {
+        const uint2 w = *(const uint2 *)(const void *)(at + row * 8);
+        const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
+        *scale = make_float2(first.x, second.x), *more = make_float2(first.y, second.y);
+    } else *scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
 }
 /* c += one step. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with columns 2 (lane % 4) and
  * 2 (lane % 4) + 1 of the column tile. */
 template <te_block_format F, te_dtype M, int N>
 TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, const float *sums,
-                                  const float *scales) {
+                                  const float *expanded) {
     typedef te__cells_of<F> cells;
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int group = 0; group < TE_STEP_GROUPS; group++) {
-        const float *s = scales + (group * 8 + lane / 4) * cells::SCALE_FLOATS;
-        const float2 scale = *(const float2 *)(const void *)s;
-        float2 more = make_float2(0, 0);
+        float2 scale, more;
         uint32_t q[2][4];
-        if (cells::SCALE_FLOATS == 4) more = *(const float2 *)(const void *)(s + 2);
+        te__quantized_scales<F>(&scale, &more, stage, expanded, group);
         te__cell_codes<F, M>(q, stage, group, lane);
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]}, second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
@@ -210,6 +245,16 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
 
 /* ---- the end of a tile ------------------------------------------------------------------------------------------- */
 
+/* Element i of x, in f32 if `wide`, else in format T. te_load would bring the code of all formats: small code is loaded
+ * sooner. */
+template <te_dtype T> TE_FN float te__quantized_get(const void *x, int64_t i, int wide) {
+    if (T == TE_f32 || wide) return ((const float *)x)[i];
+    return te_floats_of_pair(((const uint16_t *)x)[i], T).x;
+}
+template <te_dtype T> TE_FN void te__quantized_put(void *y, int64_t i, float v, int wide) {
+    if (T == TE_f32 || wide) ((float *)y)[i] = v;
+    else ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
+}
 /* Store the sums c of all warps. shared: memory for float[columns][TILE]. */
 template <te_dtype T, int N>
 TE_FN void te__quantized_store(const te__quantized *p, int tile, const float c[N][4], float *shared) {
@@ -221,43 +266,52 @@ TE_FN void te__quantized_store(const te__quantized *p, int tile, const float c[N
             shared[(i * 8 + lane % 4 * 2 + j % 2) * TE_QUANTIZED_TILE + first + j / 2 * 8] = c[i][j];
     __syncthreads();
     if (at >= p->rows) return;
-    const float bias = p->bias ? te_load(p->bias, at, p->bias_dtype) : 0.0f;
-    for (int i = (int)threadIdx.x / TE_QUANTIZED_TILE; i < p->m; i += TE_QUANTIZED_THREADS / TE_QUANTIZED_TILE) {
+    const float bias = p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f;
+    TE_UNROLL_1 for (int i = (int)threadIdx.x / TE_QUANTIZED_TILE; i < p->m; i += TE_QUANTIZED_THREADS / TE_QUANTIZED_TILE) {
         const int64_t to = (int64_t)i * p->ld + at;
         const float *sum = shared + (T == TE_f32 ? 3 * i : i) * TE_QUANTIZED_TILE + row;
         float v = T == TE_f32 ? sum[0] + (sum[TE_QUANTIZED_TILE] + sum[2 * TE_QUANTIZED_TILE]) : sum[0];
         v = p->alpha * v + bias;
-        if (p->beta != 0) v += p->beta * te_load(p->c, to, p->out);
-        te_store(p->y, to, v, p->out);
+        if (p->beta != 0) v += p->beta * te__quantized_get<T>(p->c, to, p->out_f32);
+        te__quantized_put<T>(p->y, to, v, p->out_f32);
     }
 }
+/* A thread's place in a slot: the second one of the block if the block began with another tile. */
 TE_FN float4 *te__quantized_slot(const te__quantized *p, int block, int tile, const int columns) {
-    const int64_t slot = 2 * (int64_t)block + (te__quantized_begin(p, block) / p->steps != tile);
-    return (float4 *)(void *)p->partials + (slot * TE_QUANTIZED_WARPS + (int)threadIdx.x / 32) * columns * 32 +
-           (int)threadIdx.x % 32;
+    const int slot = 2 * block + (te__quantized_begin(p, block) < tile * p->steps);
+    return (float4 *)(void *)p->partials + (slot * TE_QUANTIZED_THREADS * columns + (int)threadIdx.x);
 }
 /* Called if several blocks have steps of the tile: store this block's sums. Returns 1 in the last one of these blocks,
  * where c becomes the sums of all, else 0. */
 template <int N> TE_FN int te__quantized_reduce(const te__quantized *p, int tile, float c[N][4], int *is_last) {
+    enum { AT_ONCE = 8 };
     const int first = te__quantized_block_of(p, tile * p->steps);
     const int last = te__quantized_block_of(p, (tile + 1) * p->steps - 1);
     float4 *to = te__quantized_slot(p, (int)blockIdx.x, tile, N);
-    TE_UNROLL for (int i = 0; i < N; i++) to[i * 32] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
-    __threadfence();
+    TE_UNROLL for (int i = 0; i < N; i++)
+        to[i * TE_QUANTIZED_THREADS] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
     __syncthreads();
-    if (threadIdx.x == 0) *is_last = (int)atomicAdd(&p->arrived[first], 1u) == last - first;
+    if (threadIdx.x == 0) {
+        uint32_t before; /* the atomic orders all stores of the block before it, and all loads behind it */
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(p->arrived + first) : "memory");
+        *is_last = (int)before == last - first;
+    }
     __syncthreads();
     if (!*is_last) return 0;
-    __threadfence();
     if (threadIdx.x == 0) p->arrived[first] = 0;
-    TE_UNROLL for (int i = 0; i < N; i++)
-        TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
-    TE_UNROLL_4 for (int block = first; block <= last; block++) {
-        const float4 *from = te__quantized_slot(p, block, tile, N);
-        TE_UNROLL for (int i = 0; i < N; i++) {
-            const float4 v = __ldcg(from + i * 32);
-            c[i][0] += v.x, c[i][1] += v.y, c[i][2] += v.z, c[i][3] += v.w;
+    TE_UNROLL_1 for (int i = 0; i < N; i++) {
+        float4 sum = make_float4(0, 0, 0, 0);
+        TE_UNROLL_1 for (int from = first; from <= last; from += AT_ONCE) {
+            float4 v[AT_ONCE]; /* loads in flight */
+            TE_UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                v[j] = make_float4(0, 0, 0, 0);
+                if (from + j <= last)
+                    v[j] = __ldcg(te__quantized_slot(p, from + j, tile, N) + i * TE_QUANTIZED_THREADS);
+            }
+            TE_UNROLL for (int j = 0; j < AT_ONCE; j++) sum.x += v[j].x, sum.y += v[j].y, sum.z += v[j].z, sum.w += v[j].w;
         }
+        TE_UNROLL for (int j = 0; j < N; j++)
+            if (i == j) c[j][0] = sum.x, c[j][1] = sum.y, c[j][2] = sum.z, c[j][3] = sum.w;
     }
     return 1;
 }
@@ -276,45 +330,52 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUAN
     char *const shared = (char *)te_quantized_memory;
     const int warp = (int)threadIdx.x / 32;
     char *const ring = shared + warp * memory::RING;
-    float *const scales = (float *)(void *)(shared + memory::SCALES + warp * memory::SCALES_BYTES);
+    float *const expanded = (float *)(void *)(shared + memory::SCALES + warp * memory::SCALES_BYTES);
     const int begin = te__quantized_begin(&p, (int)blockIdx.x), end = te__quantized_begin(&p, (int)blockIdx.x + 1);
+    const int first_tile = (int)((uint32_t)begin / (uint32_t)p.steps);
+    te__quantized_position at = {first_tile, begin - first_tile * p.steps};
+    te__quantized_loads loads;
     te__quantized_x x;
     float c[N][4];
-    int loads = begin, stage = 0, buffer = 0;
+    int loaded = begin, stage = 0, buffer = 0;
+    te__quantized_seek<F>(&loads, &p, first_tile * TE_QUANTIZED_WARPS + warp, at.step);
     if (!p.early_weights) te_kernel_wait();
-    TE_UNROLL for (int i = 0; i < memory::STAGES; i++) {
-        if (loads < end) te__quantized_load<F>(&p, ring + i * te__cells_of<F>::STEP, loads), loads++;
+    TE_UNROLL_1 for (int i = 0; i < memory::STAGES; i++) {
+        if (loaded++ < end) te__quantized_load<F>(&loads, &p, ring + i * te__cells_of<F>::STEP);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     te_kernel_begin();
-    te__quantized_load_x<T, N>(&x, &p, begin % p.steps * TE_STEP_K);
+    te__quantized_load_x<T, N>(&x, &p, at.step * TE_STEP_K);
     TE_UNROLL for (int i = 0; i < N; i++)
         TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
     for (int s = begin; s < end;) {
-        /* the steps up to `until` are of one tile, and their activations are in one buffer */
-        const int tile = s / p.steps, step = s % p.steps;
-        const int until = s + (int)te_min(te_min(STEPS, p.steps - step), end - s);
+        /* `count` steps are of one tile, and their activations are in one buffer */
+        const int tile = at.tile, in_tile = p.steps - at.step < end - s ? p.steps - at.step : end - s;
+        const int count = in_tile < STEPS ? in_tile : STEPS;
         char *const of_x = shared + memory::X + buffer * memory::X_BYTES;
         float *const sums = (float *)(void *)(shared + memory::SUMS + buffer * memory::SUMS_BYTES);
         te__quantized_store_x<F, M>(of_x, sums, &x);
         __syncthreads();
-        if (until < end) te__quantized_load_x<T, N>(&x, &p, until % p.steps * TE_STEP_K);
-        for (int i = 0; s < until; s++, i++) {
-            const char *at = ring + stage * te__cells_of<F>::STEP;
+        const int next = at.step + count == p.steps ? 0 : at.step + count;
+        if (s + count < end) te__quantized_load_x<T, N>(&x, &p, next * TE_STEP_K);
+        TE_UNROLL_1 for (int i = 0; i < count; i++) {
+            char *const of_stage = ring + stage * te__cells_of<F>::STEP;
             asm volatile("cp.async.wait_group %0;" ::"n"(memory::STAGES - 1) : "memory");
             __syncwarp(); /* the copies of all lanes have arrived */
-            const int groups = (int)te_min(TE_STEP_GROUPS, (p.k - s % p.steps * TE_STEP_K) / TE_CELL_GROUP);
-            te__quantized_scales<F>(scales, at, groups);
-            __syncwarp();
-            te__quantized_multiply<F, M, N>(c, at, of_x + i * (TE_STEP_GROUPS * N * 512),
-                                            sums + i * (TE_STEP_GROUPS * N * 8), scales);
+            if (te__quantized_expands<F>::VALUE) {
+                te__quantized_expand<F>(expanded, of_stage);
+                __syncwarp();
+            }
+            te__quantized_multiply<F, M, N>(c, of_stage, of_x + i * (TE_STEP_GROUPS * N * 512),
+                                            sums + i * (TE_STEP_GROUPS * N * 8), expanded);
             __syncwarp(); /* all lanes have read the stage and the scales */
-            if (loads < end) te__quantized_load<F>(&p, ring + stage * te__cells_of<F>::STEP, loads), loads++;
+            if (loaded++ < end) te__quantized_load<F>(&loads, &p, of_stage);
             asm volatile("cp.async.commit_group;" ::: "memory");
             stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
+            te__quantized_advance(&at, &p);
         }
-        buffer ^= 1;
-        if (s < end && s % p.steps) continue; /* more steps of the tile follow */
+        s += count, buffer ^= 1;
+        if (s < end && at.step) continue; /* more steps of the tile follow */
         const int whole = tile * p.steps >= begin && (tile + 1) * p.steps <= end;
         if (whole || te__quantized_reduce<N>(&p, tile, c, &is_last))
             te__quantized_store<T, N>(&p, tile, c, (float *)(void *)(shared + memory::SCALES));
@@ -366,14 +427,15 @@ TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, 
     p.x = (const char *)g->a + (size_t)(m0 * g->k) * in, p.cells = te__cells_at(part);
     p.y = (char *)g->d + (size_t)at * out, p.c = g->beta != 0 ? (const char *)g->c + (size_t)at * out : 0;
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? (const char *)g->bias + (size_t)first * in : 0;
-    p.bias_dtype = T, p.out = g->out, p.alpha = g->alpha, p.beta = g->beta;
-    p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n, p.tiles = tiles, p.steps = steps;
+    p.out_f32 = g->out == TE_f32, p.alpha = g->alpha, p.beta = g->beta;
+    p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n, p.steps = steps;
     p.partials = (float *)state->workspace;
     p.arrived = (uint32_t *)(void *)((char *)state->workspace + TE_GEMM_WORKSPACE);
     p.early_weights = te__launch_follows_kernel(ctx);
     te__quantized_kernel_entry *e =
         columns > 8 ? te__quantized_kernel_of<T, 2>(part->format) : te__quantized_kernel_of<T, 1>(part->format);
-    const int64_t blocks = te_min((int64_t)ctx->processors * TE_QUANTIZED_BLOCKS_PER_SM, (int64_t)tiles * steps);
+    const int all = tiles * steps, blocks = (int)te_min((int64_t)ctx->processors * TE_QUANTIZED_BLOCKS_PER_SM, all);
+    p.each = all / blocks, p.more = all % blocks;
     TE_TRY(te__quantized_prepare(e, ctx));
     return te__cuda_launch(ctx, te__launch_of(e->kernel, "product of a quantized weight", te__grid_of(blocks, 1),
                                               TE_QUANTIZED_THREADS, e->shared, 1), &p, sizeof p);
