@@ -7,9 +7,9 @@
  * mma.sync, and adds the sums of each group, times the group's scale, in f32. The offset of a group is multiplied by the
  * sum of the group's activations. A in f32 is the exact sum of three bf16, which take three columns of the product.
  *
- * The steps of all tiles of 128 rows are distributed evenly over the blocks (stream-k). If a tile belongs to several
- * blocks, each stores its sums, and the last one to arrive adds them in the order of k, so results do not depend on which
- * is last. A kernel that follows another kernel of the pass fills its rings while that one still runs (PDL).
+ * The steps of a tile of 128 rows are divided among the blocks of a cluster, as many as run at the same time for all
+ * tiles. The blocks add their sums through distributed shared memory, in the order of k. A kernel that follows another
+ * kernel of the pass fills its rings while that one still runs (PDL).
  *
  * More rows: W is converted to the format of A in the workspace, and multiplied by te_gemm_run.
  *
@@ -28,8 +28,11 @@ enum {
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
     TE_QUANTIZED_TILE = TE_QUANTIZED_WARPS * TE_CELL_ROWS, /* rows of W that a block multiplies at a time */
     TE_QUANTIZED_BLOCKS_PER_SM = 2,
-    TE_QUANTIZED_RINGS = 84 << 10,    /* the most bytes of the rings of a block */
-    TE_QUANTIZED_PAIRS = 16,          /* groups times column tiles (of 8 columns) of A that are in shared memory at a time */
+    TE_QUANTIZED_RINGS = 68 << 10,    /* the most bytes of the rings of a block */
+    TE_QUANTIZED_PAIRS = 32,          /* groups times column tiles of A that are in shared memory at a time; a column tile
+                                       * has 8 columns */
+    TE_QUANTIZED_VECTORS = TE_QUANTIZED_PAIRS / TE_QUANTIZED_WARPS, /* of A for each thread */
+    TE_QUANTIZED_MAX_SPLIT = 8,       /* the most blocks of a cluster */
     TE_QUANTIZED_COLUMNS = 16,        /* columns of the product for one launch: rows of A, or three times as many in f32 */
     TE_QUANTIZED_MAX_M = 64,          /* rows up to which the skinny kernel is launched for each 16 rows */
     TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones, such
@@ -42,13 +45,9 @@ typedef struct te__quantized {
     void *y;           /* [m, ld], from the column of the first row of W on */
     const void *c;     /* as y; read if beta is not 0 */
     const void *bias;  /* [rows], or null */
-    float *partials;   /* two slots for each block, each with the sums of a tile */
-    uint32_t *arrived; /* for each block the number of blocks that have stored sums of the block's last tile; 0 before and
-                        * after the kernel */
     float alpha, beta;
     int m, rows, k, ld;
-    int steps;         /* of a tile */
-    int each, more;    /* each block computes `each` steps, and the first `more` blocks one step more */
+    int steps, split;  /* steps of a tile, and blocks of a cluster, among which they are divided */
     int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
     int out_f32;       /* 1: y and c are in f32, else in the format of A */
 } te__quantized;
@@ -63,52 +62,31 @@ template <te_block_format F> struct te__quantized_memory {
         X_BYTES = TE_QUANTIZED_PAIRS * 32 * 16,
         SUMS = X + 2 * X_BYTES,                         /* two buffers with sums of activations, float[PAIRS][8] */
         SUMS_BYTES = TE_QUANTIZED_PAIRS * 8 * 4,
-        SCALES = SUMS + 2 * SUMS_BYTES,                 /* of each warp; later the results of the block */
+        SCALES = SUMS + 2 * SUMS_BYTES,                 /* of each warp; later the sums of the block */
         SCALES_BYTES = TE_STEP_GROUPS * 8 * 4 * 4,
         BYTES = SCALES + TE_QUANTIZED_WARPS * SCALES_BYTES
     };
     static_assert((int)STAGES >= 2, "a ring has at least two stages");
 };
 
-/* ---- the steps of a block ---------------------------------------------------------------------------------------- */
-
-/* Step number s is step s % steps of tile s / steps. A block computes the steps from te__quantized_begin(block) to
- * te__quantized_begin(block + 1). */
-TE_FN int te__quantized_begin(const te__quantized *p, int block) {
-    return block * p->each + (block < p->more ? block : p->more);
-}
-/* The block that computes step s. */
-TE_FN int te__quantized_block_of(const te__quantized *p, int s) {
-    const int longer = p->more * (p->each + 1); /* steps of the blocks with one step more */
-    return s < longer ? (int)((uint32_t)s / (uint32_t)(p->each + 1))
-                      : p->more + (int)((uint32_t)(s - longer) / (uint32_t)p->each);
-}
-/* A step: its tile, and its number in the tile. */
-typedef struct te__quantized_position { int tile, step; } te__quantized_position;
-TE_FN void te__quantized_advance(te__quantized_position *at, const te__quantized *p) {
-    if (++at->step == p->steps) at->step = 0, at->tile++;
-}
-
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* What a warp loads next: a step of its 16 rows of a tile. */
+/* What a warp loads next of its 16 rows. */
 typedef struct te__quantized_loads {
     const char *from; /* this lane's first vector of the step */
     int left;         /* bytes from there to the end of the rows; not above 0 if there are none */
-    int row_tile, step;
 } te__quantized_loads;
-/* Go to a step of 16 rows. */
 template <te_block_format F>
-TE_FN void te__quantized_seek(te__quantized_loads *l, const te__quantized *p, int row_tile, int step) {
+TE_FN te__quantized_loads te__quantized_loads_at(const te__quantized *p, int row_tile, int step) {
     typedef te__cells_of<F> cells;
     const int row_bytes = p->k / cells::VALUES * cells::CELL, at = step * cells::STEP + (int)threadIdx.x % 32 * 16;
-    l->row_tile = row_tile, l->step = step;
-    l->left = row_tile * TE_CELL_ROWS < p->rows ? row_bytes - at : 0;
-    l->from = p->cells + (l->left ? (int64_t)row_tile * row_bytes + at : 0);
+    te__quantized_loads l;
+    l.left = row_tile * TE_CELL_ROWS < p->rows ? row_bytes - at : 0;
+    l.from = p->cells + (l.left ? (int64_t)row_tile * row_bytes + at : 0);
+    return l;
 }
 /* Start the copy of a step into a stage, with zeros behind the end of the rows, and go to the next step. */
-template <te_block_format F>
-TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, const char *stage) {
+template <te_block_format F> TE_FN void te__quantized_load(te__quantized_loads *l, const char *stage) {
     enum { STEP = te__cells_of<F>::STEP };
     const int lane = (int)threadIdx.x % 32;
     const uint32_t to = te__shared_address(stage) + (uint32_t)(lane * 16);
@@ -118,13 +96,12 @@ TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, co
                          "l"(l->from + byte), "r"(byte < l->left ? 16 : 0)
                          : "memory");
     l->from += STEP, l->left -= STEP;
-    if (++l->step == p->steps) te__quantized_seek<F>(l, p, l->row_tile + TE_QUANTIZED_WARPS, 0);
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* What a thread holds of the next activations: two vectors of eight values of a row in format M. */
-typedef struct te__quantized_x { uint4 v[2]; } te__quantized_x;
+/* What a thread holds of the next activations: vectors of eight values of a row in format M. */
+typedef struct te__quantized_x { uint4 v[TE_QUANTIZED_VECTORS]; } te__quantized_x;
 
 /* Eight values of f32 as the exact sum of three bf16: the part number `part` of them. */
 TE_FN uint4 te__bf16_part(const float *x, int part) {
@@ -140,15 +117,15 @@ TE_FN uint4 te__bf16_part(const float *x, int part) {
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* Load the activations from column k on. Warp w has pairs w and w + 8 of (group, column tile); in a pair lane 4 c + t
- * has column c of the tile, eight values from 8 t on. */
-template <te_dtype T, int N> TE_FN void te__quantized_load_x(te__quantized_x *x, const te__quantized *p, int k) {
+/* Load the activations from column k on, up to column `end`. Warp w has pairs w, w + 8, .. of (group, column tile); in a
+ * pair lane 4 c + t has column c of the tile, eight values from 8 t on. */
+template <te_dtype T, int N> TE_FN void te__quantized_load_x(te__quantized_x *x, const te__quantized *p, int k, int end) {
     const int lane = (int)threadIdx.x % 32;
-    TE_UNROLL for (int i = 0; i < 2; i++) {
+    TE_UNROLL for (int i = 0; i < TE_QUANTIZED_VECTORS; i++) {
         const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS, col = pair % N * 8 + lane / 4;
         const int at = k + pair / N * TE_CELL_GROUP + lane % 4 * 8, row = T == TE_f32 ? col / 3 : col;
         x->v[i] = make_uint4(0, 0, 0, 0);
-        if (row >= p->m || at >= p->k) continue;
+        if (row >= p->m || at >= end) continue;
         const int64_t first = (int64_t)row * p->k + at;
         if (T == TE_f32) {
             float f[8];
@@ -162,7 +139,7 @@ template <te_block_format F, te_dtype M>
 TE_FN void te__quantized_store_x(char *buffer, float *sums, const te__quantized_x *x) {
     const int lane = (int)threadIdx.x % 32, t = lane % 4;
     uint2 *to = (uint2 *)(void *)buffer;
-    TE_UNROLL for (int i = 0; i < 2; i++) {
+    TE_UNROLL for (int i = 0; i < TE_QUANTIZED_VECTORS; i++) {
         const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS;
         const uint4 v = x->v[i];
         /* columns 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane c % 4 */
@@ -255,65 +232,57 @@ template <te_dtype T> TE_FN void te__quantized_put(void *y, int64_t i, float v, 
     if (T == TE_f32 || wide) ((float *)y)[i] = v;
     else ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
 }
-/* Store the sums c of all warps. shared: memory for float[columns][TILE]. */
+/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. te__quantized_peer: the
+ * float at `from` in the shared memory of block `rank` of the cluster. */
+TE_FN void te__quantized_sync(int split) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (split > 1) asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    else
+#endif
+        __syncthreads();
+    (void)split;
+}
+TE_FN float te__quantized_peer(const float *from, int rank) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    float f;
+    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.f32 %0, [at];\n}"
+                 : "=f"(f)
+                 : "r"(te__shared_address(from)), "r"(rank)
+                 : "memory");
+    return f;
+#else
+    return (void)rank, *from;
+#endif
+}
+/* Add the sums c of all warps of the cluster, and store them. shared: memory for float[columns][TILE]. Each block stores
+ * a part of the elements of the tile. */
 template <te_dtype T, int N>
-TE_FN void te__quantized_store(const te__quantized *p, int tile, const float c[N][4], float *shared) {
+TE_FN void te__quantized_store(const te__quantized *p, int tile, int rank, const float c[N][4], float *shared) {
     const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * TE_CELL_ROWS + lane / 4;
-    const int row = (int)threadIdx.x % TE_QUANTIZED_TILE, at = tile * TE_QUANTIZED_TILE + row;
     __syncthreads(); /* all warps have read their scales, which lie in `shared` */
     TE_UNROLL for (int i = 0; i < N; i++)
         TE_UNROLL for (int j = 0; j < 4; j++)
             shared[(i * 8 + lane % 4 * 2 + j % 2) * TE_QUANTIZED_TILE + first + j / 2 * 8] = c[i][j];
-    __syncthreads();
-    if (at >= p->rows) return;
-    const float bias = p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f;
-    TE_UNROLL_1 for (int i = (int)threadIdx.x / TE_QUANTIZED_TILE; i < p->m; i += TE_QUANTIZED_THREADS / TE_QUANTIZED_TILE) {
+    te__quantized_sync(p->split);
+    const int elements = p->m * TE_QUANTIZED_TILE, end = elements * (rank + 1) / p->split;
+    TE_UNROLL_1 for (int e = elements * rank / p->split + (int)threadIdx.x; e < end; e += TE_QUANTIZED_THREADS) {
+        const int i = e / TE_QUANTIZED_TILE, row = e % TE_QUANTIZED_TILE, at = tile * TE_QUANTIZED_TILE + row;
+        const float *from = shared + (T == TE_f32 ? 3 * i : i) * TE_QUANTIZED_TILE + row;
+        float v = 0;
+        TE_UNROLL for (int other = 0; other < TE_QUANTIZED_MAX_SPLIT; other++) {
+            if (other >= p->split) continue;
+            float sum = te__quantized_peer(from, other);
+            if (T == TE_f32) sum += te__quantized_peer(from + TE_QUANTIZED_TILE, other) +
+                                    te__quantized_peer(from + 2 * TE_QUANTIZED_TILE, other);
+            v += sum;
+        }
+        if (at >= p->rows) continue;
         const int64_t to = (int64_t)i * p->ld + at;
-        const float *sum = shared + (T == TE_f32 ? 3 * i : i) * TE_QUANTIZED_TILE + row;
-        float v = T == TE_f32 ? sum[0] + (sum[TE_QUANTIZED_TILE] + sum[2 * TE_QUANTIZED_TILE]) : sum[0];
-        v = p->alpha * v + bias;
+        v = p->alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
         if (p->beta != 0) v += p->beta * te__quantized_get<T>(p->c, to, p->out_f32);
         te__quantized_put<T>(p->y, to, v, p->out_f32);
     }
-}
-/* A thread's place in a slot: the second one of the block if the block began with another tile. */
-TE_FN float4 *te__quantized_slot(const te__quantized *p, int block, int tile, const int columns) {
-    const int slot = 2 * block + (te__quantized_begin(p, block) < tile * p->steps);
-    return (float4 *)(void *)p->partials + (slot * TE_QUANTIZED_THREADS * columns + (int)threadIdx.x);
-}
-/* Called if several blocks have steps of the tile: store this block's sums. Returns 1 in the last one of these blocks,
- * where c becomes the sums of all, else 0. */
-template <int N> TE_FN int te__quantized_reduce(const te__quantized *p, int tile, float c[N][4], int *is_last) {
-    enum { AT_ONCE = 8 };
-    const int first = te__quantized_block_of(p, tile * p->steps);
-    const int last = te__quantized_block_of(p, (tile + 1) * p->steps - 1);
-    float4 *to = te__quantized_slot(p, (int)blockIdx.x, tile, N);
-    TE_UNROLL for (int i = 0; i < N; i++)
-        to[i * TE_QUANTIZED_THREADS] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t before; /* the atomic orders all stores of the block before it, and all loads behind it */
-        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(p->arrived + first) : "memory");
-        *is_last = (int)before == last - first;
-    }
-    __syncthreads();
-    if (!*is_last) return 0;
-    if (threadIdx.x == 0) p->arrived[first] = 0;
-    TE_UNROLL_1 for (int i = 0; i < N; i++) {
-        float4 sum = make_float4(0, 0, 0, 0);
-        TE_UNROLL_1 for (int from = first; from <= last; from += AT_ONCE) {
-            float4 v[AT_ONCE]; /* loads in flight */
-            TE_UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                v[j] = make_float4(0, 0, 0, 0);
-                if (from + j <= last)
-                    v[j] = __ldcg(te__quantized_slot(p, from + j, tile, N) + i * TE_QUANTIZED_THREADS);
-            }
-            TE_UNROLL for (int j = 0; j < AT_ONCE; j++) sum.x += v[j].x, sum.y += v[j].y, sum.z += v[j].z, sum.w += v[j].w;
-        }
-        TE_UNROLL for (int j = 0; j < N; j++)
-            if (i == j) c[j][0] = sum.x, c[j][1] = sum.y, c[j][2] = sum.z, c[j][3] = sum.w;
-    }
-    return 1;
+    if (p->split > 1) te__quantized_sync(p->split); /* the other blocks have read this block's sums */
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
@@ -323,41 +292,36 @@ template <te_block_format F, te_dtype T, int N>
 TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUANTIZED_BLOCKS_PER_SM)
     te__quantized_kernel(const __grid_constant__ te__quantized p) {
     extern __shared__ uint4 te_quantized_memory[];
-    __shared__ int is_last;
     typedef te__quantized_memory<F> memory;
     constexpr te_dtype M = T == TE_f16 ? TE_f16 : TE_bf16;
-    constexpr int STEPS = 2 / N; /* for which activations are in a buffer */
+    constexpr int BUFFERED = TE_QUANTIZED_PAIRS / TE_STEP_GROUPS / N; /* steps of which activations are in a buffer */
     char *const shared = (char *)te_quantized_memory;
     const int warp = (int)threadIdx.x / 32;
+    const int tile = (int)blockIdx.x / p.split, rank = (int)blockIdx.x % p.split;
+    const int begin = p.steps * rank / p.split, end = p.steps * (rank + 1) / p.split;
+    const int end_k = end * TE_STEP_K < p.k ? end * TE_STEP_K : p.k;
     char *const ring = shared + warp * memory::RING;
     float *const expanded = (float *)(void *)(shared + memory::SCALES + warp * memory::SCALES_BYTES);
-    const int begin = te__quantized_begin(&p, (int)blockIdx.x), end = te__quantized_begin(&p, (int)blockIdx.x + 1);
-    const int first_tile = (int)((uint32_t)begin / (uint32_t)p.steps);
-    te__quantized_position at = {first_tile, begin - first_tile * p.steps};
-    te__quantized_loads loads;
+    te__quantized_loads loads = te__quantized_loads_at<F>(&p, tile * TE_QUANTIZED_WARPS + warp, begin);
     te__quantized_x x;
     float c[N][4];
     int loaded = begin, stage = 0, buffer = 0;
-    te__quantized_seek<F>(&loads, &p, first_tile * TE_QUANTIZED_WARPS + warp, at.step);
     if (!p.early_weights) te_kernel_wait();
     TE_UNROLL_1 for (int i = 0; i < memory::STAGES; i++) {
-        if (loaded++ < end) te__quantized_load<F>(&loads, &p, ring + i * te__cells_of<F>::STEP);
+        if (loaded++ < end) te__quantized_load<F>(&loads, ring + i * te__cells_of<F>::STEP);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     te_kernel_begin();
-    te__quantized_load_x<T, N>(&x, &p, at.step * TE_STEP_K);
+    te__quantized_load_x<T, N>(&x, &p, begin * TE_STEP_K, end_k);
     TE_UNROLL for (int i = 0; i < N; i++)
         TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
-    for (int s = begin; s < end;) {
-        /* `count` steps are of one tile, and their activations are in one buffer */
-        const int tile = at.tile, in_tile = p.steps - at.step < end - s ? p.steps - at.step : end - s;
-        const int count = in_tile < STEPS ? in_tile : STEPS;
+    TE_UNROLL_1 for (int first = begin; first < end; first += BUFFERED, buffer ^= 1) {
+        const int count = end - first < BUFFERED ? end - first : BUFFERED;
         char *const of_x = shared + memory::X + buffer * memory::X_BYTES;
         float *const sums = (float *)(void *)(shared + memory::SUMS + buffer * memory::SUMS_BYTES);
         te__quantized_store_x<F, M>(of_x, sums, &x);
         __syncthreads();
-        const int next = at.step + count == p.steps ? 0 : at.step + count;
-        if (s + count < end) te__quantized_load_x<T, N>(&x, &p, next * TE_STEP_K);
+        if (first + BUFFERED < end) te__quantized_load_x<T, N>(&x, &p, (first + BUFFERED) * TE_STEP_K, end_k);
         TE_UNROLL_1 for (int i = 0; i < count; i++) {
             char *const of_stage = ring + stage * te__cells_of<F>::STEP;
             asm volatile("cp.async.wait_group %0;" ::"n"(memory::STAGES - 1) : "memory");
@@ -369,32 +333,31 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUAN
             te__quantized_multiply<F, M, N>(c, of_stage, of_x + i * (TE_STEP_GROUPS * N * 512),
                                             sums + i * (TE_STEP_GROUPS * N * 8), expanded);
             __syncwarp(); /* all lanes have read the stage and the scales */
-            if (loaded++ < end) te__quantized_load<F>(&loads, &p, of_stage);
+            if (loaded++ < end) te__quantized_load<F>(&loads, of_stage);
             asm volatile("cp.async.commit_group;" ::: "memory");
             stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
-            te__quantized_advance(&at, &p);
         }
-        s += count, buffer ^= 1;
-        if (s < end && at.step) continue; /* more steps of the tile follow */
-        const int whole = tile * p.steps >= begin && (tile + 1) * p.steps <= end;
-        if (whole || te__quantized_reduce<N>(&p, tile, c, &is_last))
-            te__quantized_store<T, N>(&p, tile, c, (float *)(void *)(shared + memory::SCALES));
-        TE_UNROLL for (int i = 0; i < N; i++)
-            TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
     }
+    te__quantized_store<T, N>(&p, tile, rank, c, (float *)(void *)(shared + memory::SCALES));
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-/* A kernel, and the devices on which its limit of shared memory has been set. */
-typedef struct te__quantized_kernel_entry { const void *kernel; int shared; uint64_t set; } te__quantized_kernel_entry;
+/* A kernel, the devices on which its limit of shared memory has been set, and the number of clusters of 1 to MAX_SPLIT
+ * blocks that run at the same time on the last of these devices. */
+typedef struct te__quantized_kernel_entry {
+    const void *kernel;
+    int shared;
+    uint64_t set;
+    int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
+} te__quantized_kernel_entry;
 
 template <te_dtype T, int N> TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f) {
     switch ((int)f) {
 #define TE_QUANTIZED_ENTRY(token)                                                                                   \
     case TE_BLOCK_##token: {                                                                                        \
         static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<TE_BLOCK_##token, T, N>,      \
-                                                   te__quantized_memory<TE_BLOCK_##token>::BYTES, 0};               \
+                                                   te__quantized_memory<TE_BLOCK_##token>::BYTES, 0, {0}};          \
         return &entry;                                                                                              \
     }
         TE_CELL_FORMATS(TE_QUANTIZED_ENTRY)
@@ -402,14 +365,38 @@ template <te_dtype T, int N> TE_API te__quantized_kernel_entry *te__quantized_ke
     default: return 0;
     }
 }
+/* The number of clusters of `split` blocks that run at the same time; 0 if the kernel's code has no clusters. */
+TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split, const te_context *ctx) {
+    struct cudaFuncAttributes is;
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config;
+    int clusters = 0;
+    if (split == 1) return ctx->processors * TE_QUANTIZED_BLOCKS_PER_SM;
+    memset(&config, 0, sizeof config), memset(&attribute, 0, sizeof attribute);
+    attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim.x = (unsigned)split;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.gridDim = dim3((unsigned)split), config.blockDim = dim3(TE_QUANTIZED_THREADS);
+    config.dynamicSmemBytes = (size_t)e->shared, config.attrs = &attribute, config.numAttrs = 1;
+    const int ok = ctx->capability >= 900 && cudaFuncGetAttributes(&is, e->kernel) == cudaSuccess &&
+                   is.ptxVersion >= 90 && cudaOccupancyMaxActiveClusters(&clusters, e->kernel, &config) == cudaSuccess;
+    if (!ok) (void)cudaGetLastError();
+    return ok ? clusters : 0;
+}
 TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context *ctx) {
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&e->set, __ATOMIC_ACQUIRE) & bit) return TE_OK;
     TE_TRY(te__cuda_status(
         ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, e->shared),
         "shared memory of the product of a quantized weight"));
+    for (int i = 1; i <= TE_QUANTIZED_MAX_SPLIT; i++) e->clusters[i] = te__quantized_clusters(e, i, ctx);
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
+}
+/* The most blocks of a cluster for which all tiles run at the same time. */
+TE_API int te__quantized_split(const te__quantized_kernel_entry *e, int tiles, int steps) {
+    int split = (int)te_min(TE_QUANTIZED_MAX_SPLIT, steps);
+    while (split > 1 && tiles > e->clusters[split]) split--;
+    return split;
 }
 /* The most rows of A for one launch. */
 TE_API int te__quantized_rows(te_dtype dtype) { return dtype == TE_f32 ? TE_QUANTIZED_COLUMNS / 3 : TE_QUANTIZED_COLUMNS; }
@@ -417,9 +404,7 @@ TE_API int te__quantized_rows(te_dtype dtype) { return dtype == TE_f32 ? TE_QUAN
 template <te_dtype T>
 TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, const te_weight_part *part,
                                     int64_t first, te_context *ctx) {
-    te__gemm_state *state = te__gemm_state_of(ctx);
     te__quantized p;
-    TE_REQUIRE(state, ctx, TE_ERROR_MEMORY, "no memory for the partial sums of products");
     const int tiles = (int)te_ceil_div(part->rows, TE_QUANTIZED_TILE), steps = (int)te_ceil_div(g->k, TE_STEP_K);
     const int64_t at = m0 * g->n + first, columns = T == TE_f32 ? 3 * rows : rows;
     const size_t in = te_dtype_bytes(T), out = te_dtype_bytes(g->out);
@@ -429,16 +414,14 @@ TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, 
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? (const char *)g->bias + (size_t)first * in : 0;
     p.out_f32 = g->out == TE_f32, p.alpha = g->alpha, p.beta = g->beta;
     p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n, p.steps = steps;
-    p.partials = (float *)state->workspace;
-    p.arrived = (uint32_t *)(void *)((char *)state->workspace + TE_GEMM_WORKSPACE);
     p.early_weights = te__launch_follows_kernel(ctx);
     te__quantized_kernel_entry *e =
         columns > 8 ? te__quantized_kernel_of<T, 2>(part->format) : te__quantized_kernel_of<T, 1>(part->format);
-    const int all = tiles * steps, blocks = (int)te_min((int64_t)ctx->processors * TE_QUANTIZED_BLOCKS_PER_SM, all);
-    p.each = all / blocks, p.more = all % blocks;
     TE_TRY(te__quantized_prepare(e, ctx));
-    return te__cuda_launch(ctx, te__launch_of(e->kernel, "product of a quantized weight", te__grid_of(blocks, 1),
-                                              TE_QUANTIZED_THREADS, e->shared, 1), &p, sizeof p);
+    p.split = te__quantized_split(e, tiles, steps);
+    return te__cuda_launch(ctx, te__launch_of(e->kernel, "product of a quantized weight",
+                                              te__grid_of((int64_t)tiles * p.split, 1), TE_QUANTIZED_THREADS, e->shared,
+                                              p.split), &p, sizeof p);
 }
 /* Whether the product is computed from W converted in the workspace. */
 TE_API int te__quantized_converts(const te_gemm *g) {
