@@ -61,7 +61,7 @@ typedef struct te_gemm {
     const void *a, *b, *c;
     void *d;
     const struct te_quantized_weight *b_quantized; /* not null: B, [n, k] with trans_b 1, is in few bits, and b is not
-                                                      read (impl/gemm_quantized.h, and on CUDA impl/gemm_quantized_cuda.h).
+                                                      read (impl/gemm_quantized.h, impl/gemm_quantized_cuda.h).
                                                       te_gemm_run takes no such GEMM */
     float alpha, beta; /* factors of the product A B and of C. If beta is 0, C is not read. c and d may point to the
                         * same matrix */

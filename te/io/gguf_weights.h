@@ -13,9 +13,9 @@
  *     te_gguf_release(&w, &ctx);
  *
  * The instance, here `block`, must be bound to no memory. In a list with the option (weights, quantized), the weights
- * of linears and embeddings stay where they lie in the mapped file, each tensor in its own format (te_use_quantized); on
- * a GPU such a weight is repacked in memory that te_gguf_bind allocates (te_repack_weight), unless it has a tensor in
- * f32, f16 or bf16. Norms and biases, and all other weights, are converted to the list's dtype, in such memory, too.
+ * of linears and embeddings stay where they lie in the mapped file, each tensor in its own format (te_use_quantized).
+ * On a GPU such a weight is repacked in memory that te_gguf_bind allocates (te_repack_weight), unless it has a tensor
+ * in f32, f16 or bf16. Norms and biases, and all other weights, are converted to the list's dtype, in such memory, too.
  *
  * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has

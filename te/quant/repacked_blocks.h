@@ -24,15 +24,15 @@
 
 #include <stdlib.h> /* malloc */
 
-#include "../core/target.h"  /* te_copy */
-#include "block_formats.h"   /* te_weight_part */
+#include "../core/target.h" /* te_copy */
+#include "block_formats.h"  /* te_weight_part */
 
 enum {
     TE_CELL_ROWS = 16,
-    TE_CELL_GROUP = 32,                 /* columns of a group */
-    TE_REPACKED_HEADER = 128,           /* bytes in front of a part's cells */
-    TE_REPACKED_ALIGN = 256,            /* parts begin at a multiple of this in the memory of a weight */
-    TE_REPACKED_STAGING = 4 << 20       /* bytes that te_repack_weight repacks before it copies them */
+    TE_CELL_GROUP = 32,           /* columns of a group */
+    TE_REPACKED_HEADER = 128,     /* bytes in front of a part's cells */
+    TE_REPACKED_ALIGN = 256,      /* parts begin at a multiple of this in the memory of a weight */
+    TE_REPACKED_STAGING = 4 << 20 /* bytes that te_repack_weight repacks before it copies them */
 };
 
 /* What a part in target memory begins with. te_use_quantized compares it with the part. */
@@ -52,8 +52,7 @@ TE_BOTH int te__cell_zero(te_block_format f) {
 /* The bytes of a group's low and high bits. */
 TE_BOTH int te__cell_low_bytes(te_block_format f) { return f == TE_BLOCK_q8_0 ? 512 : 256; }
 TE_BOTH int te__cell_high_bytes(te_block_format f) {
-    return f == TE_BLOCK_q6_k                                                  ? 128
-           : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;
+    return f == TE_BLOCK_q6_k ? 128 : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;
 }
 
 /* ---- repacking --------------------------------------------------------------------------------------------------- */
@@ -61,14 +60,17 @@ TE_BOTH int te__cell_high_bytes(te_block_format f) {
 /* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
     const int lane = row % 8 * 4 + col / 4 % 4, upper = row / 8, i = col % 4 + col / 16 * 4;
-    if (f == TE_BLOCK_q8_0) { /* codes 0 to 3 are bytes 0, 2, 1 and 3 of a word, so that a mask leaves a pair of codes */
+    if (f ==
+        TE_BLOCK_q8_0) { /* codes 0 to 3 are bytes 0, 2, 1 and 3 of a word, so that a mask leaves a pair of codes */
         low[lane * 16 + upper * 8 + i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (uint8_t)code;
         return;
     }
     const int nibble = i / 2 + i % 2 * 4; /* a pair of codes lies 16 bits apart */
     low[lane * 8 + upper * 4 + nibble / 2] |= (uint8_t)((code & 15) << nibble % 2 * 4);
-    if (f == TE_BLOCK_q6_k) high[lane * 4 + i % 2 * 2 + upper] |= (uint8_t)(code >> 4 << i / 2 * 2);
-    else if (te__cell_high_bytes(f)) high[lane * 2 + i % 2] |= (uint8_t)(code >> 4 << (i / 2 + upper * 4));
+    if (f == TE_BLOCK_q6_k)
+        high[lane * 4 + i % 2 * 2 + upper] |= (uint8_t)(code >> 4 << i / 2 * 2);
+    else if (te__cell_high_bytes(f))
+        high[lane * 2 + i % 2] |= (uint8_t)(code >> 4 << (i / 2 + upper * 4));
 }
 /* Store the bytes of block b that are no codes, for row `row` of a cell. */
 TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te_block_format f) {
@@ -148,11 +150,11 @@ TE_API te_status te__repack_part(char *memory, uint8_t *staging, const te_weight
     return TE_OK;
 }
 /* Repack a weight [rows, cols], whose parts lie in host memory, into `memory`, target memory of te_repacked_bytes bytes
- * that is aligned to 16 bytes. part[w->parts]: becomes the parts of the repacked weight, in `memory`. Takes some seconds
- * for each 10^9 weights, and waits for the stream. For CUDA contexts; a host reads blocks where they lie. Errors, before
- * anything is written: TE_ERROR_NULL; TE_ERROR_DEVICE: the context's target is the host; TE_ERROR_VALUE: a part is in
- * f32, f16 or bf16, or in an unknown format; TE_ERROR_SHAPE: a part has no rows, or cols is no multiple of a format's
- * block; TE_ERROR_ALIGNMENT; TE_ERROR_MEMORY. */
+ * that is aligned to 16 bytes. part[w->parts]: becomes the parts of the repacked weight, in `memory`. Takes some
+ * seconds for each 10^9 weights, and waits for the stream. For CUDA contexts; a host reads blocks where they lie.
+ * Errors, before anything is written: TE_ERROR_NULL; TE_ERROR_DEVICE: the context's target is the host; TE_ERROR_VALUE:
+ * a part is in f32, f16 or bf16, or in an unknown format; TE_ERROR_SHAPE: a part has no rows, or cols is no multiple of
+ * a format's block; TE_ERROR_ALIGNMENT; TE_ERROR_MEMORY. */
 TE_API te_status te_repack_weight(te_weight_part *part, void *memory, const te_quantized_weight *w, int64_t cols,
                                   te_context *ctx) {
     int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
@@ -170,9 +172,11 @@ TE_API te_status te_repack_weight(te_weight_part *part, void *memory, const te_q
         TE_REQUIRE(te__can_repack(p->format), ctx, TE_ERROR_VALUE,
                    "te_repack_weight: part %d has format %d (%s), which is no format of blocks", i, (int)p->format,
                    te_block_name(p->format));
-        TE_REQUIRE(p->rows > 0 && cols > 0 && cols % te_block_values(p->format) == 0, ctx, TE_ERROR_SHAPE,
-                   "te_repack_weight: part %d is %lld x %lld; columns must be a multiple of %d, the values of a block of "
-                   "%s", i, (long long)p->rows, (long long)cols, te_block_values(p->format), te_block_name(p->format));
+        TE_REQUIRE(
+            p->rows > 0 && cols > 0 && cols % te_block_values(p->format) == 0, ctx, TE_ERROR_SHAPE,
+            "te_repack_weight: part %d is %lld x %lld; columns must be a multiple of %d, the values of a block of "
+            "%s",
+            i, (long long)p->rows, (long long)cols, te_block_values(p->format), te_block_name(p->format));
         widest = (size_t)te_max((int64_t)widest, (int64_t)te__cells_bytes(TE_CELL_ROWS, cols, p->format));
     }
     uint8_t *staging = (uint8_t *)malloc(widest);

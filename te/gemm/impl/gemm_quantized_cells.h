@@ -1,6 +1,6 @@
-/* gemm_quantized_cells.h -- reads repacked weights in few bits (te/quant/repacked_blocks.h) on the GPU: a lane's codes as
- * operands of mma, and scales and offsets in f32. A weight is scale q + offset, with an integer q that bf16 and f16 hold
- * exactly.
+/* gemm_quantized_cells.h -- reads repacked weights in few bits (te/quant/repacked_blocks.h) on the GPU: a lane's codes
+ * as operands of mma, and scales and offsets in f32. A weight is scale q + offset, with an integer q that bf16 and f16
+ * hold exactly.
  *
  * Codes become 16-bit floats without a conversion: the bits of q below the exponent of 2^7 (bf16) or 2^10 (f16) are the
  * number 128 + q or 1024 + q, from which one subtraction for two codes takes the constant and the zero of the format.
@@ -13,12 +13,13 @@
 #include "../../core/lanes.h"            /* te_block_here */
 #include "../../quant/repacked_blocks.h" /* te__cell_low_bytes */
 
-/* A step: 256 columns of 16 rows, which is one cell of a k-quant or eight cells of the other formats. The last step of a
- * row may have fewer. */
+/* A step: 256 columns of 16 rows, which is one cell of a k-quant or eight cells of the other formats. The last step of
+ * a row may have fewer. */
 enum { TE_STEP_K = 256, TE_STEP_GROUPS = TE_STEP_K / TE_CELL_GROUP };
 
 /* The constants of format F. */
-template <te_block_format F> struct te__cells_of {
+template <te_block_format F>
+struct te__cells_of {
     TE_BOTH constexpr int block_values(void) {
 #define TE_CELLS_VALUES(token, values, bytes) F == TE_BLOCK_##token ? values:
         return TE_BLOCK_FORMATS(TE_CELLS_VALUES) 0;
@@ -35,9 +36,14 @@ template <te_block_format F> struct te__cells_of {
         CELL = TE_CELL_ROWS * block_bytes(),
         STEP = CELL * (TE_STEP_K / VALUES),
         LOW = F == TE_BLOCK_q8_0 ? 512 : 256,
-        HIGH = F == TE_BLOCK_q6_k ? 128 : F == TE_BLOCK_q5_0 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q5_k ? 64 : 0,
+        HIGH = F == TE_BLOCK_q6_k                                               ? 128
+               : F == TE_BLOCK_q5_0 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q5_k ? 64
+                                                                                : 0,
         SCALES = GROUPS * (LOW + HIGH), /* where a cell's scales begin */
-        ZERO = F == TE_BLOCK_q4_0 ? 8 : F == TE_BLOCK_q5_0 ? 16 : F == TE_BLOCK_q6_k ? 32 : 0,
+        ZERO = F == TE_BLOCK_q4_0   ? 8
+               : F == TE_BLOCK_q5_0 ? 16
+               : F == TE_BLOCK_q6_k ? 32
+                                    : 0,
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
         HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
         /* bytes from group to group of a step: of low and of high bits, which begin at 0 and at HIGH_AT */
@@ -50,10 +56,13 @@ template <te_block_format F> struct te__cells_of {
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
 /* d = a b + c, for two numbers of format M. */
-template <te_dtype M> TE_FN uint32_t te__fma_pair(uint32_t a, uint32_t b, uint32_t c) {
+template <te_dtype M>
+TE_FN uint32_t te__fma_pair(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t d;
-    if (M == TE_bf16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    if (M == TE_bf16)
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 /* (a & mask) | base, and (a & mask) ^ base, as one instruction. */
@@ -68,14 +77,19 @@ TE_FN uint32_t te__and_xor(uint32_t a, uint32_t mask, uint32_t base) {
     return d;
 }
 /* 2^7 in bf16 or 2^10 in f16, twice: with an integer below 128 in the low bits, the sum of both. */
-template <te_dtype M> struct te__cell_base { enum : uint32_t { VALUE = M == TE_bf16 ? 0x43004300u : 0x64006400u }; };
+template <te_dtype M>
+struct te__cell_base {
+    enum : uint32_t { VALUE = M == TE_bf16 ? 0x43004300u : 0x64006400u };
+};
 /* Two such sums, minus the power of two and the zero of the format. */
-template <te_dtype M> TE_FN uint32_t te__pair_of_codes(uint32_t bits, const uint32_t zero) {
+template <te_dtype M>
+TE_FN uint32_t te__pair_of_codes(uint32_t bits, const uint32_t zero) {
     const uint32_t one = M == TE_bf16 ? 0x3f803f80u : 0x3c003c00u;
     return te__fma_pair<M>(bits, one, (te__cell_base<M>::VALUE | zero * 0x10001u) | 0x80008000u);
 }
 /* The codes in bytes 0 and 2 of `word`, in two's complement. */
-template <te_dtype M> TE_FN uint32_t te__pair_of_bytes(uint32_t word) {
+template <te_dtype M>
+TE_FN uint32_t te__pair_of_bytes(uint32_t word) {
     if (M == TE_f16) return te__fma_pair<M>(te__and_xor(word, 0x00ff00ffu, 0x64806480u), 0x3c003c00u, 0xe480e480u);
     /* 128 + the low 7 bits, minus 128 or, for a negative code, minus 256 */
     const uint32_t low = te__and_or(word, 0x007f007fu, 0x43004300u), sign = te__and_or(word, 0x00800080u, 0x43004300u);
@@ -83,7 +97,8 @@ template <te_dtype M> TE_FN uint32_t te__pair_of_bytes(uint32_t word) {
 }
 /* The high bits of the lane's codes of a group, so placed that bits i and 16 + i, or for q6_k 2 i and 16 + 2 i, belong
  * to pair i of the first row, and those 4 or 8 bits higher to pair i of the second row. */
-template <te_block_format F> TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
+template <te_block_format F>
+TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
     const char *at = step + te__cells_of<F>::HIGH_AT + group * te__cells_of<F>::HIGH_STRIDE;
     if (F == TE_BLOCK_q6_k) return *(const uint32_t *)(const void *)(at + lane * 4);
     if (!te__cells_of<F>::HIGH) return 0;
@@ -112,10 +127,10 @@ TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, int group, int lan
     const uint32_t word[2] = {w.x, w.y}, high = te__cell_high<F>(step, group, lane);
     TE_UNROLL for (int upper = 0; upper < 2; upper++)
         TE_UNROLL for (int i = 0; i < 4; i++) {
-            uint32_t bits = te__and_or(word[upper] >> 4 * i, 0x000f000fu, te__cell_base<M>::VALUE);
-            if (te__cells_of<F>::HIGH) bits = te__or_high_of_pair<F>(bits, high, upper, i);
-            q[upper][i] = te__pair_of_codes<M>(bits, te__cells_of<F>::ZERO);
-        }
+        uint32_t bits = te__and_or(word[upper] >> 4 * i, 0x000f000fu, te__cell_base<M>::VALUE);
+        if (te__cells_of<F>::HIGH) bits = te__or_high_of_pair<F>(bits, high, upper, i);
+        q[upper][i] = te__pair_of_codes<M>(bits, te__cells_of<F>::ZERO);
+    }
 }
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
@@ -177,7 +192,7 @@ typedef struct te__dequantize_args {
     int64_t rows;          /* of the part */
     const int32_t *tokens; /* for a lookup, [count] */
     int64_t count;
-    int64_t first, size;   /* for a lookup: the part's first row within the table, and the number of rows of the table */
+    int64_t first, size; /* for a lookup: the part's first row within the table, and the number of rows of the table */
 } te__dequantize_args;
 enum { TE_DEQUANTIZE_THREADS = 256 };
 
@@ -186,7 +201,8 @@ TE_FN void te__dequantize_store(void *y, int64_t at, const float v[8], te_dtype 
     TE_UNROLL for (int part = 0; part < 2; part++) {
         const float *f = v + 4 * part;
         const int64_t i = at + 16 * part;
-        if (dtype == TE_f32) *(float4 *)(void *)((float *)y + i) = make_float4(f[0], f[1], f[2], f[3]);
+        if (dtype == TE_f32)
+            *(float4 *)(void *)((float *)y + i) = make_float4(f[0], f[1], f[2], f[3]);
         else
             *(uint2 *)(void *)((uint16_t *)y + i) =
                 make_uint2(te_pair_of_floats(f[0], f[1], dtype), te_pair_of_floats(f[2], f[3], dtype));
@@ -237,8 +253,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     const int64_t token = a.tokens[blockIdx.x], row = token - a.first;
     const int unknown = token < 0 || token >= a.size, here = row >= 0 && row < a.rows;
     if (!here && !(unknown && a.first == 0)) return; /* the first part stores the NaN */
-    const char *tile =
-        a.cells + (here ? row : 0) / TE_CELL_ROWS * ((int64_t)(a.k / cells::VALUES) * cells::CELL);
+    const char *tile = a.cells + (here ? row : 0) / TE_CELL_ROWS * ((int64_t)(a.k / cells::VALUES) * cells::CELL);
     const int in_cell = (int)((here ? row : 0) % TE_CELL_ROWS), t = (int)threadIdx.x % 4;
     for (int i = (int)threadIdx.x / 4; i < a.k / TE_CELL_GROUP; i += TE_DEQUANTIZE_THREADS / 4) {
         const int step = i / TE_STEP_GROUPS, group = i % TE_STEP_GROUPS, half = group / 4;
@@ -265,9 +280,9 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
 
 TE_API const void *te__dequantize_kernel_of(te_block_format f, int lookup) {
     switch ((int)f) {
-#define TE_CELLS_KERNEL(token)                                                                   \
-    case TE_BLOCK_##token:                                                                       \
-        return lookup ? (const void *)te__lookup_kernel<TE_BLOCK_##token>                        \
+#define TE_CELLS_KERNEL(token)                                            \
+    case TE_BLOCK_##token:                                                \
+        return lookup ? (const void *)te__lookup_kernel<TE_BLOCK_##token> \
                       : (const void *)te__dequantize_kernel<TE_BLOCK_##token>;
         TE_CELL_FORMATS(TE_CELLS_KERNEL)
 #undef TE_CELLS_KERNEL

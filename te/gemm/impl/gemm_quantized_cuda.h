@@ -4,8 +4,8 @@
  * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below, 16 rows of A at a time. A block multiplies 128 rows of W, 16
  * for each warp. A warp has a ring of stages in shared memory, which it fills by cyclic copies of 16 bytes (cp.async),
  * each stage with a step of 256 columns; it converts codes to bf16 or f16 in registers, multiplies them by A with
- * mma.sync, and adds the sums of each group, times the group's scale, in f32. The offset of a group is multiplied by the
- * sum of the group's activations. A in f32 is the exact sum of three bf16, which take three columns of the product.
+ * mma.sync, and adds the sums of each group, times the group's scale, in f32. The offset of a group is multiplied by
+ * the sum of the group's activations. A in f32 is the exact sum of three bf16, which take three columns of the product.
  *
  * The steps of a tile of 128 rows are divided among the blocks of a cluster, as many as run at the same time for all
  * tiles. The blocks add their sums through distributed shared memory, in the order of k. A kernel that follows another
@@ -28,15 +28,15 @@ enum {
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
     TE_QUANTIZED_TILE = TE_QUANTIZED_WARPS * TE_CELL_ROWS, /* rows of W that a block multiplies at a time */
     TE_QUANTIZED_BLOCKS_PER_SM = 2,
-    TE_QUANTIZED_RINGS = 68 << 10,    /* the most bytes of the rings of a block */
-    TE_QUANTIZED_PAIRS = 32,          /* groups times column tiles of A that are in shared memory at a time; a column tile
-                                       * has 8 columns */
+    TE_QUANTIZED_RINGS = 68 << 10, /* the most bytes of the rings of a block */
+    TE_QUANTIZED_PAIRS = 32,       /* groups times column tiles of A that are in shared memory at a time; a column tile
+                                    * has 8 columns */
     TE_QUANTIZED_VECTORS = TE_QUANTIZED_PAIRS / TE_QUANTIZED_WARPS, /* of A for each thread */
-    TE_QUANTIZED_MAX_SPLIT = 8,       /* the most blocks of a cluster */
-    TE_QUANTIZED_COLUMNS = 16,        /* columns of the product for one launch: rows of A, or three times as many in f32 */
-    TE_QUANTIZED_MAX_M = 64,          /* rows up to which the skinny kernel is launched for each 16 rows */
-    TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones, such
-                                        * as heads, are multiplied by the skinny kernel for any number of rows */
+    TE_QUANTIZED_MAX_SPLIT = 8,                                     /* the most blocks of a cluster */
+    TE_QUANTIZED_COLUMNS = 16, /* columns of the product for one launch: rows of A, or three times as many in f32 */
+    TE_QUANTIZED_MAX_M = 64,   /* rows up to which the skinny kernel is launched for each 16 rows */
+    TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones,
+                                        * such as heads, are multiplied by the skinny kernel for any number of rows */
 };
 
 typedef struct te__quantized {
@@ -53,16 +53,17 @@ typedef struct te__quantized {
 } te__quantized;
 
 /* The layout of shared memory. */
-template <te_block_format F> struct te__quantized_memory {
+template <te_block_format F>
+struct te__quantized_memory {
     enum {
         RING_STAGES = TE_QUANTIZED_RINGS / (TE_QUANTIZED_WARPS * te__cells_of<F>::STEP),
         STAGES = RING_STAGES > 4 ? 4 : RING_STAGES,
-        RING = STAGES * te__cells_of<F>::STEP,          /* of a warp */
-        X = TE_QUANTIZED_WARPS * RING,                  /* two buffers with activations, in the order of mma's operands */
+        RING = STAGES * te__cells_of<F>::STEP, /* of a warp */
+        X = TE_QUANTIZED_WARPS * RING,         /* two buffers with activations, in the order of mma's operands */
         X_BYTES = TE_QUANTIZED_PAIRS * 32 * 16,
-        SUMS = X + 2 * X_BYTES,                         /* two buffers with sums of activations, float[PAIRS][8] */
+        SUMS = X + 2 * X_BYTES, /* two buffers with sums of activations, float[PAIRS][8] */
         SUMS_BYTES = TE_QUANTIZED_PAIRS * 8 * 4,
-        SCALES = SUMS + 2 * SUMS_BYTES,                 /* of each warp; later the sums of the block */
+        SCALES = SUMS + 2 * SUMS_BYTES, /* of each warp; later the sums of the block */
         SCALES_BYTES = TE_STEP_GROUPS * 8 * 4 * 4,
         BYTES = SCALES + TE_QUANTIZED_WARPS * SCALES_BYTES
     };
@@ -86,7 +87,8 @@ TE_FN te__quantized_loads te__quantized_loads_at(const te__quantized *p, int row
     return l;
 }
 /* Start the copy of a step into a stage, with zeros behind the end of the rows, and go to the next step. */
-template <te_block_format F> TE_FN void te__quantized_load(te__quantized_loads *l, const char *stage) {
+template <te_block_format F>
+TE_FN void te__quantized_load(te__quantized_loads *l, const char *stage) {
     enum { STEP = te__cells_of<F>::STEP };
     const int lane = (int)threadIdx.x % 32;
     const uint32_t to = te__shared_address(stage) + (uint32_t)(lane * 16);
@@ -101,7 +103,9 @@ template <te_block_format F> TE_FN void te__quantized_load(te__quantized_loads *
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
 /* What a thread holds of the next activations: vectors of eight values of a row in format M. */
-typedef struct te__quantized_x { uint4 v[TE_QUANTIZED_VECTORS]; } te__quantized_x;
+typedef struct te__quantized_x {
+    uint4 v[TE_QUANTIZED_VECTORS];
+} te__quantized_x;
 
 /* Eight values of f32 as the exact sum of three bf16: the part number `part` of them. */
 TE_FN uint4 te__bf16_part(const float *x, int part) {
@@ -117,9 +121,10 @@ TE_FN uint4 te__bf16_part(const float *x, int part) {
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* Load the activations from column k on, up to column `end`. Warp w has pairs w, w + 8, .. of (group, column tile); in a
- * pair lane 4 c + t has column c of the tile, eight values from 8 t on. */
-template <te_dtype T, int N> TE_FN void te__quantized_load_x(te__quantized_x *x, const te__quantized *p, int k, int end) {
+/* Load the activations from column k on, up to column `end`. Warp w has pairs w, w + 8, .. of (group, column tile); in
+ * a pair lane 4 c + t has column c of the tile, eight values from 8 t on. */
+template <te_dtype T, int N>
+TE_FN void te__quantized_load_x(te__quantized_x *x, const te__quantized *p, int k, int end) {
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int i = 0; i < TE_QUANTIZED_VECTORS; i++) {
         const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS, col = pair % N * 8 + lane / 4;
@@ -131,7 +136,8 @@ template <te_dtype T, int N> TE_FN void te__quantized_load_x(te__quantized_x *x,
             float f[8];
             te_load8(f, p->x, first, 8, 1, TE_f32);
             x->v[i] = te__bf16_part(f, col % 3);
-        } else x->v[i] = __ldg((const uint4 *)(const void *)((const uint16_t *)p->x + first));
+        } else
+            x->v[i] = __ldg((const uint4 *)(const void *)((const uint16_t *)p->x + first));
     }
 }
 /* Store them in shared memory, and the sums of each group if the format has offsets. */
@@ -158,10 +164,14 @@ TE_FN void te__quantized_store_x(char *buffer, float *sums, const te__quantized_
 
 /* Whether the scales of a step are first converted to f32 in shared memory: those of k-quants, of which each takes
  * several instructions. */
-template <te_block_format F> struct te__quantized_expands { enum { VALUE = te__cells_of<F>::GROUPS > 1 }; };
-/* Convert the scales of a step: float[group][row % 8][4], with the scales of rows r and r + 8, then their offsets or the
- * scales of the second half of the group. */
-template <te_block_format F> TE_FN void te__quantized_expand(float *to, const char *stage) {
+template <te_block_format F>
+struct te__quantized_expands {
+    enum { VALUE = te__cells_of<F>::GROUPS > 1 };
+};
+/* Convert the scales of a step: float[group][row % 8][4], with the scales of rows r and r + 8, then their offsets or
+ * the scales of the second half of the group. */
+template <te_block_format F>
+TE_FN void te__quantized_expand(float *to, const char *stage) {
     const int row = (int)threadIdx.x % 16, half = (int)threadIdx.x % 32 / 16;
     float scale[4][2], offset[4];
     te__cell_scales<F>(scale, offset, stage, TE_STEP_GROUPS, row, half);
@@ -172,7 +182,8 @@ template <te_block_format F> TE_FN void te__quantized_expand(float *to, const ch
 }
 /* scale: of rows lane / 4 and lane / 4 + 8; more: their offsets, or the scales of the second half of the group. */
 template <te_block_format F>
-TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, const float *expanded, const int group) {
+TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, const float *expanded,
+                                const int group) {
     typedef te__cells_of<F> cells;
     const int row = (int)threadIdx.x % 32 / 4;
     const char *at = stage + group * cells::CELL + cells::SCALES;
@@ -184,7 +195,8 @@ TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, 
         const uint2 w = *(const uint2 *)(const void *)(at + row * 8);
         const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
         *scale = make_float2(first.x, second.x), *more = make_float2(first.y, second.y);
-    } else *scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
+    } else
+        *scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
 }
 /* c += one step. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with columns 2 (lane % 4) and
  * 2 (lane % 4) + 1 of the column tile. */
@@ -198,7 +210,8 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
         uint32_t q[2][4];
         te__quantized_scales<F>(&scale, &more, stage, expanded, group);
         te__cell_codes<F, M>(q, stage, group, lane);
-        const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]}, second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]};
+        const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
+                       second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
             const int pair = group * N + tile;
             const uint4 b = *(const uint4 *)(const void *)(x + (pair * 32 + lane) * 16);
@@ -214,8 +227,7 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
             TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y);
             if (!cells::OFFSET) continue;
             const float2 sum = *(const float2 *)(const void *)(sums + pair * 8 + lane % 4 * 2);
-            TE_UNROLL for (int i = 0; i < 4; i++)
-                c[tile][i] += (i % 2 ? sum.y : sum.x) * (i < 2 ? more.x : more.y);
+            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += (i % 2 ? sum.y : sum.x) * (i < 2 ? more.x : more.y);
         }
     }
 }
@@ -224,19 +236,24 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
 
 /* Element i of x, in f32 if `wide`, else in format T. te_load would bring the code of all formats: small code is loaded
  * sooner. */
-template <te_dtype T> TE_FN float te__quantized_get(const void *x, int64_t i, int wide) {
+template <te_dtype T>
+TE_FN float te__quantized_get(const void *x, int64_t i, int wide) {
     if (T == TE_f32 || wide) return ((const float *)x)[i];
     return te_floats_of_pair(((const uint16_t *)x)[i], T).x;
 }
-template <te_dtype T> TE_FN void te__quantized_put(void *y, int64_t i, float v, int wide) {
-    if (T == TE_f32 || wide) ((float *)y)[i] = v;
-    else ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
+template <te_dtype T>
+TE_FN void te__quantized_put(void *y, int64_t i, float v, int wide) {
+    if (T == TE_f32 || wide)
+        ((float *)y)[i] = v;
+    else
+        ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
 }
 /* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. te__quantized_peer: the
  * float at `from` in the shared memory of block `rank` of the cluster. */
 TE_FN void te__quantized_sync(int split) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    if (split > 1) asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    if (split > 1)
+        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
     else
 #endif
         __syncthreads();
@@ -254,15 +271,15 @@ TE_FN float te__quantized_peer(const float *from, int rank) {
     return (void)rank, *from;
 #endif
 }
-/* Add the sums c of all warps of the cluster, and store them. shared: memory for float[columns][TILE]. Each block stores
- * a part of the elements of the tile. */
+/* Add the sums c of all warps of the cluster, and store them. shared: memory for float[columns][TILE]. Each block
+ * stores a part of the elements of the tile. */
 template <te_dtype T, int N>
 TE_FN void te__quantized_store(const te__quantized *p, int tile, int rank, const float c[N][4], float *shared) {
     const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * TE_CELL_ROWS + lane / 4;
     __syncthreads(); /* all warps have read their scales, which lie in `shared` */
     TE_UNROLL for (int i = 0; i < N; i++)
         TE_UNROLL for (int j = 0; j < 4; j++)
-            shared[(i * 8 + lane % 4 * 2 + j % 2) * TE_QUANTIZED_TILE + first + j / 2 * 8] = c[i][j];
+        shared[(i * 8 + lane % 4 * 2 + j % 2) * TE_QUANTIZED_TILE + first + j / 2 * 8] = c[i][j];
     te__quantized_sync(p->split);
     const int elements = p->m * TE_QUANTIZED_TILE, end = elements * (rank + 1) / p->split;
     TE_UNROLL_1 for (int e = elements * rank / p->split + (int)threadIdx.x; e < end; e += TE_QUANTIZED_THREADS) {
@@ -272,8 +289,9 @@ TE_FN void te__quantized_store(const te__quantized *p, int tile, int rank, const
         TE_UNROLL for (int other = 0; other < TE_QUANTIZED_MAX_SPLIT; other++) {
             if (other >= p->split) continue;
             float sum = te__quantized_peer(from, other);
-            if (T == TE_f32) sum += te__quantized_peer(from + TE_QUANTIZED_TILE, other) +
-                                    te__quantized_peer(from + 2 * TE_QUANTIZED_TILE, other);
+            if (T == TE_f32)
+                sum += te__quantized_peer(from + TE_QUANTIZED_TILE, other) +
+                       te__quantized_peer(from + 2 * TE_QUANTIZED_TILE, other);
             v += sum;
         }
         if (at >= p->rows) continue;
@@ -352,13 +370,16 @@ typedef struct te__quantized_kernel_entry {
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;
 
-template <te_dtype T, int N> TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f) {
+template <te_dtype T, int N>
+TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f) {
     switch ((int)f) {
-#define TE_QUANTIZED_ENTRY(token)                                                                                   \
-    case TE_BLOCK_##token: {                                                                                        \
-        static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<TE_BLOCK_##token, T, N>,      \
-                                                   te__quantized_memory<TE_BLOCK_##token>::BYTES, 0, {0}};          \
-        return &entry;                                                                                              \
+#define TE_QUANTIZED_ENTRY(token)                                                                              \
+    case TE_BLOCK_##token: {                                                                                   \
+        static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<TE_BLOCK_##token, T, N>, \
+                                                   te__quantized_memory<TE_BLOCK_##token>::BYTES,              \
+                                                   0,                                                          \
+                                                   {0}};                                                       \
+        return &entry;                                                                                         \
     }
         TE_CELL_FORMATS(TE_QUANTIZED_ENTRY)
 #undef TE_QUANTIZED_ENTRY
@@ -385,9 +406,8 @@ TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split
 TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context *ctx) {
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&e->set, __ATOMIC_ACQUIRE) & bit) return TE_OK;
-    TE_TRY(te__cuda_status(
-        ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, e->shared),
-        "shared memory of the product of a quantized weight"));
+    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, e->shared),
+                           "shared memory of the product of a quantized weight"));
     for (int i = 1; i <= TE_QUANTIZED_MAX_SPLIT; i++) e->clusters[i] = te__quantized_clusters(e, i, ctx);
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
@@ -399,7 +419,9 @@ TE_API int te__quantized_split(const te__quantized_kernel_entry *e, int tiles, i
     return split;
 }
 /* The most rows of A for one launch. */
-TE_API int te__quantized_rows(te_dtype dtype) { return dtype == TE_f32 ? TE_QUANTIZED_COLUMNS / 3 : TE_QUANTIZED_COLUMNS; }
+TE_API int te__quantized_rows(te_dtype dtype) {
+    return dtype == TE_f32 ? TE_QUANTIZED_COLUMNS / 3 : TE_QUANTIZED_COLUMNS;
+}
 /* Multiply `rows` rows of A, from row m0 on, by a part of W, whose first row is row `first` of W. */
 template <te_dtype T>
 TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, const te_weight_part *part,
@@ -419,9 +441,11 @@ TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, 
         columns > 8 ? te__quantized_kernel_of<T, 2>(part->format) : te__quantized_kernel_of<T, 1>(part->format);
     TE_TRY(te__quantized_prepare(e, ctx));
     p.split = te__quantized_split(e, tiles, steps);
-    return te__cuda_launch(ctx, te__launch_of(e->kernel, "product of a quantized weight",
-                                              te__grid_of((int64_t)tiles * p.split, 1), TE_QUANTIZED_THREADS, e->shared,
-                                              p.split), &p, sizeof p);
+    return te__cuda_launch(ctx,
+                           te__launch_of(e->kernel, "product of a quantized weight",
+                                         te__grid_of((int64_t)tiles * p.split, 1), TE_QUANTIZED_THREADS, e->shared,
+                                         p.split),
+                           &p, sizeof p);
 }
 /* Whether the product is computed from W converted in the workspace. */
 TE_API int te__quantized_converts(const te_gemm *g) {
@@ -432,7 +456,8 @@ TE_API size_t te__quantized_scratch(const te_gemm *g) {
     return te__quantized_converts(g) ? (size_t)(g->n * g->k) * te_dtype_bytes(g->dtype) : 0;
 }
 /* D = alpha A W^T + beta C, and the bias if g names one, for a GEMM with b_quantized. T: g's dtype. */
-template <te_dtype T> TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
+template <te_dtype T>
+TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
     const te_quantized_weight *w = g->b_quantized;
     if (te__quantized_converts(g)) {
         te_gemm converted = *g;
