@@ -15,7 +15,7 @@ static void bench_format(te_block_format f, int64_t out, int64_t in) {
     const te_weight_part shape = {nullptr, f, out};
     const te_quantized_weight one = {&shape, 1};
     const size_t bytes = te_repacked_bytes(&one, in);
-    const int copies = (int)std::max((int64_t)2, POOL / (int64_t)bytes), rows[] = {1, 4, 8, 16, 64, 512};
+    const int copies = (int)std::max((int64_t)2, POOL / (int64_t)bytes), rows[] = {1, 4, 16, 64, 512};
     char *pool = (char *)bench_allocate(bytes * (size_t)copies);
     std::vector<te_weight_part> part((size_t)copies, shape);
     std::vector<te_quantized_weight> w;

@@ -389,11 +389,10 @@ TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f) {
 /* The number of clusters of `split` blocks that run at the same time; 0 if the kernel's code has no clusters. */
 TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split, const te_context *ctx) {
     struct cudaFuncAttributes is;
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config;
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
     int clusters = 0;
     if (split == 1) return ctx->processors * TE_QUANTIZED_BLOCKS_PER_SM;
-    memset(&config, 0, sizeof config), memset(&attribute, 0, sizeof attribute);
     attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim.x = (unsigned)split;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     config.gridDim = dim3((unsigned)split), config.blockDim = dim3(TE_QUANTIZED_THREADS);
