@@ -1,4 +1,5 @@
-/* te.h -- the library: Transformer kernels, header-only, in C11 and CUDA. A program needs only this include.
+/* te.h -- the library: Transformer kernels, header-only, in C11 and CUDA. A program needs only this include, and
+ * te/io/gguf_weights.h if it reads GGUF files.
  *
  * Do this:
  *     #include "te/te.h"
@@ -26,7 +27,6 @@
 #include "io/cache_file.h"          /* te_cache_save, te_cache_load */
 #include "io/checkpoint.h"          /* te_checkpoint_save, te_checkpoint_load */
 #include "io/fp8_weights.h"         /* te_fp8_weights_load: FP8 weights without a 16-bit copy */
-#include "io/gguf_weights.h"        /* te_gguf_map, te_gguf_bind: models in GGUF files */
 #include "io/json.h"          /* te_json_open, te_json_find */
 #include "io/packed.h"              /* te_packed_add: q, k and v of a file as one weight */
 #include "io/weights.h"             /* te_weights_load, te_weights_use */

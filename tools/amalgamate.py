@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the library as one header: te/te.h, in which every #include of a te/ header is replaced by the text of that header.
+"""Writes the library as one header: te/te.h and, behind it, te/io/gguf_weights.h, which te.h leaves out, with every #include of a te/
+header replaced by the text of that header.
 
     tools/amalgamate.py [FILE]       default: standard output
 
@@ -133,8 +134,9 @@ def main():
     if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
         sys.exit(__doc__)
     amalgam = Amalgam()
-    amalgam.add(ROOT / "te/te.h", "amalgamate.py")
-    title = f"/* te {version()} as one header, made from te/te.h by tools/amalgamate.py. License: Apache-2.0. */"
+    for header in ("te/te.h", "te/io/gguf_weights.h"):
+        amalgam.add(ROOT / header, "amalgamate.py")
+    title = f"/* te {version()} as one header, made from te/te.h and te/io/gguf_weights.h by tools/amalgamate.py. License: Apache-2.0. */"
     text = "\n".join([title, *amalgam.lines]) + "\n"
     if len(sys.argv) > 1:
         pathlib.Path(sys.argv[1]).write_text(text)
