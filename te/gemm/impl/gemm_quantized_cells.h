@@ -278,7 +278,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
 /* X(token): the formats of repacked weights. */
 #define TE_CELL_FORMATS(X) X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k)
 
-TE_API const void *te__dequantize_kernel_of(te_block_format f, int lookup) {
+TE_IF_USED TE_API const void *te__dequantize_kernel_of(te_block_format f, int lookup) {
     switch ((int)f) {
 #define TE_CELLS_KERNEL(token)                                            \
     case TE_BLOCK_##token:                                                \
@@ -291,7 +291,7 @@ TE_API const void *te__dequantize_kernel_of(te_block_format f, int lookup) {
 }
 TE_API const char *te__cells_at(const te_weight_part *part) { return (const char *)part->data + TE_REPACKED_HEADER; }
 /* y[rows, k] = the values of a repacked weight, as `dtype`. */
-TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const te_quantized_weight *w, int64_t k,
+TE_IF_USED TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const te_quantized_weight *w, int64_t k,
                                        te_context *ctx) {
     te__dequantize_args a;
     memset(&a, 0, sizeof a);
@@ -308,7 +308,7 @@ TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const te_quantiz
     return TE_OK;
 }
 /* y[i] = row tokens[i] of w, as `dtype`, for `rows` tokens; NaN if w has no such row. */
-TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows,
+TE_IF_USED TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows,
                                       const te_quantized_weight *w, int64_t cols, te_context *ctx) {
     te__dequantize_args a;
     memset(&a, 0, sizeof a);

@@ -34,7 +34,8 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
  * only the kernels of its lists. */
 #if TE_CUDA
 template <te_dtype T>
-static const te_quantized_ops te__quantized_ops = {te__quantized_scratch, te__quantized_run<T>, te__quantized_lookup};
+static const te_quantized_ops te__quantized_ops = {te__quantized_scratch, te__quantized_run<T>,
+                                                  te__quantized_lookup<0>};
 #define TE__QUANTIZED_OPS_OF(dtype) &te__quantized_ops<TE_##dtype>
 #else
 static const te_quantized_ops te__quantized_ops TE_UNUSED = {te__quantized_scratch, te__quantized_run,

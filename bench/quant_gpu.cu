@@ -1,8 +1,8 @@
-// quant.cu -- products of weights in few bits on this GPU: the time of each format and several numbers of rows, beside a plain read of the
+// quant_gpu.cu -- products of weights in few bits on this GPU: the time of each format and several numbers of rows, beside a plain read of the
 // same bytes in turns, and the GEMM of the list's dtype where W is converted in the workspace.
 //
-//     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -I. bench/quant.cu -o quant -lcublasLt
-//     ./quant [out in [part of a format's name]]        default: 4096 x 14336, all formats
+//     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -I. bench/quant_gpu.cu -o quant_gpu -lcublasLt
+//     ./quant_gpu [out in [part of a format's name]]        default: 4096 x 14336, all formats
 //
 // There are as many copies of the weight as need 256 MiB, more than the L2 holds, and each product reads the next one. `of read` is the time
 // of the fastest plain kernel that reads as many bytes, divided by the time of the product. `in a pass`: the product follows another kernel
