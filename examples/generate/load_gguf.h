@@ -1,8 +1,8 @@
 /* load_gguf.h -- the weights of a model in a GGUF file. Part of load_model.h.
  *
- * The file is mapped. On the host, weights of linears and the table of the embedding are used where they lie, each in
- * the format that it has in the file; with -DMODEL_DEQUANTIZE, and on CUDA, they are converted to MODEL_DTYPE. Norms
- * and biases are always converted.
+ * The file is mapped. Weights of linears and the table of the embedding are used in the format that they have in the
+ * file, on the host where they lie, on CUDA repacked in device memory; with -DMODEL_DEQUANTIZE they are converted to
+ * MODEL_DTYPE. Norms and biases are always converted.
  */
 #ifndef LOAD_GGUF_H
 #define LOAD_GGUF_H

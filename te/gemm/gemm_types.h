@@ -61,14 +61,16 @@ typedef struct te_gemm {
     const void *a, *b, *c;
     void *d;
     const struct te_quantized_weight *b_quantized; /* not null: B, [n, k] with trans_b 1, is in few bits, and b is not
-                                                      read (impl/gemm_quantized.h). te_gemm_run takes no such GEMM */
+                                                      read (impl/gemm_quantized.h, impl/gemm_quantized_cuda.h).
+                                                      te_gemm_run takes no such GEMM */
     float alpha, beta; /* factors of the product A B and of C. If beta is 0, C is not read. c and d may point to the
                         * same matrix; cuBLASLt may then round the product to D's format before it adds C, so the last
                         * bits may differ from those with C elsewhere */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* used on the host only: memory in the workspace for as many floats as te__gemm_scratch returns */
+    float *scratch; /* used on the host, and for a quantized B: memory in the workspace, for as many floats as
+                     * te__gemm_scratch or as many bytes as te__quantized_scratch returns */
     const struct te__gemm_overlap *ranks; /* describes the collective with which the library's own GEMM kernel overlaps
                                            * this GEMM; null: there is no overlap */
 } te_gemm;

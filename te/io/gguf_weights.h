@@ -14,8 +14,8 @@
  *
  * The instance, here `block`, must be bound to no memory. In a list with the option (weights, quantized), the weights
  * of linears and embeddings stay where they lie in the mapped file, each tensor in its own format (te_use_quantized).
- * Norms and biases, and all weights of other lists and of lists on a GPU, are converted to the list's dtype, in memory
- * that te_gguf_bind allocates.
+ * On a GPU such a weight is repacked in memory that te_gguf_bind allocates (te_repack_weight), unless it has a tensor
+ * in f32, f16 or bf16. Norms and biases, and all other weights, are converted to the list's dtype, in such memory, too.
  *
  * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
@@ -32,7 +32,7 @@
 #include "packed.h"                 /* te_packed, te__packed_param */
 
 typedef enum te_gguf_use {
-    TE_GGUF_IN_PLACE, /* weights that the list can read in the file stay there */
+    TE_GGUF_IN_PLACE, /* weights that the list can read in the file's format stay in it */
     TE_GGUF_CONVERTED /* all are converted to the list's dtype */
 } te_gguf_use;
 typedef struct te_gguf_source {
@@ -44,7 +44,7 @@ typedef struct te_gguf_source {
 typedef struct te_gguf_weights {
     te_weight_part *part;        /* [number of entries of the table] */
     te_quantized_weight *weight; /* [number of parameters] */
-    void *memory;                /* target memory of converted parameters */
+    void *memory;                /* target memory of converted and of repacked parameters */
 } te_gguf_weights;
 
 enum { TE_GGUF_MAX_TENSOR_NAME = 256 }; /* bytes of prefix and name together, with the closing NUL */
@@ -155,9 +155,22 @@ TE_API int te__gguf_is_plain(const te_quantized_weight *w, const te_param *p) {
 }
 TE_API int te__gguf_stays(const te__gguf_binding *b, int k) {
     const te_param *p = &b->m->param[k];
+    const te_quantized_weight *w = &b->w->weight[k];
     int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
-    if (on_device || b->from.use != TE_GGUF_IN_PLACE) return 0;
-    return p->takes_quantized || te__gguf_is_plain(&b->w->weight[k], p);
+    int repacks = 1;
+    for (int i = 0; i < w->parts; i++) repacks = repacks && te__can_repack(w->part[i].format);
+    if (b->from.use != TE_GGUF_IN_PLACE) return 0;
+    if (on_device) return p->takes_quantized && repacks;
+    return p->takes_quantized || te__gguf_is_plain(w, p);
+}
+/* The bytes of target memory that parameter k needs: 0 if it stays in the file. */
+TE_API size_t te__gguf_memory_bytes(const te__gguf_binding *b, int k) {
+    const te_param *p = &b->m->param[k];
+    int on_device = TE_CUDA;
+    if (!te__gguf_stays(b, k))
+        return (size_t)te_round_up(te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * (int64_t)te_dtype_bytes(p->dtype),
+                                   TE_REPACKED_ALIGN);
+    return on_device ? te_repacked_bytes(&b->w->weight[k], p->cols) : 0;
 }
 /* Convert `rows` rows of a part to p's dtype. row: memory for a row of floats. */
 TE_API te_status te__gguf_convert(char *to, float *row, const te_weight_part *part, int64_t rows, int64_t cols,
@@ -210,9 +223,6 @@ TE_API void te_gguf_release(te_gguf_weights *w, te_context *ctx) {
     free(w->part), free(w->weight);
     memset(w, 0, sizeof *w);
 }
-TE_API size_t te__gguf_padded_bytes(const te_param *p) {
-    return (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(p->dtype);
-}
 TE_API te_status te__gguf_bind(const te__gguf_binding *b, te_context *ctx) {
     int next = 0;
     size_t bytes = 0;
@@ -222,21 +232,26 @@ TE_API te_status te__gguf_bind(const te__gguf_binding *b, te_context *ctx) {
         TE_REQUIRE(!p->data && !p->quantized, ctx, TE_ERROR_STATE,
                    "te_gguf_bind: %s.%s has memory; bind its instance to none", p->op, p->field);
         TE_TRY(te__gguf_collect(b, k, next, &next, ctx));
-        if (!te__gguf_stays(b, k)) bytes += te__gguf_padded_bytes(p);
+        bytes += te__gguf_memory_bytes(b, k);
     }
     if (bytes) TE_TRY(te_allocate(ctx, &b->w->memory, bytes));
     char *at = (char *)b->w->memory;
     for (int k = 0; k < b->m->param_count; k++) { /* writes no parameter, so that an error leaves all as they were */
-        if (b->m->param[k].tied || te__gguf_stays(b, k)) continue;
-        TE_TRY(te__gguf_load(b, k, at, ctx));
-        at += te__gguf_padded_bytes(&b->m->param[k]);
+        if (b->m->param[k].tied || !te__gguf_memory_bytes(b, k)) continue;
+        te_weight_part *part = b->w->part + (b->w->weight[k].part - b->w->part);
+        char *const to = at;
+        at += te__gguf_memory_bytes(b, k);
+        if (!te__gguf_stays(b, k)) TE_TRY(te__gguf_load(b, k, to, ctx));
+        else TE_TRY(te_repack_weight(part, to, &b->w->weight[k], b->m->param[k].cols, ctx));
     }
     at = (char *)b->w->memory;
     for (int k = 0; k < b->m->param_count; k++) {
         te_param *p = &b->m->param[k];
         const te_quantized_weight *w = &b->w->weight[k];
         if (p->tied) continue;
-        if (!te__gguf_stays(b, k)) p->data = at, at += te__gguf_padded_bytes(p);
+        char *const memory = at;
+        at += te__gguf_memory_bytes(b, k);
+        if (!te__gguf_stays(b, k)) p->data = memory;
         else if (te__gguf_is_plain(w, p)) p->data = (void *)(uintptr_t)w->part[0].data, p->constant = 1;
         else TE_TRY(te_use_quantized(p, w, ctx));
     }

@@ -8,7 +8,7 @@
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h" /* te_tensor, te_batch */
 #include "../fp8/scales.h" /* te_scales */
-#include "../quant/block_formats.h" /* te_quantized_weight */
+#include "../quant/repacked_blocks.h" /* te_quantized_weight, te_repack_weight */
 
 /* How an op takes part in a kernel.
  *   map     works on each element by itself                            bias, gelu, dropout, add, ...

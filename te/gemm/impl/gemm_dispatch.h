@@ -175,7 +175,7 @@ TE_API int te__skinny_or_small_m_pays(te_product_kernels *kernels, const te_gemm
 /* Returns whether one of `kernels` can run the GEMM on this device, with the epilogue for which the kernels were
  * compiled. */
 TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    if (!ctx->gemm_custom || !kernels) return 0;
+    if (!ctx->gemm_custom || !kernels || g->b_quantized) return 0;
     if (te__gemm_is_skinny_or_small_m(kernels, g, ctx)) return 1;
     return te__sm90_gemm_supports(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_persistent_of(kernels, g), TE_SM90_GEMM_SMEM_BYTES, ctx->device);

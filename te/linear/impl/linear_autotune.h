@@ -217,6 +217,7 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     te_gemm_choice c;
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
+    if (g->b_quantized) return TE_OK; /* there is one kernel */
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* an FP8 GEMM with arrays of scales has no strategy with an
                                                             * epilogue that could be compared with the default */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))

@@ -1,0 +1,325 @@
+/* gemm_quantized_cells.h -- reads repacked weights in few bits (te/quant/repacked_blocks.h) on the GPU: a lane's codes
+ * as operands of mma, and scales and offsets in f32. A weight is scale q + offset, with an integer q that bf16 and f16
+ * hold exactly.
+ *
+ * Codes become 16-bit floats without a conversion: the bits of q below the exponent of 2^7 (bf16) or 2^10 (f16) are the
+ * number 128 + q or 1024 + q, from which one subtraction for two codes takes the constant and the zero of the format.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_QUANTIZED_CELLS_H
+#define TE_GEMM_QUANTIZED_CELLS_H
+
+#include "../../core/impl/ptx_cuda.h"    /* te__mma_sync */
+#include "../../core/lanes.h"            /* te_block_here */
+#include "../../quant/repacked_blocks.h" /* te__cell_low_bytes */
+
+/* A step: 256 columns of 16 rows, which is one cell of a k-quant or eight cells of the other formats. The last step of
+ * a row may have fewer. */
+enum { TE_STEP_K = 256, TE_STEP_GROUPS = TE_STEP_K / TE_CELL_GROUP };
+
+/* The constants of format F. */
+template <te_block_format F>
+struct te__cells_of {
+    TE_BOTH constexpr int block_values(void) {
+#define TE_CELLS_VALUES(token, values, bytes) F == TE_BLOCK_##token ? values:
+        return TE_BLOCK_FORMATS(TE_CELLS_VALUES) 0;
+#undef TE_CELLS_VALUES
+    }
+    TE_BOTH constexpr int block_bytes(void) {
+#define TE_CELLS_BYTES(token, values, bytes) F == TE_BLOCK_##token ? bytes:
+        return TE_BLOCK_FORMATS(TE_CELLS_BYTES) 0;
+#undef TE_CELLS_BYTES
+    }
+    enum {
+        VALUES = block_values(),
+        GROUPS = VALUES / TE_CELL_GROUP, /* of a cell */
+        CELL = TE_CELL_ROWS * block_bytes(),
+        STEP = CELL * (TE_STEP_K / VALUES),
+        LOW = F == TE_BLOCK_q8_0 ? 512 : 256,
+        HIGH = F == TE_BLOCK_q6_k                                               ? 128
+               : F == TE_BLOCK_q5_0 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q5_k ? 64
+                                                                                : 0,
+        SCALES = GROUPS * (LOW + HIGH), /* where a cell's scales begin */
+        ZERO = F == TE_BLOCK_q4_0   ? 8
+               : F == TE_BLOCK_q5_0 ? 16
+               : F == TE_BLOCK_q6_k ? 32
+                                    : 0,
+        OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
+        HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
+        /* bytes from group to group of a step: of low and of high bits, which begin at 0 and at HIGH_AT */
+        LOW_STRIDE = GROUPS == 1 ? CELL : LOW,
+        HIGH_STRIDE = GROUPS == 1 ? CELL : HIGH,
+        HIGH_AT = GROUPS * LOW
+    };
+};
+
+/* ---- codes ------------------------------------------------------------------------------------------------------- */
+
+/* d = a b + c, for two numbers of format M. */
+template <te_dtype M>
+TE_FN uint32_t te__fma_pair(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    if (M == TE_bf16)
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+/* (a & mask) | base, and (a & mask) ^ base, as one instruction. */
+TE_FN uint32_t te__and_or(uint32_t a, uint32_t mask, uint32_t base) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
+    return d;
+}
+TE_FN uint32_t te__and_xor(uint32_t a, uint32_t mask, uint32_t base) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
+    return d;
+}
+/* 2^7 in bf16 or 2^10 in f16, twice: with an integer below 128 in the low bits, the sum of both. */
+template <te_dtype M>
+struct te__cell_base {
+    enum : uint32_t { VALUE = M == TE_bf16 ? 0x43004300u : 0x64006400u };
+};
+/* Two such sums, minus the power of two and the zero of the format. */
+template <te_dtype M>
+TE_FN uint32_t te__pair_of_codes(uint32_t bits, const uint32_t zero) {
+    const uint32_t one = M == TE_bf16 ? 0x3f803f80u : 0x3c003c00u;
+    return te__fma_pair<M>(bits, one, (te__cell_base<M>::VALUE | zero * 0x10001u) | 0x80008000u);
+}
+/* The codes in bytes 0 and 2 of `word`, in two's complement. */
+template <te_dtype M>
+TE_FN uint32_t te__pair_of_bytes(uint32_t word) {
+    if (M == TE_f16) return te__fma_pair<M>(te__and_xor(word, 0x00ff00ffu, 0x64806480u), 0x3c003c00u, 0xe480e480u);
+    /* 128 + the low 7 bits, minus 128 or, for a negative code, minus 256 */
+    const uint32_t low = te__and_or(word, 0x007f007fu, 0x43004300u), sign = te__and_or(word, 0x00800080u, 0x43004300u);
+    return te__fma_pair<M>(sign, 0xbf80bf80u, low);
+}
+/* The high bits of the lane's codes of a group, so placed that bits i and 16 + i, or for q6_k 2 i and 16 + 2 i, belong
+ * to pair i of the first row, and those 4 or 8 bits higher to pair i of the second row. */
+template <te_block_format F>
+TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
+    const char *at = step + te__cells_of<F>::HIGH_AT + group * te__cells_of<F>::HIGH_STRIDE;
+    if (F == TE_BLOCK_q6_k) return *(const uint32_t *)(const void *)(at + lane * 4);
+    if (!te__cells_of<F>::HIGH) return 0;
+    return __byte_perm(*(const uint16_t *)(const void *)(at + lane * 2), 0, 0x4140);
+}
+/* bits | the high bits of pair i of a row. */
+template <te_block_format F>
+TE_FN uint32_t te__or_high_of_pair(uint32_t bits, uint32_t high, const int upper, const int i) {
+    const int from = F == TE_BLOCK_q6_k ? 8 * upper + 2 * i : 4 * upper + i;
+    const uint32_t placed = from < 4 ? high << (4 - from) : high >> (from - 4);
+    return te__and_or(placed, F == TE_BLOCK_q6_k ? 0x00300030u : 0x00100010u, bits);
+}
+/* q[upper][i] = pair i of the lane's codes of a row, in format M. step: the first byte of the step. */
+template <te_block_format F, te_dtype M>
+TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, int group, int lane) {
+    const char *low = step + group * te__cells_of<F>::LOW_STRIDE;
+    if (F == TE_BLOCK_q8_0) {
+        const uint4 w = *(const uint4 *)(const void *)(low + lane * 16);
+        const uint32_t word[2][2] = {{w.x, w.y}, {w.z, w.w}};
+        TE_UNROLL for (int upper = 0; upper < 2; upper++)
+            TE_UNROLL for (int i = 0; i < 4; i++)
+                q[upper][i] = te__pair_of_bytes<M>(word[upper][i / 2] >> i % 2 * 8);
+        return;
+    }
+    const uint2 w = *(const uint2 *)(const void *)(low + lane * 8);
+    const uint32_t word[2] = {w.x, w.y}, high = te__cell_high<F>(step, group, lane);
+    TE_UNROLL for (int upper = 0; upper < 2; upper++)
+        TE_UNROLL for (int i = 0; i < 4; i++) {
+        uint32_t bits = te__and_or(word[upper] >> 4 * i, 0x000f000fu, te__cell_base<M>::VALUE);
+        if (te__cells_of<F>::HIGH) bits = te__or_high_of_pair<F>(bits, high, upper, i);
+        q[upper][i] = te__pair_of_codes<M>(bits, te__cells_of<F>::ZERO);
+    }
+}
+
+/* ---- scales ------------------------------------------------------------------------------------------------------ */
+
+TE_FN float te__float_of_half(uint32_t bits) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((uint16_t)bits));
+    return f;
+}
+/* The unsigned byte number i of w. */
+TE_FN float te__float_of_byte(uint32_t w, const int i) {
+    return __uint_as_float(__byte_perm(w, 0x4b000000u, 0x7440 + i)) - 8388608.0f; /* 2^23 + byte - 2^23 */
+}
+/* The scales and offsets of one row in groups 4 half to 4 half + 3 of a step, which has `groups` groups; those of other
+ * groups are 0. scale[i][1]: of the second half of group i; offset: 0 if the format has none. */
+template <te_block_format F>
+TE_FN void te__cell_scales(float scale[4][2], float offset[4], const char *step, int groups, int row, int half) {
+    typedef te__cells_of<F> cells;
+    const char *at = step + cells::SCALES;
+    if (F == TE_BLOCK_q6_k) {
+        const uint2 w = *(const uint2 *)(const void *)(at + row * 16 + half * 8);
+        const float d = te__float_of_half(*(const uint16_t *)(const void *)(at + TE_CELL_ROWS * 16 + row * 2));
+        const uint32_t word[2] = {w.x ^ 0x80808080u, w.y ^ 0x80808080u}; /* scales are signed */
+        TE_UNROLL for (int i = 0; i < 4; i++) {
+            scale[i][0] = d * (te__float_of_byte(word[i / 2], i % 2 * 2) - 128.0f);
+            scale[i][1] = d * (te__float_of_byte(word[i / 2], i % 2 * 2 + 1) - 128.0f);
+            offset[i] = 0;
+        }
+    } else if (F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k) {
+        const uint4 w = *(const uint4 *)(const void *)(at + row * 16);
+        const float d = te__float_of_half(w.x & 0xffffu), dmin = te__float_of_half(w.x >> 16);
+        const uint32_t scales = half ? (w.w & 0x0f0f0f0fu) | (w.y >> 2 & 0x30303030u) : w.y & 0x3f3f3f3fu;
+        const uint32_t mins = half ? (w.w >> 4 & 0x0f0f0f0fu) | (w.z >> 2 & 0x30303030u) : w.z & 0x3f3f3f3fu;
+        TE_UNROLL for (int i = 0; i < 4; i++) {
+            scale[i][0] = scale[i][1] = d * te__float_of_byte(scales, i);
+            offset[i] = -(dmin * te__float_of_byte(mins, i));
+        }
+    } else {
+        TE_UNROLL for (int i = 0; i < 4; i++) {
+            const char *p = at + (half * 4 + i) * cells::CELL;
+            const int paired = row % 8 * 2 + row / 8;
+            uint32_t w = 0;
+            if (half * 4 + i < groups)
+                w = cells::OFFSET ? *(const uint32_t *)(const void *)(p + paired * 4)
+                                  : *(const uint16_t *)(const void *)(p + paired * 2);
+            scale[i][0] = scale[i][1] = te__float_of_half(w & 0xffffu);
+            offset[i] = cells::OFFSET ? te__float_of_half(w >> 16) : 0.0f;
+        }
+    }
+}
+
+/* ---- whole weights, and rows of a table -------------------------------------------------------------------------- */
+
+typedef struct te__dequantize_args {
+    void *y; /* [rows, k], or for a lookup [count, k] */
+    const char *cells;
+    te_dtype dtype;
+    int k;
+    int64_t rows;          /* of the part */
+    const int32_t *tokens; /* for a lookup, [count] */
+    int64_t count;
+    int64_t first, size; /* for a lookup: the part's first row within the table, and the number of rows of the table */
+} te__dequantize_args;
+enum { TE_DEQUANTIZE_THREADS = 256 };
+
+/* Store eight values of a row: four from element `at` on, and four from at + 16 on. */
+TE_FN void te__dequantize_store(void *y, int64_t at, const float v[8], te_dtype dtype) {
+    TE_UNROLL for (int part = 0; part < 2; part++) {
+        const float *f = v + 4 * part;
+        const int64_t i = at + 16 * part;
+        if (dtype == TE_f32)
+            *(float4 *)(void *)((float *)y + i) = make_float4(f[0], f[1], f[2], f[3]);
+        else
+            *(uint2 *)(void *)((uint16_t *)y + i) =
+                make_uint2(te_pair_of_floats(f[0], f[1], dtype), te_pair_of_floats(f[2], f[3], dtype));
+    }
+}
+/* The lane's eight values of a row in a group. */
+TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float scale[2], float offset) {
+    TE_UNROLL for (int i = 0; i < 4; i++) {
+        const float2 pair = te_floats_of_pair(q[i], TE_bf16);
+        v[2 * i] = scale[i / 2] * pair.x + offset, v[2 * i + 1] = scale[i / 2] * pair.y + offset;
+    }
+}
+/* y = all rows of the part. Each warp computes 16 rows in four groups. */
+template <te_block_format F>
+TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
+    te__dequantize_kernel(const __grid_constant__ te__dequantize_args a) {
+    typedef te__cells_of<F> cells;
+    const int lane = (int)threadIdx.x % 32, steps = (a.k + TE_STEP_K - 1) / TE_STEP_K;
+    const int64_t warp = (int64_t)blockIdx.x * (TE_DEQUANTIZE_THREADS / 32) + threadIdx.x / 32;
+    const int64_t tile = warp / (2 * steps), row = tile * TE_CELL_ROWS + lane / 4;
+    const int step = (int)(warp / 2 % steps), half = (int)(warp % 2);
+    const int groups = (int)te_min(TE_STEP_GROUPS, (a.k - step * TE_STEP_K) / TE_CELL_GROUP);
+    float scale[2][4][2], offset[2][4];
+    te_kernel_begin();
+    if (tile * TE_CELL_ROWS >= a.rows) return;
+    const char *at = a.cells + tile * ((int64_t)(a.k / cells::VALUES) * cells::CELL) + (int64_t)step * cells::STEP;
+    TE_UNROLL for (int upper = 0; upper < 2; upper++)
+        te__cell_scales<F>(scale[upper], offset[upper], at, groups, lane / 4 + 8 * upper, half);
+    TE_UNROLL for (int i = 0; i < 4; i++) {
+        const int group = half * 4 + i, col = step * TE_STEP_K + group * TE_CELL_GROUP + lane % 4 * 4;
+        uint32_t q[2][4];
+        if (group >= groups) break;
+        te__cell_codes<F, TE_bf16>(q, at, group, lane);
+        TE_UNROLL for (int upper = 0; upper < 2; upper++) {
+            float v[8];
+            te__dequantize_group(v, q[upper], scale[upper][i], offset[upper][i]);
+            if (row + 8 * upper < a.rows) te__dequantize_store(a.y, (row + 8 * upper) * a.k + col, v, a.dtype);
+        }
+    }
+}
+/* y[i] = row tokens[i] of the table, if it lies in this part, and NaN if the table has no such row. Each block computes
+ * one row; each thread computes eight values of a group at a time. */
+template <te_block_format F>
+TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
+    te__lookup_kernel(const __grid_constant__ te__dequantize_args a) {
+    typedef te__cells_of<F> cells;
+    te_kernel_begin();
+    const int64_t token = a.tokens[blockIdx.x], row = token - a.first;
+    const int unknown = token < 0 || token >= a.size, here = row >= 0 && row < a.rows;
+    if (!here && !(unknown && a.first == 0)) return; /* the first part stores the NaN */
+    const char *tile = a.cells + (here ? row : 0) / TE_CELL_ROWS * ((int64_t)(a.k / cells::VALUES) * cells::CELL);
+    const int in_cell = (int)((here ? row : 0) % TE_CELL_ROWS), t = (int)threadIdx.x % 4;
+    for (int i = (int)threadIdx.x / 4; i < a.k / TE_CELL_GROUP; i += TE_DEQUANTIZE_THREADS / 4) {
+        const int step = i / TE_STEP_GROUPS, group = i % TE_STEP_GROUPS, half = group / 4;
+        const int groups = (int)te_min(TE_STEP_GROUPS, a.k / TE_CELL_GROUP - step * TE_STEP_GROUPS);
+        const char *at = tile + (int64_t)step * cells::STEP;
+        float scale[4][2], offset[4], v[8], s[2] = {0, 0}, o = 0;
+        uint32_t q[2][4], codes[4];
+        te__cell_scales<F>(scale, offset, at, groups, in_cell, half);
+        te__cell_codes<F, TE_bf16>(q, at, group, in_cell % 8 * 4 + t);
+        TE_UNROLL for (int j = 0; j < 4; j++) {
+            codes[j] = in_cell < 8 ? q[0][j] : q[1][j];
+            if (j == group % 4) s[0] = scale[j][0], s[1] = scale[j][1], o = offset[j];
+        }
+        te__dequantize_group(v, codes, s, o);
+        TE_UNROLL for (int j = 0; j < 8; j++) v[j] = here ? v[j] : NAN;
+        te__dequantize_store(a.y, (int64_t)blockIdx.x * a.k + i * TE_CELL_GROUP + t * 4, v, a.dtype);
+    }
+}
+
+/* ---- formats known at run time ----------------------------------------------------------------------------------- */
+
+/* X(token): the formats of repacked weights. */
+#define TE_CELL_FORMATS(X) X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k)
+
+TE_IF_USED TE_API const void *te__dequantize_kernel_of(te_block_format f, int lookup) {
+    switch ((int)f) {
+#define TE_CELLS_KERNEL(token)                                            \
+    case TE_BLOCK_##token:                                                \
+        return lookup ? (const void *)te__lookup_kernel<TE_BLOCK_##token> \
+                      : (const void *)te__dequantize_kernel<TE_BLOCK_##token>;
+        TE_CELL_FORMATS(TE_CELLS_KERNEL)
+#undef TE_CELLS_KERNEL
+    default: return 0;
+    }
+}
+TE_API const char *te__cells_at(const te_weight_part *part) { return (const char *)part->data + TE_REPACKED_HEADER; }
+/* y[rows, k] = the values of a repacked weight, as `dtype`. */
+TE_IF_USED TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const te_quantized_weight *w, int64_t k,
+                                       te_context *ctx) {
+    te__dequantize_args a;
+    memset(&a, 0, sizeof a);
+    a.dtype = dtype, a.k = (int)k;
+    for (int i = 0; i < w->parts; i++) {
+        const te_weight_part *part = &w->part[i];
+        const int64_t warps = te_ceil_div(part->rows, TE_CELL_ROWS) * te_ceil_div(k, TE_STEP_K) * 2;
+        a.y = (char *)y + (size_t)(a.first * k) * te_dtype_bytes(dtype), a.cells = te__cells_at(part);
+        a.rows = part->rows, a.first += part->rows;
+        TE_TRY(te__cuda_launch_plain(ctx, te__dequantize_kernel_of(part->format, 0), "dequantize",
+                                     te__grid_of(te_ceil_div(warps, TE_DEQUANTIZE_THREADS / 32), 1),
+                                     TE_DEQUANTIZE_THREADS, &a, sizeof a));
+    }
+    return TE_OK;
+}
+/* y[i] = row tokens[i] of w, as `dtype`, for `rows` tokens; NaN if w has no such row. */
+TE_IF_USED TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows,
+                                      const te_quantized_weight *w, int64_t cols, te_context *ctx) {
+    te__dequantize_args a;
+    memset(&a, 0, sizeof a);
+    a.y = y, a.dtype = dtype, a.k = (int)cols, a.tokens = tokens, a.count = rows;
+    for (int i = 0; i < w->parts; i++) a.size += w->part[i].rows;
+    for (int i = 0; i < w->parts; a.first += w->part[i++].rows) {
+        a.cells = te__cells_at(&w->part[i]), a.rows = w->part[i].rows;
+        TE_TRY(te__cuda_launch_plain(ctx, te__dequantize_kernel_of(w->part[i].format, 1), "embedding lookup",
+                                     te__grid_of(rows, 1), TE_DEQUANTIZE_THREADS, &a, sizeof a));
+    }
+    return TE_OK;
+}
+
+#endif

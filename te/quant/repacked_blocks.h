@@ -1,0 +1,196 @@
+/* repacked_blocks.h -- weights in few bits for a GPU: the blocks of block_formats.h in another order, as many bytes.
+ *
+ * Do this, with the parts of `file` in host memory, for example in a mapped file:
+ *     TE_TRY(te_allocate(&ctx, &memory, te_repacked_bytes(&file, cols)));
+ *     te_weight_part part[PARTS];                                        // stays where it is
+ *     const te_quantized_weight weight = {part, PARTS};                  // stays, too
+ *     TE_TRY(te_repack_weight(part, memory, &file, cols, &ctx));
+ *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));            // te/plan/bind.h
+ *
+ * Blocks of 18, 20, 22, 34 or 210 bytes are aligned to two bytes, and a thread would load them in pieces of two bytes.
+ * Therefore 16 rows of one block each become a cell, in which codes and scales lie apart and each thread of a warp
+ * finds its operands of mma.m16n8k16 in one aligned word or vector. A cell has the bytes of its 16 blocks:
+ *     low    for each group of 32 columns 256 bytes with the low 4 bits of all codes, or 512 bytes with codes of 8 bits
+ *     high   for each group 64 or 128 bytes with the highest or the two highest bits; not in formats of 4 or 8 bits
+ *     scales for each row the bytes of the block that are no codes; in formats of 32 values row r is followed by r + 8
+ * The cells of a part are ordered by rows, then by columns. Rows are padded with zeros to a multiple of 16.
+ *
+ * In a group, lane 4 (row % 8) + column / 4 % 4 of a warp has the codes of two rows, row % 8 and row % 8 + 8, in the
+ * columns 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3, with t = lane % 4. Below, i is the number of a code among the
+ * lane's eight codes of a row, and upper is 1 for the second row.
+ */
+#ifndef TE_REPACKED_BLOCKS_H
+#define TE_REPACKED_BLOCKS_H
+
+#include <stdlib.h> /* malloc */
+
+#include "../core/target.h" /* te_copy */
+#include "block_formats.h"  /* te_weight_part */
+
+enum {
+    TE_CELL_ROWS = 16,
+    TE_CELL_GROUP = 32,           /* columns of a group */
+    TE_REPACKED_HEADER = 128,     /* bytes in front of a part's cells */
+    TE_REPACKED_ALIGN = 256,      /* parts begin at a multiple of this in the memory of a weight */
+    TE_REPACKED_STAGING = 4 << 20 /* bytes that te_repack_weight repacks before it copies them */
+};
+
+/* What a part in target memory begins with. te_use_quantized compares it with the part. */
+typedef struct te__repacked_header {
+    char mark[16];
+    int32_t format, reserved;
+    int64_t rows, cols;
+} te__repacked_header;
+
+/* Whether a format can be repacked: all but f32, f16 and bf16. */
+TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
+/* The number that is added to the codes of a block (te__block_codes) so that none is negative. Codes of q8_0 stay in
+ * two's complement. */
+TE_BOTH int te__cell_zero(te_block_format f) {
+    return f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0;
+}
+/* The bytes of a group's low and high bits. */
+TE_BOTH int te__cell_low_bytes(te_block_format f) { return f == TE_BLOCK_q8_0 ? 512 : 256; }
+TE_BOTH int te__cell_high_bytes(te_block_format f) {
+    return f == TE_BLOCK_q6_k ? 128 : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;
+}
+
+/* ---- repacking --------------------------------------------------------------------------------------------------- */
+
+/* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. */
+TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
+    const int lane = row % 8 * 4 + col / 4 % 4, upper = row / 8, i = col % 4 + col / 16 * 4;
+    if (f ==
+        TE_BLOCK_q8_0) { /* codes 0 to 3 are bytes 0, 2, 1 and 3 of a word, so that a mask leaves a pair of codes */
+        low[lane * 16 + upper * 8 + i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (uint8_t)code;
+        return;
+    }
+    const int nibble = i / 2 + i % 2 * 4; /* a pair of codes lies 16 bits apart */
+    low[lane * 8 + upper * 4 + nibble / 2] |= (uint8_t)((code & 15) << nibble % 2 * 4);
+    if (f == TE_BLOCK_q6_k)
+        high[lane * 4 + i % 2 * 2 + upper] |= (uint8_t)(code >> 4 << i / 2 * 2);
+    else if (te__cell_high_bytes(f))
+        high[lane * 2 + i % 2] |= (uint8_t)(code >> 4 << (i / 2 + upper * 4));
+}
+/* Store the bytes of block b that are no codes, for row `row` of a cell. */
+TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te_block_format f) {
+    const int paired = row % 8 * 2 + row / 8;
+    switch ((int)f) {
+    case TE_BLOCK_q8_0:
+    case TE_BLOCK_q4_0:
+    case TE_BLOCK_q5_0: memcpy(scales + paired * 2, b, 2); break;
+    case TE_BLOCK_q4_1:
+    case TE_BLOCK_q5_1: memcpy(scales + paired * 4, b, 4); break;
+    case TE_BLOCK_q6_k:
+        memcpy(scales + row * 16, b + 192, 16), memcpy(scales + TE_CELL_ROWS * 16 + row * 2, b + 208, 2);
+        break;
+    default: memcpy(scales + row * 16, b, 16); break; /* q4_k, q5_k */
+    }
+}
+/* cell = one block of each of `rows` rows. b: the block of the first row; stride: bytes from row to row. */
+TE_API void te__repack_cell(uint8_t *cell, const uint8_t *b, size_t stride, int rows, te_block_format f) {
+    const int groups = te_block_values(f) / TE_CELL_GROUP, low = te__cell_low_bytes(f), high = te__cell_high_bytes(f);
+    const int zero = te__cell_zero(f);
+    te__block_codes c;
+    memset(cell, 0, (size_t)(TE_CELL_ROWS * te_block_bytes(f)));
+    for (int row = 0; row < rows; row++, b += stride) {
+        te__block_unpack(&c, b, f);
+        for (int g = 0; g < groups; g++)
+            for (int i = 0; i < TE_CELL_GROUP; i++)
+                te__cell_store(cell + g * low, cell + groups * low + g * high, row, i,
+                               c.q[g * TE_CELL_GROUP + i] + zero, f);
+        te__cell_store_scales(cell + groups * (low + high), row, b, f);
+    }
+}
+/* The bytes of the cells of rows [rows, cols]. */
+TE_API size_t te__cells_bytes(int64_t rows, int64_t cols, te_block_format f) {
+    return (size_t)te_round_up(rows, TE_CELL_ROWS) * te_block_row_bytes(f, cols);
+}
+/* to = the cells of the rows [rows, cols] at `from`. */
+TE_API void te__repack_rows(uint8_t *to, const uint8_t *from, int64_t rows, int64_t cols, te_block_format f) {
+    const size_t stride = te_block_row_bytes(f, cols), block = (size_t)te_block_bytes(f);
+    for (int64_t row = 0; row < rows; row += TE_CELL_ROWS)
+        for (size_t at = 0; at < stride; at += block, to += TE_CELL_ROWS * block)
+            te__repack_cell(to, from + (size_t)row * stride + at, stride, (int)te_min(TE_CELL_ROWS, rows - row), f);
+}
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+TE_API te__repacked_header te__repacked_header_of(const te_weight_part *part, int64_t cols) {
+    te__repacked_header h;
+    memset(&h, 0, sizeof h);
+    memcpy(h.mark, "te repacked 1", 13);
+    h.format = (int32_t)part->format, h.rows = part->rows, h.cols = cols;
+    return h;
+}
+TE_API size_t te__repacked_part_bytes(const te_weight_part *part, int64_t cols) {
+    const size_t bytes = TE_REPACKED_HEADER + te__cells_bytes(part->rows, cols, part->format);
+    return (size_t)te_round_up((int64_t)bytes, TE_REPACKED_ALIGN);
+}
+/* The bytes of target memory that te_repack_weight needs for the weight w, whose rows have `cols` columns. */
+TE_API size_t te_repacked_bytes(const te_quantized_weight *w, int64_t cols) {
+    size_t bytes = 0;
+    for (int i = 0; i < w->parts; i++) bytes += te__repacked_part_bytes(&w->part[i], cols);
+    return bytes;
+}
+/* Repack `part` into target memory. staging: host memory for TE_REPACKED_STAGING bytes or one row of cells. */
+TE_API te_status te__repack_part(char *memory, uint8_t *staging, const te_weight_part *part, int64_t cols,
+                                 te_context *ctx) {
+    const te__repacked_header header = te__repacked_header_of(part, cols);
+    const size_t row_bytes = te_block_row_bytes(part->format, cols);
+    const int64_t rows = te_max(1, TE_REPACKED_STAGING / (int64_t)(row_bytes * TE_CELL_ROWS)) * TE_CELL_ROWS;
+    TE_TRY(te_copy(ctx, memory, &header, sizeof header));
+    memory += TE_REPACKED_HEADER;
+    for (int64_t r = 0; r < part->rows; r += rows) {
+        const int64_t count = te_min(rows, part->rows - r);
+        te__repack_rows(staging, (const uint8_t *)part->data + (size_t)r * row_bytes, count, cols, part->format);
+        TE_TRY(te_copy(ctx, memory + (size_t)r * row_bytes, staging, te__cells_bytes(count, cols, part->format)));
+        TE_TRY(te_synchronize(ctx)); /* staging is written again */
+    }
+    return TE_OK;
+}
+/* Repack a weight [rows, cols], whose parts lie in host memory, into `memory`, target memory of te_repacked_bytes bytes
+ * that is aligned to 16 bytes. part[w->parts]: becomes the parts of the repacked weight, in `memory`. Takes some
+ * seconds for each 10^9 weights, and waits for the stream. For CUDA contexts; a host reads blocks where they lie.
+ * Errors, before anything is written: TE_ERROR_NULL; TE_ERROR_DEVICE: the context's target is the host; TE_ERROR_VALUE:
+ * a part is in f32, f16 or bf16, or in an unknown format; TE_ERROR_SHAPE: a part has no rows, or cols is no multiple of
+ * a format's block; TE_ERROR_ALIGNMENT; TE_ERROR_MEMORY. */
+TE_API te_status te_repack_weight(te_weight_part *part, void *memory, const te_quantized_weight *w, int64_t cols,
+                                  te_context *ctx) {
+    int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
+    size_t widest = TE_REPACKED_STAGING;
+    TE_TRY(te__check_context(ctx, "te_repack_weight"));
+    TE_REQUIRE(part && memory && w && w->part && w->parts > 0, ctx, TE_ERROR_NULL,
+               "te_repack_weight: the parts, the memory or the weight is null, or the weight has no parts");
+    TE_REQUIRE(on_device, ctx, TE_ERROR_DEVICE,
+               "te_repack_weight: the host reads the blocks of a file as they are; give them to te_use_quantized");
+    TE_REQUIRE((uintptr_t)memory % 16 == 0, ctx, TE_ERROR_ALIGNMENT,
+               "te_repack_weight: the memory, %p, is not aligned to 16 bytes", memory);
+    for (int i = 0; i < w->parts; i++) {
+        const te_weight_part *p = &w->part[i];
+        TE_REQUIRE(p->data, ctx, TE_ERROR_NULL, "te_repack_weight: part %d has no data", i);
+        TE_REQUIRE(te__can_repack(p->format), ctx, TE_ERROR_VALUE,
+                   "te_repack_weight: part %d has format %d (%s), which is no format of blocks", i, (int)p->format,
+                   te_block_name(p->format));
+        TE_REQUIRE(
+            p->rows > 0 && cols > 0 && cols % te_block_values(p->format) == 0, ctx, TE_ERROR_SHAPE,
+            "te_repack_weight: part %d is %lld x %lld; columns must be a multiple of %d, the values of a block of "
+            "%s",
+            i, (long long)p->rows, (long long)cols, te_block_values(p->format), te_block_name(p->format));
+        widest = (size_t)te_max((int64_t)widest, (int64_t)te__cells_bytes(TE_CELL_ROWS, cols, p->format));
+    }
+    uint8_t *staging = (uint8_t *)malloc(widest);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "te_repack_weight: cannot allocate %zu bytes", widest);
+    te_status status = TE_OK;
+    char *to = (char *)memory;
+    for (int i = 0; i < w->parts && status == TE_OK; i++) {
+        const te_weight_part from = w->part[i];
+        status = te__repack_part(to, staging, &from, cols, ctx);
+        part[i] = from, part[i].data = to;
+        to += te__repacked_part_bytes(&from, cols);
+    }
+    free(staging);
+    return status;
+}
+
+#endif
