@@ -201,7 +201,8 @@ struct te__decode_producer {
             const int left = (run.end - k0 + TE_CACHE_MIN_PAGE - 1) & -TE_CACHE_MIN_PAGE;
             const int rows = left < TE__DECODE_KEYS ? left : (int)TE__DECODE_KEYS;
             TE_UNROLL for (int value = 0; value < 2; value++) {
-                const int64_t head_rows = te__cache_head_rows(&a->cache, value, kv_head, KV_HEADS, D, V);
+                const int64_t head_rows = te__cache_head_rows(&a->cache, value, kv_head, KV_HEADS, D, V,
+                                                              F::CACHE_FORMAT);
                 te__barrier_wait(m.empty + ring.stage * 8, ring.phase ^ 1);
                 te__decode_copy(a->cache, run, head_rows, value ? (int)V : D, k0, rows,
                                 m.stages + ring.stage * traits::STAGE_BYTES, m.full + ring.stage * 8);
@@ -390,8 +391,9 @@ TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group 
         const int row = first + j / CHUNKS, in_row = j % CHUNKS, value = in_row >= D / 8, d = value ? V : D;
         if (row * GROUP >= (w.tile + 1) * ROWS || row >= w.mask.queries) break;
         const int k = past + row, chunk = value ? in_row - D / 8 : in_row;
-        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V);
-        *(uint4 *)((uint16_t *)a->cache.pages + te__cache_row(&a->cache, pages, rows, k, d) + (chunk ^ (k % 8)) * 8) =
+        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
+        const int64_t to = te__cache_row(&a->cache, pages, rows, k, d, F::CACHE_FORMAT);
+        *(uint4 *)((uint16_t *)a->cache.pages + to + (chunk ^ (k % 8)) * 8) =
             *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
     }
 }
