@@ -180,7 +180,7 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
 typedef struct te__cache_store_work { int in_row, in_block; } te__cache_store_work;
 TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
     te__cache_store_work w;
-    const int has_scales = te__cache_has_scales(k.format);
+    const int has_scales = TE__CACHE_HAS_SCALES(k.format);
     w.in_row = has_scales ? 2 * k.kv_heads : te__cache_store_vectors(k);
     w.in_block = has_scales ? (int)TE_CACHE_STORE_ROWS : (int)TE_CACHE_STORE_VECTORS;
     return w;
@@ -190,7 +190,7 @@ TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape
 TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
     int group;
     const te_sequences s = te__attn_sequences(a);
-    if (te__cache_has_scales(k.format)) {
+    if (TE__CACHE_HAS_SCALES(k.format)) {
         te_lanes g = te_lanes_here(TE_CACHE_STORE_LANES, &group);
         const int in_row = 2 * k.kv_heads, groups = TE_CACHE_STORE_THREADS / TE_CACHE_STORE_LANES;
         const int64_t from = (int64_t)b.x * TE_CACHE_STORE_ROWS, all = (int64_t)s.rows * in_row;

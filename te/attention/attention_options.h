@@ -305,15 +305,15 @@ TE_BOTH int te__decode_tiles(int rows, int group) {
  * divided by the sums of the softmax, and each row's maximum and sum of the softmax. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
-/* Returns whether each row has a scale, that is, whether the format has 8 bits. */
-TE_BOTH int te__cache_has_scales(int format) { return format >= (int)TE_CACHE_FORMAT_int8; }
+/* Whether each row has a scale, that is, whether the format has 8 bits; a constant expression. */
+#define TE__CACHE_HAS_SCALES(format) ((int)(format) >= (int)TE_CACHE_FORMAT_int8)
 /* Returns the size of a row of d elements with its scale: in elements or, in the formats of 8 bits, in bytes. */
-TE_BOTH int te__cache_row_size(int d, int format) { return te__cache_has_scales(format) ? d + (int)sizeof(float) : d; }
+TE_BOTH int te__cache_row_size(int d, int format) { return TE__CACHE_HAS_SCALES(format) ? d + (int)sizeof(float) : d; }
 /* Returns the number that is combined, by exclusive or, with the number of each 16-byte chunk of a key's row: 0 if rows
  * are not swizzled. d: the number of elements of a row; t: the dtype of the list. */
 TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     if (!TE_CUDA || t == TE_f32 || d % 64) return 0;
-    return te__cache_has_scales(format) && d % 128 ? key / 2 % 4 : key % 8;
+    return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
 /* Returns the offset, from the start of the cache's pages, of the row of one key (or value), in elements or, in the
  * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: the result of te__cache_head_rows;
@@ -322,7 +322,7 @@ TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages,
                               int format) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
     const int64_t head = pages[(unsigned)key >> c->page_shift] * c->page_elements + head_rows;
-    if (!te__cache_has_scales(format)) return head + (int64_t)in_page * d;
+    if (!TE__CACHE_HAS_SCALES(format)) return head + (int64_t)in_page * d;
     return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
 }
 /* Returns the scale of a row, in the formats of 8 bits. row: the result of te__cache_row for this key. */

@@ -122,7 +122,7 @@ TE_API te_cache_format te__cache_format_of(const te_op *op) {
 }
 /* Return the number of bytes of an element of a cache. dtype: that of the list. */
 TE_API size_t te__cache_element_bytes(te_cache_format format, te_dtype dtype) {
-    return te__cache_has_scales((int)format) ? 1 : te_dtype_bytes(dtype);
+    return TE__CACHE_HAS_SCALES(format) ? 1 : te_dtype_bytes(dtype);
 }
 /* Return the number of bytes (keys and values of all heads, and scales) that an attention stores in the cache for each
  * token. dtype: that of the list. */

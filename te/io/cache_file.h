@@ -80,7 +80,7 @@ TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
     f->count = 0;
     for (part.layer = 0; part.layer < c->layer_count; part.layer++)
         for (part.value = 0; part.value < 2; part.value++)
-            for (part.scales = 0; part.scales <= te__cache_has_scales((int)c->layer[part.layer].format); part.scales++)
+            for (part.scales = 0; part.scales <= TE__CACHE_HAS_SCALES(c->layer[part.layer].format); part.scales++)
                 te__cache_file_append(f, part);
     f->parts = f->count;
     if (!has_tokens) return;
@@ -142,7 +142,7 @@ TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_
     const size_t head = (size_t)t->page_rows * row, part = (size_t)o->kv_heads * head;
     const size_t key = (size_t)te__cache_row_size(o->head_dim, (int)l->format) * size;
     const size_t first = f->part[i].value ? (size_t)t->page_rows * (size_t)o->kv_heads * key : 0;
-    const int unit = te__cache_has_scales((int)l->format) ? (int)TE_CACHE_TILE : 1;
+    const int unit = TE__CACHE_HAS_SCALES(l->format) ? (int)TE_CACHE_TILE : 1;
     for (int p = 0; p < f->pages; p++) {
         char *at = l->pages + (size_t)(f->page[p] * l->page_elements) * size + first, *host = f->staging + p * part;
         const int left = f->length - p * t->page_rows, is_full = left >= t->page_rows;
@@ -346,7 +346,7 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     TE_TRY(te_synchronize(ctx));
     for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
-        const int has_scales = te__cache_has_scales((int)c->layer[f->part[i].layer].format);
+        const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
         if (f->part[i].scales == has_scales) TE_TRY(te__cache_file_copy(f, i, 1, ctx)); /* the last tensor of these rows */
     }
     return TE_OK;

@@ -102,7 +102,7 @@ TE_FN void te__attn_read_cached(float *to, int ld, const te__attn_call *c, const
                                 int row, int rows) {
     const te_attention_cache *cache = &c->a->cache;
     const int format = c->f.cache_format;
-    if (te__cache_has_scales(format)) {
+    if (TE__CACHE_HAS_SCALES(format)) {
         for (int r = 0; r < rows; r++) {
             const int64_t from = te__cache_row(cache, h->pages, at, row + r, d, format);
             te__attn_row_dequantize(to + r * ld, ld, (const uint8_t *)h->kv + from, d,

@@ -424,7 +424,7 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
     if constexpr (!F::CACHED) {
         const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
         te__attn_tile_load<ROWS, D, WIDTH, THREADS>(tile, kv + at + key * WIDTH, h.keys - key);
-    } else if constexpr (te__cache_has_scales(F::CACHE_FORMAT)) {
+    } else if constexpr (TE__CACHE_HAS_SCALES(F::CACHE_FORMAT)) {
         te__attn_keys_dequantize<T, F::CACHE_FORMAT, ROWS, D, THREADS>(tile, a, h, at, key);
     } else {
         constexpr int CHUNKS = D / 8;
