@@ -490,3 +490,39 @@ TEST_CASE("attentions of one cache may have different formats") {
     parts.insert(parts.end(), last.begin(), last.end());
     check_close("a prompt in parts", parts, whole, 1.6e-2);
 }
+
+#if TE_CUDA
+namespace {
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+template <int FORMAT, te_dtype T> __device__ void convert_all(uint16_t *to) {
+    const uint32_t first = threadIdx.x * 4u, x = first | (first + 1) << 8 | (first + 2) << 16 | (first + 3) << 24;
+    uint32_t even, odd;
+    te__decode8_convert<FORMAT, T>(even, odd, x);
+    to[first] = (uint16_t)even, to[first + 2] = (uint16_t)(even >> 16), to[first + 1] = (uint16_t)odd, to[first + 3] = (uint16_t)(odd >> 16);
+}
+#endif
+__global__ void convert_kernel(uint16_t *to) { // <<<1, 64>>>, [4, 256]
+#if defined __CUDA_ARCH_FEAT_SM90_ALL
+    convert_all<TE_CACHE_FORMAT_int8, TE_bf16>(to), convert_all<TE_CACHE_FORMAT_int8, TE_f16>(to + 256);
+    convert_all<TE_CACHE_FORMAT_e4m3, TE_bf16>(to + 512), convert_all<TE_CACHE_FORMAT_e4m3, TE_f16>(to + 768);
+#endif
+}
+} // namespace
+
+TEST_CASE("decoding converts all numbers of 8 bits exactly") {
+    context c;
+    if (c.c.capability != 900) return;
+    buffer to(&c.c, 4 * 256 * 2);
+    convert_kernel<<<1, 64, 0, (cudaStream_t)c.c.stream>>>((uint16_t *)to.data());
+    REQUIRE(te_synchronize(&c.c) == TE_OK);
+    const vec bf16 = to.read(TE_bf16), f16 = to.read(TE_f16);
+    for (int k = 0; k < 256; k++) {
+        INFO("code " << k);
+        CHECK(bf16[(size_t)k] == (int8_t)k);
+        CHECK(f16[(size_t)(256 + k)] == (int8_t)k);
+        const double e4m3 = (k & 127) == 127 ? (k & 128 ? -480 : 480) : e4m3_value(k); // NaN, which is never stored, is finite
+        CHECK(bf16[(size_t)(512 + k)] == e4m3);
+        CHECK(f16[(size_t)(768 + k)] == e4m3);
+    }
+}
+#endif

@@ -21,8 +21,7 @@
  *     value          head size of v and of the output; 0: head_dim, as for q and k
  *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward supports amax (in bf16 and
  *                    f16); 0: both must be null
- *     cached         a te_cache_format: forward reads keys and values, which are stored in this format, from
- *                    te_attention_args.cache, and queries from qkv. 0: there is no cache. Not with cross
+ *     cached         a te_cache_format: forward reads keys and values from te_attention_args.cache. Not with cross
  */
 #ifndef TE_ATTENTION_OPTIONS_H
 #define TE_ATTENTION_OPTIONS_H

@@ -2,7 +2,7 @@
  * processed, so that a pass computes only the rows of new tokens. The cache lies in memory that the caller provides,
  * and consists of pages; a sequence takes more pages as it grows.
  *
- * Do this, for lists whose attentions are declared with (cache, 1):
+ * Do this, for lists whose attentions are declared with (cache, 1) or, in 8 bits, (cache, int8) or (cache, e4m3):
  *     te_cache_config config = te_cache_defaults();
  *     config.sequences = 8, config.capacity = 4096;
  *     te_model *models[] = {&block[0].model, &block[1].model, ..};

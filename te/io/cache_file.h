@@ -104,8 +104,8 @@ TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_c
     te__cache_file_free(f);
     return te_fail(ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate what describes a file");
 }
-/* Return the number of bytes that a row of one head takes in the cache, with its scale, for the keys or values of tensor
- * i. */
+/* Return the number of bytes that a row of one head takes in the cache, with its scale, for the keys or values of
+ * tensor i. */
 TE_API int64_t te__cache_file_row_bytes(const te__cache_file *f, int i) {
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
     const te_attention_options *o = te__cache_file_options(f->cache, f->part[i].layer);
@@ -130,9 +130,9 @@ TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_con
 
 /* ---- between the pages and the file ------------------------------------------------------------------------------ */
 
-/* Copy the keys or values of tensor i, with their scales, from their pages in the cache to f->staging or, if to_cache is
- * set, from f->staging to their pages. Of a page that is not full, only the rows in use are copied, in the formats of 8
- * bits the tiles in use. */
+/* Copy the keys or values of tensor i, with their scales, from their pages in the cache to f->staging or, if to_cache
+ * is set, from f->staging to their pages. Of a page that is not full, only the rows in use are copied, in the formats
+ * of 8 bits the tiles in use. */
 TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
@@ -347,7 +347,8 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
         const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
-        if (f->part[i].scales == has_scales) TE_TRY(te__cache_file_copy(f, i, 1, ctx)); /* the last tensor of these rows */
+        const int is_last = f->part[i].scales == has_scales; /* of the tensors that these keys or values have */
+        if (is_last) TE_TRY(te__cache_file_copy(f, i, 1, ctx));
     }
     return TE_OK;
 }

@@ -61,8 +61,8 @@
  * compile time, because the kernels without it, which support only sequences of equal length, are smaller and a little
  * faster.
  *
- * cache: 1: in inference, te_batch.cache may be given, which holds the keys and values of earlier tokens (te_cache). int8
- * or e4m3: the same, with keys and values rounded to 8 bits, and a scale in f32 for each row and head.
+ * cache: 1: in inference, te_batch.cache may be given, which holds the keys and values of earlier tokens (te_cache).
+ * int8 or e4m3: the same, with keys and values rounded to 8 bits, and a scale in f32 for each row and head.
  *
  * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and also round the attention
  * weights to e4m3 (te/attention/impl/attention_fp8.h). Backward uses the unrounded q, k and v in the list's own format,

@@ -282,8 +282,8 @@ struct te__decode_q {
         else read(b, k, n);
     }
 };
-/* Computes S^T of this warp's 16 keys in a stage of K, before scale and mask: s[0][n][e] is the product of key g + e / 2
- * * 8 and row n * 8 + 2 t + e % 2 of the queries. */
+/* Computes S^T of this warp's 16 keys in a stage of K, before scale and mask: s[0][n][e] is the product of row n * 8 +
+ * 2 t + e % 2 of the queries and key g + e / 2 * 8. */
 template <te_dtype T, int D, int NT>
 TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &q, uint32_t stage) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -303,8 +303,8 @@ TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
         s[0][n][e] = even[0][n][e] + odd[0][n][e];
 }
-/* Makes scores, in base 2, of products: applies the options and the mask. s[b][n][e] is of key `key` + b * 16 + g + e /
- * 2 * 8. stop: the end of the split. */
+/* Makes scores, in base 2, of products: applies the options and the mask. s[b][n][e] belongs to key `key` + b * 16 + g
+ * + e / 2 * 8. stop: the end of the split. */
 template <int HEADS, int KV_HEADS, class F, int TILES, int NT>
 TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *a, const te__decode_group &w, int stop,
                              int key) {

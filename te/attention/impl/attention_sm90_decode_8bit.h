@@ -25,8 +25,8 @@
 #include "attention_sm90_decode_work.h"   /* te__decode_group */
 
 enum {
-    TE__DECODE8_KEYS = 128,                                                   /* keys of a stage */
-    TE__DECODE8_TILES = TE__DECODE8_KEYS / TE__DECODE_WARPS / TE_CACHE_TILE /* tiles of each warp in a stage */
+    TE__DECODE8_KEYS = 128, /* keys of a stage */
+    TE__DECODE8_TILES = TE__DECODE8_KEYS / TE__DECODE_WARPS / TE_CACHE_TILE /* of each warp in a stage */
 };
 
 /* Returns the size of a tile in bytes, for rows of d numbers. */
@@ -50,23 +50,25 @@ template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
      * for u < 128, and 0x4300 | 0x80 is 256. */
     return te__decode8_subtract((x & 0x007f007fu) | 0x43004300u, (x & 0x00800080u) | 0x43004300u, T);
 }
-/* Converts two e4m3 numbers, given as bf16 numbers with their sign, exponent and fraction fields, to bf16. The exponent
- * bias of bf16 is larger by 120; 0x7b80 is 2^120. Subnormal numbers are converted exactly, too; NaN becomes 480. */
-TE_FN uint32_t te__decode8_rebias(uint32_t x) {
+/* Converts two e4m3 numbers, given as numbers of T that have their sign, exponent and fraction fields, to T. The
+ * exponent bias is 7 in e4m3, 127 in bf16 and 15 in f16, so the numbers are multiplied by 2^120 or 2^8. Subnormal
+ * numbers are converted exactly, too; NaN becomes 480. */
+template <te_dtype T> TE_FN uint32_t te__decode8_rebias(uint32_t x) {
     uint32_t r;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x7b807b80u));
+    if (T == TE_bf16) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x7b807b80u));
+    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x5c005c00u));
     return r;
 }
 /* Converts the four numbers in x to T: `even` is those of bytes 0 and 2, `odd` those of bytes 1 and 3. */
 template <int FORMAT, te_dtype T> TE_FN void te__decode8_convert(uint32_t &even, uint32_t &odd, uint32_t x) {
     if constexpr (FORMAT == TE_CACHE_FORMAT_int8) {
         even = te__decode8_of_int8<T>(x), odd = te__decode8_of_int8<T>(x >> 8);
-    } else if constexpr (T == TE_f16) {
-        const uint32_t pairs = __byte_perm(x, 0, 0x3120);
-        even = te__f16_pair_of_fp8((uint16_t)pairs, 1), odd = te__f16_pair_of_fp8((uint16_t)(pairs >> 16), 1);
+    } else if constexpr (T == TE_bf16) {
+        even = te__decode8_rebias<T>((x << 8 & 0x80008000u) | (x << 4 & 0x07f007f0u));
+        odd = te__decode8_rebias<T>((x & 0x80008000u) | (x >> 4 & 0x07f007f0u));
     } else {
-        even = te__decode8_rebias((x << 8 & 0x80008000u) | (x << 4 & 0x07f007f0u));
-        odd = te__decode8_rebias((x & 0x80008000u) | (x >> 4 & 0x07f007f0u));
+        even = te__decode8_rebias<T>((x << 8 & 0x80008000u) | (x << 7 & 0x3f803f80u));
+        odd = te__decode8_rebias<T>((x & 0x80008000u) | (x >> 1 & 0x3f803f80u));
     }
 }
 
@@ -223,13 +225,12 @@ TE_FN void te__decode8_stage_new(const te_attention_args *a, const te__decode_gr
         const te__decode8_new n = te__decode8_round<T, HEADS, KV_HEADS, D, F>(a, w, value, k - past);
         const int in_tile = k % TE_CACHE_TILE;
         const uint32_t tile = stage + (uint32_t)((k - key) / TE_CACHE_TILE * te__decode8_tile_bytes(d));
+        const uint32_t numbers = tile + (uint32_t)(in_tile * d + te__decode8_in_row(k, d));
+        const uint32_t scale = tile + (uint32_t)(TE_CACHE_TILE * d + in_tile * 4);
         if (lane < d / 8)
-            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(tile + (uint32_t)(in_tile * d + te__decode8_in_row(k, d))),
-                         "r"(n.numbers[0]), "r"(n.numbers[1])
+            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(numbers), "r"(n.numbers[0]), "r"(n.numbers[1])
                          : "memory");
-        if (lane == 0)
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(tile + (uint32_t)(TE_CACHE_TILE * d + in_tile * 4)), "f"(n.scale)
-                         : "memory");
+        if (lane == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(scale), "f"(n.scale) : "memory");
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* orders these stores before the producer's next
                                                                     copy */
@@ -248,8 +249,8 @@ TE_FN void te__decode8_append(const te_attention_args *a, const te__decode_group
         const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
         const int64_t to = te__cache_row(&a->cache, pages, rows, k, d, F::CACHE_FORMAT);
         const te__decode8_new n = te__decode8_round<T, HEADS, KV_HEADS, D, F>(a, w, value, row);
-        if (lane < d / 8)
-            *(uint2 *)((uint8_t *)a->cache.pages + to + te__decode8_in_row(k, d)) = make_uint2(n.numbers[0], n.numbers[1]);
+        uint8_t *const numbers = (uint8_t *)a->cache.pages + to + te__decode8_in_row(k, d);
+        if (lane < d / 8) *(uint2 *)numbers = make_uint2(n.numbers[0], n.numbers[1]);
         if (lane == 0) *te__cache_scale(&a->cache, to, k, d) = n.scale;
     }
 }
