@@ -97,8 +97,10 @@ int main(int argc, char **argv) {
         RUN(group1_128, l, 0), RUN(group2_128, l, 0), RUN(group5_128, l, 0), RUN(group7_128, l, 0), RUN(group8_128, l, 0);
         RUN(group4_64, l, 0), RUN(group8_64, l, 0), RUN(group4_256, l, 0);
     }
+    // 8 bits: also twice as many sequences, for as many bytes as in 16 bits
+    const lengths sixteen = {"16 x 8k", 16, 8192, 8192}, twice = {"128 x 1k", 128, 1024, 1024};
 #define RUN_8BIT(format)                                                                                                                     \
-    for (const lengths &l : {one_1k, one_32k, one_128k, eight, many, most, mixed}) RUN(group4_128_##format, l, 0);                             \
+    for (const lengths &l : {one_1k, one_32k, one_128k, eight, sixteen, many, twice, most, mixed}) RUN(group4_128_##format, l, 0);             \
     for (const lengths &l : {eight, mixed}) RUN(group4_128_##format, l, 16);                                                                 \
     RUN(group1_128_##format, eight, 0), RUN(group8_128_##format, eight, 0), RUN(group16_128_##format, eight, 0);                               \
     RUN(group4_64_##format, eight, 0), RUN(group4_256_##format, eight, 0);

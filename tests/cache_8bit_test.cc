@@ -189,11 +189,18 @@ std::vector<std::vector<rounded>> rounded_rows(const runner &r, const vec &x, bo
 double half_ulp(te_dtype t) { return t == TE_f32 ? 0 : t == TE_bf16 ? 1.0 / 256 : 1.0 / 2048; }
 const double functions = 1.0 / (1 << 20), sums = 1.0 / (1 << 20); // of exp and tanh, and of a sum of f32 numbers, relative to the sum of |terms|
 
+// Rows of a sequence, and their keys and values in 8 bits.
+struct sequence {
+    vec x;
+    std::vector<std::vector<rounded>> keys, values;
+    sequence(const runner &r, const vec &rows) : x(rows), keys(rounded_rows(r, x, false)), values(rounded_rows(r, x, true)) {}
+};
 // Checks rows [first, first + count) of a sequence, whose outputs are rows of `got` from `at` on. decoded: the kernel for decoding may have run. It
 // rounds P times the scale to bf16; the other kernels for 16 bits round keys and values to the list's dtype, and P. The bound follows from these.
-void check_rows(const runner &r, const vec &got, int at, const vec &x, int first, int count) {
+void check_rows(const runner &r, const vec &got, int at, const sequence &s_of, int first, int count) {
     const list &l = r.l;
-    const auto keys = rounded_rows(r, x, false), values = rounded_rows(r, x, true);
+    const vec &x = s_of.x;
+    const auto &keys = s_of.keys, &values = s_of.values;
     const double scale = 1 / std::sqrt((double)l.dim), eps = TE_CUDA ? half_ulp(l.dtype()) : 0, eps_p = TE_CUDA && l.dtype() != TE_f32 ? half_ulp(TE_bf16) : 0;
     double worst = 0;
     for (int row = first; row < first + count; row++)
@@ -290,43 +297,46 @@ TEST_CASE("numbers and scales have the bits of their definition, whichever kerne
         }
 }
 
-TEST_CASE("attention over a cache of 8 bits, a prompt in parts, sequence beside sequence") {
-    for (const list &l : lists())
-        for (const int page_rows : {0, 16, 64}) {
-            const unsigned seed = fresh_seed();
-            INFO("seed " << seed << ", " << l.text << ", pages of " << page_rows);
-            runner r(l, config_of(5, 420, page_rows, 3), seed);
-            const std::vector<int> lengths = {1, 17, 64 + r.random.below(60), 257 + r.random.below(140)};
-            const std::vector<int32_t> slot = {4, 2, 0, 3};
-            std::vector<vec> x;
-            for (const int n : lengths) x.push_back(r.rows(n));
-            std::vector<int> at(4, 0);
-            for (int step = 0; at != lengths; step++) {
-                std::vector<const vec *> of;
-                std::vector<int> which, first, counts;
-                std::vector<int32_t> slots;
-                // first a prompt; then one to three tokens at a time, for the decoding kernel; now and then a part of a prompt
-                const int longest = step == 0 || step % 5 == 4 ? 90 : 3;
-                for (int k = 0; k < 4; k++) {
-                    const int i = (k + step) % 4, left = lengths[(size_t)i] - at[(size_t)i];
-                    const int n = step == 0 ? lengths[(size_t)i] * 4 / 5 : 1 + r.random.below(longest);
-                    if (!left || (step && !r.random.below(4))) continue;
-                    which.push_back(i), of.push_back(&x[(size_t)i]), first.push_back(at[(size_t)i]);
-                    counts.push_back(std::min(std::max(n, 1), left)), slots.push_back(slot[(size_t)i]);
-                }
-                if (which.empty()) continue;
-                const vec got = r.step(of, first, counts, slots);
-                for (size_t k = 0, row = 0; k < which.size(); row += (size_t)counts[k], k++) {
-                    const int i = which[k];
-                    const vec seen(x[(size_t)i].begin(), x[(size_t)i].begin() + (long)(first[k] + counts[k]) * r.in());
-                    const int checked = std::min(counts[k], 6); // the last rows
-                    check_rows(r, got, (int)row + counts[k] - checked, seen, first[k] + counts[k] - checked, checked);
-                    at[(size_t)i] += counts[k];
-                }
+namespace {
+// A prompt in parts, sequence beside sequence.
+void parts(const list &l) {
+    for (const int page_rows : {0, 16, 64}) {
+        const unsigned seed = fresh_seed();
+        INFO("seed " << seed << ", " << l.text << ", pages of " << page_rows);
+        runner r(l, config_of(5, 420, page_rows, 3), seed);
+        const std::vector<int> lengths = {1, 17, 64 + r.random.below(60), 257 + r.random.below(140)};
+        const std::vector<int32_t> slot = {4, 2, 0, 3};
+        std::vector<sequence> x;
+        for (const int n : lengths) x.emplace_back(r, r.rows(n));
+        std::vector<int> at(4, 0);
+        for (int step = 0; at != lengths; step++) {
+            std::vector<const vec *> of;
+            std::vector<int> which, first, counts;
+            std::vector<int32_t> slots;
+            // first a prompt; then one to three tokens at a time, for the decoding kernel; now and then a part of a prompt
+            const int longest = step == 0 || step % 5 == 4 ? 90 : 3;
+            for (int k = 0; k < 4; k++) {
+                const int i = (k + step) % 4, left = lengths[(size_t)i] - at[(size_t)i];
+                const int n = step == 0 ? lengths[(size_t)i] * 4 / 5 : 1 + r.random.below(longest);
+                if (!left || (step && !r.random.below(4))) continue;
+                which.push_back(i), of.push_back(&x[(size_t)i].x), first.push_back(at[(size_t)i]);
+                counts.push_back(std::min(std::max(n, 1), left)), slots.push_back(slot[(size_t)i]);
             }
-            CHECK(te_cache_check(&r.cache, r.ctx) == TE_OK);
+            if (which.empty()) continue;
+            const vec got = r.step(of, first, counts, slots);
+            for (size_t k = 0, row = 0; k < which.size(); row += (size_t)counts[k], k++) {
+                const int i = which[k];
+                const int checked = std::min(counts[k], 6); // the last rows
+                check_rows(r, got, (int)row + counts[k] - checked, x[(size_t)i], first[k] + counts[k] - checked, checked);
+                at[(size_t)i] += counts[k];
+            }
         }
+        CHECK(te_cache_check(&r.cache, r.ctx) == TE_OK);
+    }
 }
+} // namespace
+#define CASE(name, ...) TEST_CASE("attention over a cache of 8 bits: " #name) { parts(list_named(#name)); }
+LISTS(CASE)
 
 TEST_CASE("a row over 8 bits has the same bits alone and in any batch") {
     for (const char *name : {"grouped_f32", "group2_64", "group12_128", "group7_128", "window_64", "value_192", "simt_80"}) {
@@ -354,7 +364,7 @@ TEST_CASE("a row over 8 bits has the same bits alone and in any batch") {
             const vec alone = r.step(x[(size_t)i], lengths[(size_t)i] - 1, 1, i);
             INFO("sequence " << i);
             CHECK(std::equal(alone.begin(), alone.end(), together.begin() + k * r.out()));
-            check_rows(r, alone, 0, x[(size_t)i], lengths[(size_t)i] - 1, 1);
+            check_rows(r, alone, 0, sequence(r, x[(size_t)i]), lengths[(size_t)i] - 1, 1);
         }
     }
 }

@@ -457,7 +457,7 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
         uint32_t stage = stages + ring.stage * traits::STAGE_BYTES;
         te__barrier_wait(full + ring.stage * 8, ring.phase);
         if constexpr (traits::IS_8BIT) {
-            if (end > past) te__decode8_stage_new<T, HEADS, KV_HEADS, D, F>(a, w, stop, 0, stage, k0);
+            if (end > past) te__decode8_store_new<T, HEADS, KV_HEADS, D, F>(a, w, stop, 0, stage, k0);
             const uint32_t tile = stage + (uint32_t)(warp * OF_WARP * traits::row_bytes(D));
             if (has_keys) te__decode8_products<F::CACHE_FORMAT, T, D, NT>(s, q, tile);
         } else {
@@ -470,7 +470,7 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
         stage = stages + ring.stage * traits::STAGE_BYTES;
         if constexpr (traits::IS_8BIT) {
             te__barrier_wait(full + ring.stage * 8, ring.phase);
-            if (end > past) te__decode8_stage_new<T, HEADS, KV_HEADS, D, F>(a, w, stop, 1, stage, k0);
+            if (end > past) te__decode8_store_new<T, HEADS, KV_HEADS, D, F>(a, w, stop, 1, stage, k0);
             const uint32_t tile = stage + (uint32_t)(warp * OF_WARP * traits::row_bytes(V));
             if (has_keys) te__decode8_add_pv<F::CACHE_FORMAT, V, NT>(r.o, s, tile, stop - key);
         } else {
@@ -522,10 +522,8 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
             else
                 te__decode_store<T, HEADS, KV_HEADS, D, F, M, NT>(a, g, split, (int)threadIdx.x / 32 * M);
         }
-        if (g.to == g.count) {
-            if constexpr (TE__CACHE_HAS_SCALES(F::CACHE_FORMAT)) te__decode8_append<T, HEADS, KV_HEADS, D, F>(a, g);
-            else te__decode_append<HEADS, KV_HEADS, D, F>(a, g);
-        }
+        if constexpr (!TE__CACHE_HAS_SCALES(F::CACHE_FORMAT))
+            if (g.to == g.count) te__decode_append<HEADS, KV_HEADS, D, F>(a, g);
         te__decode_release(memory.q_empty + place * 8);
     }
 }
@@ -631,7 +629,7 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
     /* At head sizes up to 128, BLOCKS is larger than traits::BLOCKS: this limits the registers of a block, so that
      * blocks of the merge and of the next kernel fit on the multiprocessor beside the blocks of this kernel. Over a
      * cache of 8 bits a tile of 16 rows needs more registers than that */
-    static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
+        static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL

@@ -125,10 +125,9 @@ template <int D> TE_FN float te__decode8_scale(uint32_t tile, int row) {
  * row n * 8 + 2 t + e % 2 of the queries. tile: the address of the warp's first tile. */
 template <int FORMAT, te_dtype T, int D, int NT>
 TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__decode8_q<D, NT> &q, uint32_t tile) {
-    constexpr int PARTS = NT == 1 ? 2 : 1; /* partial sums of each score: fewer products that depend on each other */
     const te__decode8_lane<D> lane;
     const int g = (int)threadIdx.x % 32 / 4;
-    float sum[TE__DECODE8_TILES][PARTS][NT][4] = {};
+    float sum[TE__DECODE8_TILES][NT][4] = {};
     TE_UNROLL for (int k = 0; k < D / 16; k += 2) TE_UNROLL for (int b = 0; b < TE__DECODE8_TILES; b++) {
         uint32_t x[4];
         te__attn_ldmatrix(x, tile + (uint32_t)(b * te__decode8_tile_bytes(D)) + lane.at(k));
@@ -138,7 +137,7 @@ TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__
             te__decode8_convert<FORMAT, T>(keys[1], keys[3], x[2 * j + 1]);
             TE_UNROLL for (int n = 0; n < NT; n++) {
                 q.get(of_q, k + j, n);
-                te__mma_sync(sum[b][j % PARTS][n], keys, of_q[0], of_q[1], T);
+                te__mma_sync(sum[b][n], keys, of_q[0], of_q[1], T);
             }
         }
     }
@@ -146,7 +145,7 @@ TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__
         const uint32_t at = tile + (uint32_t)(b * te__decode8_tile_bytes(D));
         const float scale[2] = {te__decode8_scale<D>(at, g), te__decode8_scale<D>(at, g + 8)};
         TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
-            s[b][n][e] = (sum[b][0][n][e] + (PARTS > 1 ? sum[b][PARTS - 1][n][e] : 0.0f)) * scale[e / 2];
+            s[b][n][e] = sum[b][n][e] * scale[e / 2];
     }
 }
 /* Transposes an 8 x 8 matrix of 16-bit elements. Lanes 4 g to 4 g + 3 hold row g, two elements each. */
@@ -214,45 +213,36 @@ TE_FN int te__decode8_in_row(int key, int d) {
     const int lane = (int)threadIdx.x % 32;
     return (lane / 2 ^ te__cache_swizzle(key, d, TE_bf16, TE_CACHE_FORMAT_int8)) * 16 + lane % 2 * 8;
 }
-/* Stores the new rows that lie in a stage to it, as te__decode_stage_new does, in 8 bits. */
+/* Rounds the new rows that lie in a stage, and stores them to it, where the producer has copied what the cache had in
+ * their places, and to the cache: each row once, with the tile that has the row's query for the first of the heads that
+ * share the KV head. key: the first key of the stage; stop: the end of the split's keys. Called by all consumers. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode8_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
+TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                  uint32_t stage, int key) {
-    const int past = w.keys - w.mask.queries, d = value ? te__attn_value_dim<D, F>() : D;
+    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP);
+    const int past = w.keys - w.mask.queries, d = value ? V : D;
     const int first = past > key ? past : key, end = stop < key + TE__DECODE8_KEYS ? stop : key + TE__DECODE8_KEYS;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     for (int k = first + warp; k < end; k += TE__DECODE_WARPS) {
-        const te__decode8_new n = te__decode8_round<T, HEADS, KV_HEADS, D, F>(a, w, value, k - past);
-        const int in_tile = k % TE_CACHE_TILE;
+        const int in_tile = k % TE_CACHE_TILE, at = te__decode8_in_row(k, d), of_tile = (k - past) * GROUP / ROWS;
         const uint32_t tile = stage + (uint32_t)((k - key) / TE_CACHE_TILE * te__decode8_tile_bytes(d));
-        const uint32_t numbers = tile + (uint32_t)(in_tile * d + te__decode8_in_row(k, d));
+        const uint32_t numbers = tile + (uint32_t)(in_tile * d + at);
         const uint32_t scale = tile + (uint32_t)(TE_CACHE_TILE * d + in_tile * 4);
+        const te__decode8_new n = te__decode8_round<T, HEADS, KV_HEADS, D, F>(a, w, value, k - past);
         if (lane < d / 8)
             asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(numbers), "r"(n.numbers[0]), "r"(n.numbers[1])
                          : "memory");
         if (lane == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(scale), "f"(n.scale) : "memory");
+        if (of_tile != w.tile) continue;
+        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
+        const int64_t to = te__cache_row(&a->cache, te__cache_pages(&a->cache, w.i), rows, k, d, F::CACHE_FORMAT);
+        if (lane < d / 8)
+            *(uint2 *)((uint8_t *)a->cache.pages + to + at) = make_uint2(n.numbers[0], n.numbers[1]);
+        if (lane == 0) *te__cache_scale(&a->cache, to, k, d) = n.scale;
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* orders these stores before the producer's next
                                                                     copy */
     te__decode_consumers_sync();
-}
-/* Stores the keys and values of new rows in the cache, as te__decode_append does, in 8 bits. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode8_append(const te_attention_args *a, const te__decode_group &w) {
-    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP);
-    const int past = w.keys - w.mask.queries, first = (w.tile * ROWS + GROUP - 1) / GROUP;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int32_t *const pages = te__cache_pages(&a->cache, w.i);
-    for (int j = warp; w.keys > 0; j += TE__DECODE_WARPS) {
-        const int row = first + j / 2, value = j % 2, d = value ? V : D, k = past + row;
-        if (row * GROUP >= (w.tile + 1) * ROWS || row >= w.mask.queries) break;
-        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
-        const int64_t to = te__cache_row(&a->cache, pages, rows, k, d, F::CACHE_FORMAT);
-        const te__decode8_new n = te__decode8_round<T, HEADS, KV_HEADS, D, F>(a, w, value, row);
-        uint8_t *const numbers = (uint8_t *)a->cache.pages + to + te__decode8_in_row(k, d);
-        if (lane < d / 8) *(uint2 *)numbers = make_uint2(n.numbers[0], n.numbers[1]);
-        if (lane == 0) *te__cache_scale(&a->cache, to, k, d) = n.scale;
-    }
 }
 #endif
 
