@@ -36,19 +36,21 @@ TE_BOTH constexpr int te__decode8_tile_bytes(int d) { return TE_CACHE_TILE * (d 
 
 /* ---- conversion -------------------------------------------------------------------------------------------------- */
 
-TE_FN uint32_t te__decode8_subtract(uint32_t a, uint32_t b, te_dtype t) {
-    uint32_t r;
-    if (t == TE_bf16) asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    else asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
+/* Numbers are converted to multiples of this power of two, by which scales are multiplied in turn. */
+template <int FORMAT, te_dtype T> TE_BOTH constexpr float te__decode8_unit(void) {
+    return FORMAT == TE_CACHE_FORMAT_int8 && T == TE_bf16 ? 64.0f : 1.0f;
 }
-/* Converts two integers, in the lower bytes of the halves of x, to T. */
+/* Converts two integers n, in the lower bytes of the halves of x, to T, in te__decode8_unit. Let u be n + 128, which is
+ * n with its highest bit inverted. */
 template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
-    /* In f16 0x6400 | u is 1024 + u, here with u = n + 128, which is n with its highest bit inverted. */
-    if constexpr (T == TE_f16) return te__decode8_subtract((x & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u, T);
-    /* In bf16 only seven bits fit: n is its lower seven bits less 128 if its highest bit is set. 0x4300 | u is 128 + u
-     * for u < 128, and 0x4300 | 0x80 is 256. */
-    return te__decode8_subtract((x & 0x007f007fu) | 0x43004300u, (x & 0x00800080u) | 0x43004300u, T);
+    uint32_t r;
+    if constexpr (T == TE_f16) { /* 0x6400 | u is 1024 + u */
+        asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x00ff00ffu) ^ 0x64806480u), "r"(0x64806480u));
+    } else { /* as bf16, u is u 2^-133; u 2^-133 2^127 - 2 is n / 64 */
+        const uint32_t u = (x & 0x00ff00ffu) ^ 0x00800080u;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(u), "r"(0x7f007f00u), "r"(0xc000c000u));
+    }
+    return r;
 }
 /* Converts two e4m3 numbers, given as numbers of T that have their sign, exponent and fraction fields, to T. The
  * exponent bias is 7 in e4m3, 127 in bf16 and 15 in f16, so the numbers are multiplied by 2^120 or 2^8. Subnormal
@@ -59,7 +61,7 @@ template <te_dtype T> TE_FN uint32_t te__decode8_rebias(uint32_t x) {
     else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x5c005c00u));
     return r;
 }
-/* Converts the four numbers in x to T: `even` is those of bytes 0 and 2, `odd` those of bytes 1 and 3. */
+/* Converts the four numbers in x to T, in te__decode8_unit: `even` has bytes 0 and 2, `odd` bytes 1 and 3. */
 template <int FORMAT, te_dtype T> TE_FN void te__decode8_convert(uint32_t &even, uint32_t &odd, uint32_t x) {
     if constexpr (FORMAT == TE_CACHE_FORMAT_int8) {
         even = te__decode8_of_int8<T>(x), odd = te__decode8_of_int8<T>(x >> 8);
@@ -143,7 +145,8 @@ TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__
     }
     TE_UNROLL for (int b = 0; b < TE__DECODE8_TILES; b++) {
         const uint32_t at = tile + (uint32_t)(b * te__decode8_tile_bytes(D));
-        const float scale[2] = {te__decode8_scale<D>(at, g), te__decode8_scale<D>(at, g + 8)};
+        constexpr float UNIT = te__decode8_unit<FORMAT, T>();
+        const float scale[2] = {te__decode8_scale<D>(at, g) * UNIT, te__decode8_scale<D>(at, g + 8) * UNIT};
         TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
             s[b][n][e] = sum[b][n][e] * scale[e / 2];
     }
@@ -166,7 +169,7 @@ TE_FN void te__decode8_add_pv(float (&o)[V / 16][NT][4], const float (&p)[TE__DE
     TE_UNROLL for (int b = 0; b < TE__DECODE8_TILES; b++) TE_UNROLL for (int half = 0; half < 2; half++) {
         const int row = g + half * 8;
         const float stored = te__decode8_scale<V>(tile + (uint32_t)(b * te__decode8_tile_bytes(V)), row);
-        const float scale = b * TE_CACHE_TILE + row < left ? stored : 0.0f;
+        const float scale = b * TE_CACHE_TILE + row < left ? stored * te__decode8_unit<FORMAT, TE_bf16>() : 0.0f;
         TE_UNROLL for (int n = 0; n < NT; n++)
             scaled[b][n][half] = te__transposed(
                 te_pair_of_floats(p[b][n][2 * half] * scale, p[b][n][2 * half + 1] * scale, TE_bf16));
