@@ -3,10 +3,11 @@
 //     nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu bench/decode.cu -o decode -lcublasLt
 //     ./decode [file.tsv [commit [part of a name]]]
 //
-// Bytes: keys and values of all tokens. The time is that of the whole step, which also stores the new token's keys and values.
+// Bytes: keys and values of all tokens, in 8 bits with their scales. The time is that of the whole step, which also stores the new token's keys and values.
 #include "bench.h"
 
-#define DECODE(name, heads, kv_heads, dim) TE_INFERENCE(name, bf16, (attention, a, heads, kv_heads, dim, (cache, 1)))
+#define DECODE(name, heads, kv_heads, dim) DECODE_IN(name, heads, kv_heads, dim, 1)
+#define DECODE_IN(name, heads, kv_heads, dim, format) TE_INFERENCE(name, bf16, (attention, a, heads, kv_heads, dim, (cache, format)))
 DECODE(group1_128, 8, 8, 128)
 DECODE(group2_128, 16, 8, 128)
 DECODE(group4_128, 32, 8, 128)
@@ -16,8 +17,27 @@ DECODE(group8_128, 64, 8, 128)
 DECODE(group4_64, 32, 8, 64)
 DECODE(group8_64, 64, 8, 64)
 DECODE(group4_256, 16, 4, 256)
+#define DECODE_8BIT(format)                          \
+    DECODE_IN(group1_128_##format, 8, 8, 128, format) \
+    DECODE_IN(group4_128_##format, 32, 8, 128, format) \
+    DECODE_IN(group8_128_##format, 64, 8, 128, format) \
+    DECODE_IN(group16_128_##format, 64, 4, 128, format) \
+    DECODE_IN(group4_64_##format, 32, 8, 64, format) \
+    DECODE_IN(group4_256_##format, 16, 4, 256, format)
+DECODE_8BIT(int8)
+DECODE_8BIT(e4m3)
 
 struct lengths { const char *text; int count, shortest, longest; };
+
+// Random numbers of 8 bits, with scales of about 1 / 50, to `bytes` bytes of tiles of 16 rows of `dim` numbers and their scales.
+__global__ void fill_8bit(uint32_t *to, int64_t words, int dim) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= words) return;
+    uint32_t x = (uint32_t)i * 2654435761u;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    const float scale = 0.01f + (float)(x >> 8) * 0x1p-24f * 0.02f;
+    to[i] = i % ((dim + 4) * 4) < dim * 4 ? x : __float_as_uint(scale);
+}
 
 // lengths of shortest to longest tokens, in an order that is not sorted
 static std::vector<int32_t> starts_of(const lengths &l, int less) {
@@ -36,7 +56,10 @@ template <class M> static void decode(const te_plan *plan, te_status (*bind)(M *
     static te_cache cache;
     const size_t bytes = te_cache_bytes(models, 1, &config);
     bench_check(te_cache_init(&cache, bench_allocate(bytes), bytes, models, 1, &config, &bench_ctx), "cache");
-    bench_check(te_fill_normal(cache.layer[0].pages, TE_bf16, cache.layer[0].page_elements * cache.t.pages, 0, 1, 2, 0, &bench_ctx), "cache");
+    const te_cache_layer *layer = &cache.layer[0];
+    const int64_t page_bytes = cache.t.page_bytes * cache.t.pages;
+    if (layer->format == TE_CACHE_FORMAT_list) bench_check(te_fill_normal(layer->pages, TE_bf16, page_bytes / 2, 0, 1, 2, 0, &bench_ctx), "cache");
+    else fill_8bit<<<(unsigned)((page_bytes / 4 + 255) / 256), 256, 0, (cudaStream_t)bench_ctx.stream>>>((uint32_t *)layer->pages, page_bytes / 4, o->head_dim);
     te_batch b;
     memset(&b, 0, sizeof b), b.cache = &cache;
     const std::vector<int32_t> first = starts_of(l, 1); // all tokens but the last
@@ -50,7 +73,7 @@ template <class M> static void decode(const te_plan *plan, te_status (*bind)(M *
     bench_check(te_context_reserve(&bench_ctx, te_plan_workspace_bytes(plan, &m.model, l.count, &bench_ctx)), "workspace");
     void *x = bench_allocate((size_t)l.count * (size_t)plan->in * 2), *y = bench_allocate((size_t)l.count * (size_t)plan->out * 2);
     bench_check(te_fill_normal(x, TE_bf16, (int64_t)l.count * plan->in, 0, 1, 2, 1, &bench_ctx), "x");
-    const double tokens = first.back() + l.count, row = 2.0 * o->kv_heads * (o->head_dim + o->value_dim);
+    const double tokens = first.back() + l.count, row = (double)te__cache_token_bytes(&plan->op[0], TE_bf16);
     uint4 *read = (uint4 *)bench_allocate((size_t)(tokens * row)); // the plain kernel's
     bench_check(te_fill(&bench_ctx, read, 1, (size_t)(tokens * row)), "read");
     const auto run = [&](int) {
@@ -74,5 +97,14 @@ int main(int argc, char **argv) {
         RUN(group1_128, l, 0), RUN(group2_128, l, 0), RUN(group5_128, l, 0), RUN(group7_128, l, 0), RUN(group8_128, l, 0);
         RUN(group4_64, l, 0), RUN(group8_64, l, 0), RUN(group4_256, l, 0);
     }
+    // 8 bits: also twice as many sequences, for as many bytes as in 16 bits
+    const lengths sixteen = {"16 x 8k", 16, 8192, 8192}, twice = {"128 x 1k", 128, 1024, 1024};
+#define RUN_8BIT(format)                                                                                                                     \
+    for (const lengths &l : {one_1k, one_32k, one_128k, eight, sixteen, many, twice, most, mixed}) RUN(group4_128_##format, l, 0);             \
+    for (const lengths &l : {eight, mixed}) RUN(group4_128_##format, l, 16);                                                                 \
+    RUN(group1_128_##format, eight, 0), RUN(group8_128_##format, eight, 0), RUN(group16_128_##format, eight, 0);                               \
+    RUN(group4_64_##format, eight, 0), RUN(group4_256_##format, eight, 0);
+    RUN_8BIT(int8)
+    RUN_8BIT(e4m3)
     return bench_close();
 }

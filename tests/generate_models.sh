@@ -138,6 +138,16 @@ generate gemma3 "$work/bf16"
     bad "bf16: too few tokens"
 ok "a build in bf16 generates $(wc -w <"$work/together") tokens"
 
+# ---- caches in 8 bits
+for cache in int8 e4m3; do
+    build "$model" "$work/$cache" -DMODEL_CACHE="$cache" -DTE_BATCH_INVARIANT -DPREFILL_ROWS=24
+    generate gemma3 "$work/$cache"
+    cmp "$work/alone" "$work/together" || bad "$cache: other tokens in a batch"
+    same=$(paste -d ' ' <(tr ' ' '\n' <"$work/alone") <(tr ' ' '\n' <"$model/expected") | awk '$1 == $2' | wc -l)
+    [[ $same -gt $(($(wc -w <"$model/expected") / 4)) ]] || bad "$cache: only $same tokens as in f32"
+    ok "a cache in $cache: $same of $(wc -w <"$model/expected") tokens as in f32"
+done
+
 # ---- text, sampling and chats
 model=$work/qwen3 prompt="The quick brown fox"
 run() { "$model/f32" "$model" "$@" 2>"$work/log" || bad "$* returns $?: $(cat "$work/log")"; }

@@ -27,6 +27,11 @@
 #define MODEL_DTYPE_1 bf16
 #endif
 
+/* The format of keys and values in the cache: 1 (as MODEL_DTYPE), int8 or e4m3. */
+#ifndef MODEL_CACHE
+#define MODEL_CACHE 1
+#endif
+
 /* The format of a list with weights. In a GGUF file they may be in few bits, each tensor in another format. */
 #if MODEL_GGUF
 #define LIST_FORMAT(...) (MODEL_DTYPE, (weights, quantized), __VA_ARGS__)
@@ -44,7 +49,7 @@
 #define ROPE(KIND) (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_##KIND)
 #define ATTENTION(KIND)                                                                                              \
     (attention, attend, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (scale, MODEL_ATTENTION_SCALE),                 \
-     (softcap, MODEL_ATTENTION_SOFTCAP), (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, 1))
+     (softcap, MODEL_ATTENTION_SOFTCAP), (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, MODEL_CACHE))
 #define PROJ (linear, proj, MODEL_Q_ROWS, MODEL_HIDDEN)
 #define NORM(kind, name) (kind, name, MODEL_HIDDEN, (eps, MODEL_EPS))
 #define HEAD_NORM(kind) (kind, heads, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (eps, MODEL_EPS))

@@ -25,6 +25,7 @@
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
 
+#include "../core/lanes.h"     /* te_lanes, te_amax_bits8 */
 #include "../core/math.h"      /* te_exp */
 #include "attention_options.h" /* te_attention_args, the options */
 
@@ -86,21 +87,47 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
 }
 
 /* ---- storing keys and values in a cache --------------------------------------------------------------------------
- * Copies the keys and values of the batch's rows to their places in the cache. Memory traffic: for each row, kv_heads *
- * (head_dim + value_dim) elements are read, and as many written.
+ * Copies the keys and values of the batch's rows to their places in the cache; in the formats of 8 bits, it rounds
+ * them. Memory traffic: for each row, kv_heads * (head_dim + value_dim) elements are read, and as many written.
  *
  * Do this, at file scope, then call name##_launch before the attention that reads the cache:
- *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64)   // name, dtype, heads, kv_heads, head_dim,
- *                                                                        // value_dim */
+ *     // name, dtype, heads, kv_heads, head_dim, value_dim, te_cache_format
+ *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64, TE_CACHE_FORMAT_list) */
 /* Sizes of the kernel that stores keys and values in a cache. _THREADS: threads of a block; _VECTORS: how many vectors
- * of up to 8 elements one block copies. */
-enum { TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1, TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16 };
+ * of up to 8 elements one block copies. In the formats of 8 bits, _LANES lanes round a row of a head, and a block
+ * rounds _ROWS of them. */
+enum {
+    TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1,
+    TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16,
+    TE_CACHE_STORE_LANES = TE_CUDA ? 32 : 1,
+    TE_CACHE_STORE_ROWS = TE_CUDA ? 8 : 1 << 12
+};
 
-typedef struct te__cache_store_shape { int heads, kv_heads, d, dv; te_dtype dtype; } te__cache_store_shape;
-TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, int d, int dv, te_dtype dtype) {
+typedef struct te__cache_store_shape { int heads, kv_heads, d, dv, format; te_dtype dtype; } te__cache_store_shape;
+TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, int d, int dv, te_dtype dtype,
+                                                       int format) {
     te__cache_store_shape k;
-    k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.dtype = dtype;
+    k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.format = format, k.dtype = dtype;
     return k;
+}
+/* Where a key or a value of a new row is stored. key: its index in the sequence, or -1 if it is not to be stored; from:
+ * the offset of its first element in qkv; to: the result of te__cache_row; swizzle: that of te__cache_swizzle. */
+typedef struct te__cache_place { int64_t from, to; int key, swizzle; } te__cache_place;
+TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_sequences *s, int row, int is_value,
+                                         int head, const te__cache_store_shape k) {
+    const int i = te_sequence_of(s, row, 0), past = a->cache.past[i], d = is_value ? k.dv : k.d;
+    const te_sequence rows = te_sequence_rows(s, i);
+    const int64_t width = (int64_t)(k.heads + k.kv_heads) * k.d + (int64_t)k.kv_heads * k.dv;
+    te__cache_place p;
+    p.key = past < 0 || row - rows.first >= rows.count ? -1 : past + row - rows.first;
+    p.from = row * width + (int64_t)(k.heads + (is_value ? k.kv_heads : head)) * k.d +
+             (is_value ? (int64_t)head * k.dv : 0);
+    if (p.key < 0) return p.to = 0, p.swizzle = 0, p;
+    p.to = te__cache_row(&a->cache, te__cache_pages(&a->cache, i),
+                         te__cache_head_rows(&a->cache, is_value, head, k.kv_heads, k.d, k.dv, k.format), p.key, d,
+                         k.format);
+    p.swizzle = te__cache_swizzle(p.key, d, k.dtype, k.format);
+    return p;
 }
 /* Return the number of vectors into which the keys and values of one row are divided. A vector has at most 8 elements.
  * The vectors of each head's keys come first, then those of each head's values. */
@@ -114,39 +141,78 @@ TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences
     const int key_vectors = (k.d + 7) / 8, is_value = vector >= k.kv_heads * key_vectors;
     const int of = is_value ? vector - k.kv_heads * key_vectors : vector, d = is_value ? k.dv : k.d;
     const int head = of / ((d + 7) / 8), at = of % ((d + 7) / 8) * 8, n = d - at < 8 ? d - at : 8;
-    const int i = te_sequence_of(s, row, 0), past = a->cache.past[i];
-    const te_sequence rows = te_sequence_rows(s, i);
-    if (past < 0 || row - rows.first >= rows.count) return;
-    const int key = past + row - rows.first, aligned = k.d % 8 == 0 && k.dv % 8 == 0;
-    const int64_t width = (int64_t)(k.heads + k.kv_heads) * k.d + (int64_t)k.kv_heads * k.dv;
-    const int64_t from = row * width + (int64_t)(k.heads + (is_value ? k.kv_heads : head)) * k.d +
-                         (is_value ? (int64_t)head * k.dv : 0) + at;
-    const int64_t to = te__cache_row(&a->cache, te__cache_pages(&a->cache, i),
-                                     te__cache_head_rows(&a->cache, is_value, head, k.kv_heads, k.d, k.dv), key, d);
-    const int swizzled = te__cache_is_swizzled(d, k.dtype) ? at ^ (key % 8 * 8) : at;
+    const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;
+    const te__cache_place p = te__cache_place_of(a, s, row, is_value, head, k);
     float v[8];
-    te_load8(v, a->qkv, from, n, aligned, k.dtype);
-    te_store8(a->cache.pages, to + swizzled, v, n, aligned, k.dtype);
+    if (p.key < 0) return;
+    te_load8(v, a->qkv, p.from + at, n, aligned, k.dtype);
+    te_store8(a->cache.pages, p.to + (at ^ p.swizzle * 8), v, n, aligned, k.dtype);
 }
-/* The body of the kernel that stores keys and values in a cache. Grid: one block for every TE_CACHE_STORE_VECTORS
- * vectors, counted row after row. */
+/* Rounds the key (of < kv_heads) or the value of one row and one KV head to 8 bits, and stores it in the cache. of: the
+ * KV head or, for a value, kv_heads more. g: the lanes that work on the row. */
+TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequences *s, int row, int of,
+                                     const te__cache_store_shape k, te_lanes *g) {
+    const int is_value = of >= k.kv_heads, head = is_value ? of - k.kv_heads : of, d = is_value ? k.dv : k.d;
+    const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;
+    const te__cache_place p = te__cache_place_of(a, s, row, is_value, head, k);
+    uint32_t bits = 0, w[2];
+    float v[8];
+    if (p.key < 0) return;
+    for (int at = g->id * 8; at < d; at += g->count * 8) {
+        te_load8(v, a->qkv, p.from + at, d - at < 8 ? d - at : 8, aligned, k.dtype);
+        bits = te_amax_bits8(bits, v);
+    }
+    float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u); /* NaN becomes infinity here, because
+                                                                             * te_lanes_max ignores NaNs */
+    te_lanes_max(&amax, g);
+    const te__cache_scales c = te__cache_scales_of(te_bits_of_float(amax), k.format);
+    if (g->id == 0) *te__cache_scale(&a->cache, p.to, p.key, d) = c.scale;
+    for (int at = g->id * 8; at < d; at += g->count * 8) {
+        const int n = d - at < 8 ? d - at : 8;
+        uint8_t *to = (uint8_t *)a->cache.pages + p.to + (at ^ p.swizzle * 16);
+        te_load8(v, a->qkv, p.from + at, n, aligned, k.dtype);
+        te__cache_quantize8(w, v, c.inverse, k.format);
+        if (aligned) ((uint32_t *)(void *)to)[0] = w[0], ((uint32_t *)(void *)to)[1] = w[1];
+        else for (int j = 0; j < n; j++) to[j] = (uint8_t)(w[j / 4] >> j % 4 * 8);
+    }
+}
+/* Returns how many keys, values or vectors of them one row has (`in_row`), and how many of these a block stores. */
+typedef struct te__cache_store_work { int in_row, in_block; } te__cache_store_work;
+TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
+    te__cache_store_work w;
+    const int has_scales = TE__CACHE_HAS_SCALES(k.format);
+    w.in_row = has_scales ? 2 * k.kv_heads : te__cache_store_vectors(k);
+    w.in_block = has_scales ? (int)TE_CACHE_STORE_ROWS : (int)TE_CACHE_STORE_VECTORS;
+    return w;
+}
+/* The body of the kernel that stores keys and values in a cache. Grid: one block for every
+ * te__cache_store_work.in_block keys, values or vectors, counted row after row. */
 TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
     int group;
-    const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
     const te_sequences s = te__attn_sequences(a);
+    if (TE__CACHE_HAS_SCALES(k.format)) {
+        te_lanes g = te_lanes_here(TE_CACHE_STORE_LANES, &group);
+        const int in_row = 2 * k.kv_heads, groups = TE_CACHE_STORE_THREADS / TE_CACHE_STORE_LANES;
+        const int64_t from = (int64_t)b.x * TE_CACHE_STORE_ROWS, all = (int64_t)s.rows * in_row;
+        for (int64_t j = from + group; j < te_min(all, from + TE_CACHE_STORE_ROWS); j += groups)
+            te__cache_store_quantized(a, &s, (int)(j / in_row), (int)(j % in_row), k, &g);
+        return;
+    }
+    const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
     const int vectors = te__cache_store_vectors(k);
     const int64_t first = (int64_t)b.x * TE_CACHE_STORE_VECTORS, all = (int64_t)s.rows * vectors;
     for (int64_t j = first + g.id; j < te_min(all, first + TE_CACHE_STORE_VECTORS); j += g.count)
         te__cache_store_vector(a, &s, (int)(j / vectors), (int)(j % vectors), k);
 }
-#define TE_ATTENTION_CACHE_STORE(name, dtype, heads, kv_heads, head_dim, value_dim)                                  \
+#define TE_ATTENTION_CACHE_STORE(name, dtype, heads, kv_heads, head_dim, value_dim, format)                          \
     TE_KERNEL(name##_rows, TE_CACHE_STORE_THREADS, te_attention_args,                                                \
         te__cache_store_body(te_args, te_at,                                                                         \
-                             te__cache_store_shape_of(heads, kv_heads, head_dim, value_dim, TE_##dtype)))            \
+                             te__cache_store_shape_of(heads, kv_heads, head_dim, value_dim, TE_##dtype, format)))    \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
-        const te__cache_store_shape k = te__cache_store_shape_of(heads, kv_heads, head_dim, value_dim, TE_##dtype);  \
-        const int64_t vectors = (int64_t)te__attn_sequences(a).rows * te__cache_store_vectors(k);                    \
-        return name##_rows_launch(ctx, te__grid_of(te_ceil_div(vectors, TE_CACHE_STORE_VECTORS), 1), a);             \
+        const te__cache_store_work w = te__cache_store_work_of(                                                      \
+            te__cache_store_shape_of(heads, kv_heads, head_dim, value_dim, TE_##dtype, format));                     \
+        const int64_t all = (int64_t)te__attn_sequences(a).rows * w.in_row;                                          \
+        return name##_rows_launch(ctx, te__grid_of(te_ceil_div(all, w.in_block), 1), a);                             \
     }
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */

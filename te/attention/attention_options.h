@@ -21,11 +21,12 @@
  *     value          head size of v and of the output; 0: head_dim, as for q and k
  *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward supports amax (in bf16 and
  *                    f16); 0: both must be null
- *     cached         1: forward reads keys and values from te_attention_args.cache, queries from qkv. Not with cross
+ *     cached         a te_cache_format: forward reads keys and values from te_attention_args.cache. Not with cross
  */
 #ifndef TE_ATTENTION_OPTIONS_H
 #define TE_ATTENTION_OPTIONS_H
 
+#include "../core/dtype.h"       /* te_dtype, te__fp8_word */
 #include "../core/philox.h"      /* te_philox, TE_DROPOUT_LIMIT */
 #include "../core/tensor.h"   /* te_sequences */
 #include "../core/target.h"      /* te_context, TE_KERNEL */
@@ -165,6 +166,7 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
         static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS does not use the P of dV */                   \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
         static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0, CACHED = (cached) != 0;            \
+        static constexpr int CACHE_FORMAT = (int)(cached);                                                           \
         static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys may differ in number */                 \
         static constexpr int BIAS = bias;                                                                            \
         static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */               \
@@ -183,6 +185,7 @@ typedef struct te__attn_variant {
     uint32_t drop; /* the limit below which te__attn_drops drops a pair; 0: no dropout */
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
+    int cache_format;                    /* a te_cache_format */
     int shifted;                         /* 1: queries and keys may differ in number, because of the option cross or
                                           * cached */
     int bias_queries, bias_keys;         /* of a table */
@@ -201,7 +204,7 @@ typedef struct te__attn_variant {
         f.bias = bias_, f.bias_queries = f.bias_buckets = bias_dim0_;                                                \
         f.bias_keys = f.bias_max_distance = bias_dim1_;                                                              \
         f.max_logit = (max_logit_) != 0, f.value = value_, f.fp8_output = (fp8_output_) != 0;                        \
-        f.cached = (cached_) != 0, f.shifted = f.cross || f.cached;                                                  \
+        f.cached = (cached_) != 0, f.cache_format = (int)(cached_), f.shifted = f.cross || f.cached;                 \
         return f;                                                                                                    \
     }
 /* The head size of v. */
@@ -231,11 +234,24 @@ typedef struct te_attention_options {
 
 /* ---- keys and values in a cache ---------------------------------------------------------------------------------- */
 
+/* How a cache stores keys and values. In the formats of 8 bits each row (a key or a value of one head) has a scale, its
+ * largest magnitude divided by 127 (int8) or 448 (e4m3); the row is its numbers times its scale. */
+typedef enum te_cache_format {
+    TE_CACHE_FORMAT_none, /* there is no cache */
+    TE_CACHE_FORMAT_list, /* in the dtype of the list */
+    TE_CACHE_FORMAT_int8, /* integers of -127 to 127 */
+    TE_CACHE_FORMAT_e4m3
+} te_cache_format;
+
 /* Where the keys and values of one attention lie in a te_cache (te/cache/cache.h), for the sequences of a batch. A page
  * holds `page_rows` tokens: the keys of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads,
  * page_rows, value_dim]. On CUDA, rows that are a multiple of 128 bytes long, in a dtype of 16 bits, are swizzled: the
  * 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without swizzling. A page can then be copied to
- * shared memory unchanged, and can be read there without bank conflicts. */
+ * shared memory unchanged, and can be read there without bank conflicts.
+ *
+ * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile has the numbers of
+ * its rows, [16, head_dim], then their scales, [16] in f32. One copy thus brings both. On CUDA, rows that are a
+ * multiple of 64 bytes long are swizzled, in lists of 16 bits (te__cache_swizzle). */
 typedef struct te_attention_cache {
     void *pages;          /* the pages of the cache, [pages, page_elements]; null: there is no cache */
     const int32_t *table; /* [sequences of the cache, table_width]: the page numbers of each sequence */
@@ -243,7 +259,7 @@ typedef struct te_attention_cache {
     /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence is refused, and its
      * new rows are not stored */
     const int32_t *past;
-    int64_t page_elements;
+    int64_t page_elements; /* the distance between pages, in elements; in the formats of 8 bits in bytes */
     int page_rows, page_shift; /* page_rows: the number of tokens (rows) of a page, which is 1 << page_shift. If each
                                 * sequence has a single page, page_shift is 31 */
     int table_width;
@@ -258,6 +274,7 @@ typedef struct te_attention_cache {
 
 enum {
     TE_CACHE_MIN_PAGE = 16, /* the smallest possible page_rows */
+    TE_CACHE_TILE = 16,     /* the rows of a tile in the formats of 8 bits */
     /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
      * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. */
     TE_CACHE_SPLIT_SHIFT = 8,
@@ -293,23 +310,77 @@ TE_BOTH int te__decode_tiles(int rows, int group) {
  * divided by the sums of the softmax, and each row's maximum and sum of the softmax. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
-/* Returns whether the cache stores rows of d elements swizzled (see te_attention_cache). */
-TE_BOTH int te__cache_is_swizzled(int d, te_dtype t) { return TE_CUDA && t != TE_f32 && d % 64 == 0; }
-/* Returns the offset, in elements from the start of the cache's pages, of the row of one key (or value). pages: the
- * page numbers of the sequence; head_rows: the result of te__cache_head_rows; d: the number of elements of a row. */
-TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d) {
-    const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1));
-    return pages[(unsigned)key >> c->page_shift] * c->page_elements + head_rows + (int64_t)in_page * d;
+/* Whether each row has a scale, that is, whether the format has 8 bits; a constant expression. */
+#define TE__CACHE_HAS_SCALES(format) ((int)(format) >= (int)TE_CACHE_FORMAT_int8)
+/* Returns the size of a row of d elements with its scale: in elements or, in the formats of 8 bits, in bytes. */
+TE_BOTH int te__cache_row_size(int d, int format) { return TE__CACHE_HAS_SCALES(format) ? d + (int)sizeof(float) : d; }
+/* Returns the number that is combined, by exclusive or, with the number of each 16-byte chunk of a key's row: 0 if rows
+ * are not swizzled. d: the number of elements of a row; t: the dtype of the list. */
+TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
+    if (!TE_CUDA || t == TE_f32 || d % 64) return 0;
+    return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
+}
+/* Returns the offset, from the start of the cache's pages, of the row of one key (or value), in elements or, in the
+ * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: the result of te__cache_head_rows;
+ * d: the number of elements of a row. */
+TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d,
+                              int format) {
+    const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
+    const int64_t head = pages[(unsigned)key >> c->page_shift] * c->page_elements + head_rows;
+    if (!TE__CACHE_HAS_SCALES(format)) return head + (int64_t)in_page * d;
+    return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
+}
+/* Returns the scale of a row, in the formats of 8 bits. row: the result of te__cache_row for this key. */
+TE_BOTH float *te__cache_scale(const te_attention_cache *c, int64_t row, int key, int d) {
+    const int in_tile = key % TE_CACHE_TILE;
+    return (float *)(void *)((char *)c->pages + row + (TE_CACHE_TILE - in_tile) * d) + in_tile;
 }
 /* Returns the page numbers of sequence i of the batch. */
 TE_BOTH const int32_t *te__cache_pages(const te_attention_cache *c, int i) {
     return c->table + (int64_t)c->slot[i] * c->table_width;
 }
-/* Returns the offset, in elements from the start of a page, of the keys (value 0) or the values (value 1) of a KV head.
- * d, dv: the head sizes of keys and values. */
-TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int kv_head, int kv_heads, int d, int dv) {
-    const int64_t rows = c->page_rows;
-    return value ? rows * ((int64_t)kv_heads * d + (int64_t)kv_head * dv) : rows * kv_head * d;
+/* Returns the offset, from the start of a page, of the keys (value 0) or the values (value 1) of a KV head, in elements
+ * or, in the formats of 8 bits, in bytes. d, dv: the head sizes of keys and values. */
+TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int kv_head, int kv_heads, int d, int dv,
+                                    int format) {
+    const int64_t rows = c->page_rows, key = te__cache_row_size(d, format), of_value = te__cache_row_size(dv, format);
+    return value ? rows * (kv_heads * key + kv_head * of_value) : rows * kv_head * key;
+}
+
+/* ---- rounding of keys and values to 8 bits -----------------------------------------------------------------------
+ * A row x of amax a = max |x_i| becomes the scale s = a / m, where m is 127 (int8) or 448 (e4m3), and the numbers
+ * n_i = round(x_i (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise
+ * identical on both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on it
+ * are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
+#define TE__CACHE_SMALLEST_AMAX 7.7037197775489434e-34f /* 2^-110 */
+
+/* scale: the scale of a row; inverse: the factor by which the row is multiplied before it is rounded */
+typedef struct te__cache_scales { float scale, inverse; } te__cache_scales;
+/* amax: the bits of the row's largest magnitude, as te_amax_bits8 returns them. */
+TE_BOTH te__cache_scales te__cache_scales_of(uint32_t amax, int format) {
+    const float largest = format == (int)TE_CACHE_FORMAT_int8 ? 127.0f : TE_E4M3_MAX, a = te_float_of_bits(amax);
+    te__cache_scales s;
+    const int is_finite = amax < 0x7f800000u, is_zero = a < TE__CACHE_SMALLEST_AMAX;
+    s.scale = !is_finite ? te_float_of_bits(0x7fffffffu) : is_zero ? 0.0f : a / largest;
+    s.inverse = !is_finite || is_zero ? 0.0f : largest / a;
+    return s;
+}
+/* Rounds eight elements of a row, each to a byte of w. inverse: te__cache_scales.inverse. */
+TE_FN void te__cache_quantize8(uint32_t w[2], const float v[8], float inverse, int format) {
+    float x[8];
+    TE_UNROLL for (int k = 0; k < 8; k++) x[k] = inverse > 0 ? v[k] * inverse : 0.0f;
+    if (format == (int)TE_CACHE_FORMAT_e4m3) {
+        w[0] = te__fp8_word(x, 1), w[1] = te__fp8_word(x + 4, 1);
+        return;
+    }
+    w[0] = w[1] = 0;
+    TE_UNROLL for (int k = 0; k < 8; k++) w[k / 4] |= ((uint32_t)(int)rintf(x[k]) & 0xffu) << k % 4 * 8;
+}
+/* Converts eight numbers of a row to floats, and multiplies them by the row's scale. */
+TE_FN void te__cache_dequantize8(float v[8], const uint32_t w[2], float scale, int format) {
+    if (format == (int)TE_CACHE_FORMAT_e4m3) te__floats_of_fp8(v, w[0], 1), te__floats_of_fp8(v + 4, w[1], 1);
+    else TE_UNROLL for (int k = 0; k < 8; k++) v[k] = (float)(int8_t)(uint8_t)(w[k / 4] >> k % 4 * 8);
+    TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= scale;
 }
 
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  * processed, so that a pass computes only the rows of new tokens. The cache lies in memory that the caller provides,
  * and consists of pages; a sequence takes more pages as it grows.
  *
- * Do this, for lists whose attentions are declared with (cache, 1):
+ * Do this, for lists whose attentions are declared with (cache, 1) or, in 8 bits, (cache, int8) or (cache, e4m3):
  *     te_cache_config config = te_cache_defaults();
  *     config.sequences = 8, config.capacity = 4096;
  *     te_model *models[] = {&block[0].model, &block[1].model, ..};
@@ -60,11 +60,13 @@ TE_API te_cache_config te_cache_defaults(void) {
 
 /* Where one attention of a model has its keys and values in the cache: its layer. Each page of the cache has a part for
  * each layer. The part contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the values,
- * [kv_heads, page_rows, value_dim], in the dtype of the list. */
+ * [kv_heads, page_rows, value_dim], in the format that the attention was declared with (te_attention_cache). */
 typedef struct te_cache_layer {
     const te_model *model;
     int op;
-    /* the distance from the start of one page to the start of the next, in elements of the list's dtype */
+    te_cache_format format;
+    /* the distance from the start of one page to the start of the next, in elements of the list's dtype or, in the
+     * formats of 8 bits, in bytes */
     int64_t page_elements;
     char *pages;           /* the address of this layer's part of page 0 */
 } te_cache_layer;
@@ -115,9 +117,20 @@ TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ?
 TE_API const te_attention_options *te__cached_options(const te_op *op) {
     return op->flags & TE_IS_CACHED ? (const te_attention_options *)op->options : 0;
 }
-/* Return the number of elements (keys and values of all heads) that an attention stores in the cache for each token. */
-TE_API int64_t te__cache_token_elements(const te_attention_options *o) {
-    return (int64_t)o->kv_heads * (o->head_dim + o->value_dim);
+TE_API te_cache_format te__cache_format_of(const te_op *op) {
+    return (te_cache_format)((unsigned)(op->flags & TE_IS_CACHED) >> TE_CACHE_FORMAT_SHIFT);
+}
+/* Return the number of bytes of an element of a cache. dtype: that of the list. */
+TE_API size_t te__cache_element_bytes(te_cache_format format, te_dtype dtype) {
+    return TE__CACHE_HAS_SCALES(format) ? 1 : te_dtype_bytes(dtype);
+}
+/* Return the number of bytes (keys and values of all heads, and scales) that an attention stores in the cache for each
+ * token. dtype: that of the list. */
+TE_API int64_t te__cache_token_bytes(const te_op *op, te_dtype dtype) {
+    const te_attention_options *o = te__cached_options(op);
+    const int format = (int)te__cache_format_of(op);
+    return (int64_t)o->kv_heads * (te__cache_row_size(o->head_dim, format) + te__cache_row_size(o->value_dim, format)) *
+           (int64_t)te__cache_element_bytes((te_cache_format)format, dtype);
 }
 /* Replace the zeros in the config (page_rows, pages) by the numbers for which they stand. */
 TE_API te_cache_config te__cache_complete(te_cache_config c) {
@@ -168,19 +181,21 @@ TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *mode
     c->layer_count = 0, t->page_bytes = 0, t->pages_memory = memory ? memory + at : 0;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < models[k]->plan->op_count; i++) {
-            const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
-            if (!o) continue;
+            const te_op *op = &models[k]->plan->op[i];
+            if (!te__cached_options(op)) continue;
             if (c->layer_count < TE_CACHE_MAX_LAYERS) {
                 te_cache_layer *l = &c->layer[c->layer_count];
                 l->model = models[k], l->op = i, l->pages = memory ? t->pages_memory + t->page_bytes : 0;
+                l->format = te__cache_format_of(op);
             }
             c->layer_count++;
-            const int64_t elements_of_layer = te__cache_token_elements(o) * complete->page_rows;
-            const int64_t bytes = elements_of_layer * (int64_t)te_dtype_bytes(models[k]->plan->dtype);
-            t->page_bytes += te_round_up(bytes, TE_ALIGN);
+            t->page_bytes += te_round_up(te__cache_token_bytes(op, models[k]->plan->dtype) * complete->page_rows,
+                                         TE_ALIGN);
         }
-    for (int k = 0; k < c->layer_count && k < TE_CACHE_MAX_LAYERS; k++)
-        c->layer[k].page_elements = t->page_bytes / (int64_t)te_dtype_bytes(c->layer[k].model->plan->dtype);
+    for (int k = 0; k < c->layer_count && k < TE_CACHE_MAX_LAYERS; k++) {
+        te_cache_layer *l = &c->layer[k];
+        l->page_elements = t->page_bytes / (int64_t)te__cache_element_bytes(l->format, l->model->plan->dtype);
+    }
     return at + (size_t)(t->page_bytes * complete->pages);
 }
 TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *models, int count, te_context *ctx) {

@@ -8,8 +8,9 @@
  *     TE_TRY(te_cache_load(&cache, slot, tokens, &length, "prompt.safetensors", &ctx));  // replaces sequence `slot`
  *
  * The file is a safetensors file with a checksum. The file has, for each attention op of the cache's models, in order,
- *     layer.0.keys      [kv_heads, length, head_dim], in the list's dtype
+ *     layer.0.keys      [kv_heads, length, head_dim], in the list's dtype or, by the option cache, in I8 or F8_E4M3
  *     layer.0.values    [kv_heads, length, value_dim]
+ *     layer.0.key_scales, layer.0.value_scales     [kv_heads, length], F32, only for a cache of 8 bits
  *     tokens            [length], I32, if the program passes the sequence's tokens
  * and, in the metadata, the text of each layer's list (te/io/weights.h). The file depends neither on page_rows nor on
  * the order in which the target stores a row, so that a host and a GPU can exchange files. The file does not identify
@@ -25,19 +26,25 @@
 
 enum { TE__CACHE_FILE_NAME = 32 };
 
+/* What a tensor of the file has: the keys (value 0) or the values (value 1) of a layer, or (scales 1) their scales. */
+typedef struct te__cache_file_part { int layer, value, scales; } te__cache_file_part;
+
 /* The state while a cache file is written or read. All arrays lie in host memory. */
 typedef struct te__cache_file {
     const te_cache *cache;
-    te_safetensor *tensor; /* [2 * layers + 1]: the tensors of the file: the keys and the values of each layer, then the
-                            * tokens */
+    te_safetensor *tensor; /* [4 * layers + 1]: the tensors of the file: the keys of each layer and, in a format of 8
+                            * bits, their scales, then its values and their scales; at last the tokens */
+    te__cache_file_part *part; /* [4 * layers]: what each tensor has, except for the tokens */
     char (*name)[TE__CACHE_FILE_NAME];
     int32_t *page;         /* [pages]: the sequence's pages, in order */
-    /* the keys or the values of one layer in the order of the cache's pages: [pages, kv_heads, page_rows, dim] */
+    /* the keys or the values of one layer, with their scales, in the order of the cache's pages: [pages, kv_heads,
+     * page_rows, dim] */
     char *staging;
-    char *rows;            /* used for saving: the numbers of `staging` in the order of the file, [kv_heads, length,
-                            * dim] */
+    char *rows;            /* used for saving: a tensor's numbers of `staging` in the order of the file, [kv_heads,
+                            * length, dim] */
     char *memory;          /* used for loading: the data of all tensors of the file */
     int length, pages, count;
+    int parts; /* the number of tensors without the tokens */
 } te__cache_file;
 
 /* ---- names and shapes -------------------------------------------------------------------------------------------- */
@@ -47,23 +54,35 @@ TE_API const te_attention_options *te__cache_file_options(const te_cache *c, int
     return te__cached_options(&l->model->plan->op[l->op]);
 }
 TE_API void te__cache_file_free(te__cache_file *f) {
-    free(f->tensor), free(f->name), free(f->page), free(f->staging), free(f->rows), free(f->memory);
+    free(f->tensor), free(f->part), free(f->name), free(f->page), free(f->staging), free(f->rows), free(f->memory);
+}
+/* Describe one tensor of the file, and append it to f->tensor and f->part. */
+TE_API void te__cache_file_append(te__cache_file *f, te__cache_file_part part) {
+    static const char *const names[2][2] = {{"keys", "key_scales"}, {"values", "value_scales"}};
+    const te_cache_layer *l = &f->cache->layer[part.layer];
+    const te_attention_options *o = te__cache_file_options(f->cache, part.layer);
+    char *name = f->name[f->count];
+    const te_safetensors_dtype of_numbers = l->format == TE_CACHE_FORMAT_int8   ? TE_SAFETENSORS_I8
+                                            : l->format == TE_CACHE_FORMAT_e4m3 ? TE_SAFETENSORS_F8_E4M3
+                                                               : te__safetensors_dtype_of(l->model->plan->dtype);
+    int64_t shape[3];
+    shape[0] = o->kv_heads, shape[1] = f->length, shape[2] = part.value ? o->value_dim : o->head_dim;
+    snprintf(name, sizeof f->name[0], "layer.%d.%s", part.layer, names[part.value][part.scales]);
+    f->part[f->count] = part;
+    f->tensor[f->count++] =
+        te_safetensor_of(name, part.scales ? TE_SAFETENSORS_F32 : of_numbers, part.scales ? 2 : 3, shape, f->name);
 }
 /* Describe the tensors of the file, for a sequence of f->length tokens. The data pointer of each tensor is a
  * placeholder, which is not null. */
 TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
     const te_cache *c = f->cache;
+    te__cache_file_part part;
     f->count = 0;
-    for (int k = 0; k < c->layer_count; k++)
-        for (int value = 0; value < 2; value++) {
-            const te_attention_options *o = te__cache_file_options(c, k);
-            const te_dtype dtype = c->layer[k].model->plan->dtype;
-            int64_t shape[3];
-            char *name = f->name[f->count];
-            shape[0] = o->kv_heads, shape[1] = f->length, shape[2] = value ? o->value_dim : o->head_dim;
-            snprintf(name, sizeof f->name[0], "layer.%d.%s", k, value ? "values" : "keys");
-            f->tensor[f->count++] = te_safetensor_of(name, te__safetensors_dtype_of(dtype), 3, shape, f->name);
-        }
+    for (part.layer = 0; part.layer < c->layer_count; part.layer++)
+        for (part.value = 0; part.value < 2; part.value++)
+            for (part.scales = 0; part.scales <= TE__CACHE_HAS_SCALES(c->layer[part.layer].format); part.scales++)
+                te__cache_file_append(f, part);
+    f->parts = f->count;
     if (!has_tokens) return;
     int64_t shape[1];
     shape[0] = f->length;
@@ -74,28 +93,36 @@ TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
 /* Allocate those arrays of *f whose sizes do not depend on the sequence's length. After an error there is nothing to
  * free. */
 TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_context *ctx) {
-    const size_t tensors = 2 * (size_t)c->layer_count + 1, width = (size_t)c->t.table_width;
+    const size_t tensors = 4 * (size_t)c->layer_count + 1, width = (size_t)c->t.table_width;
     memset(f, 0, sizeof *f);
     f->cache = c;
     f->tensor = (te_safetensor *)calloc(tensors, sizeof *f->tensor);
+    f->part = (te__cache_file_part *)calloc(tensors, sizeof *f->part);
     f->name = (char(*)[TE__CACHE_FILE_NAME])calloc(tensors, sizeof *f->name);
     f->page = (int32_t *)calloc(width, sizeof *f->page);
-    if (f->tensor && f->name && f->page) return TE_OK;
+    if (f->tensor && f->part && f->name && f->page) return TE_OK;
     te__cache_file_free(f);
     return te_fail(ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate what describes a file");
+}
+/* Return the number of bytes that a row of one head takes in the cache, with its scale, for the keys or values of
+ * tensor i. */
+TE_API int64_t te__cache_file_row_bytes(const te__cache_file *f, int i) {
+    const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
+    const te_attention_options *o = te__cache_file_options(f->cache, f->part[i].layer);
+    return te__cache_row_size(f->part[i].value ? o->value_dim : o->head_dim, (int)l->format) *
+           (int64_t)te__cache_element_bytes(l->format, l->model->plan->dtype);
 }
 /* Allocate f->staging and, if with_rows is set, f->rows, each large enough for every tensor of a layer. */
 TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     size_t rows = 1, staging = 1;
     f->pages = (f->length + t->page_rows - 1) / t->page_rows;
-    for (int i = 0; i < 2 * f->cache->layer_count; i++) {
-        const te_safetensor *s = &f->tensor[i];
-        const size_t row = (size_t)(s->shape[0] * s->shape[2]) * te_safetensors_dtype_bytes(s->dtype);
-        rows = (size_t)te_max((int64_t)rows, (int64_t)s->bytes);
-        staging = (size_t)te_max((int64_t)staging, (int64_t)f->pages * t->page_rows * (int64_t)row);
+    for (int i = 0; i < f->parts; i++) {
+        const int64_t row = te__cache_file_row_bytes(f, i) * f->tensor[i].shape[0];
+        rows = (size_t)te_max((int64_t)rows, (int64_t)f->tensor[i].bytes);
+        staging = (size_t)te_max((int64_t)staging, (int64_t)f->pages * t->page_rows * row);
     }
-    f->staging = (char *)malloc(staging), f->rows = with_rows ? (char *)malloc(rows) : 0;
+    f->staging = (char *)calloc(staging, 1), f->rows = with_rows ? (char *)malloc(rows) : 0;
     TE_REQUIRE(f->staging && (f->rows || !with_rows), ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate %zu bytes",
                staging + (with_rows ? rows : 0));
     return TE_OK;
@@ -103,44 +130,58 @@ TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_con
 
 /* ---- between the pages and the file ------------------------------------------------------------------------------ */
 
-/* Copy tensor i from its pages in the cache to f->staging or, if to_cache is set, from f->staging to its pages. Of a
- * page that is not full, only the rows in use are copied. */
+/* Copy the keys or values of tensor i, with their scales, from their pages in the cache to f->staging or, if to_cache
+ * is set, from f->staging to their pages. Of a page that is not full, only the rows in use are copied, in the formats
+ * of 8 bits the tiles in use. */
 TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
-    const te_cache_layer *l = &f->cache->layer[i / 2];
-    const te_attention_options *o = te__cache_file_options(f->cache, i / 2);
-    const te_safetensor *s = &f->tensor[i];
-    const size_t size = te_safetensors_dtype_bytes(s->dtype), row = (size_t)s->shape[2] * size;
+    const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
+    const te_attention_options *o = te__cache_file_options(f->cache, f->part[i].layer);
+    const size_t size = te__cache_element_bytes(l->format, l->model->plan->dtype);
+    const size_t row = (size_t)te__cache_file_row_bytes(f, i);
     const size_t head = (size_t)t->page_rows * row, part = (size_t)o->kv_heads * head;
-    const size_t first = i % 2 ? (size_t)t->page_rows * (size_t)o->kv_heads * (size_t)o->head_dim * size : 0;
+    const size_t key = (size_t)te__cache_row_size(o->head_dim, (int)l->format) * size;
+    const size_t first = f->part[i].value ? (size_t)t->page_rows * (size_t)o->kv_heads * key : 0;
+    const int unit = TE__CACHE_HAS_SCALES(l->format) ? (int)TE_CACHE_TILE : 1;
     for (int p = 0; p < f->pages; p++) {
         char *at = l->pages + (size_t)(f->page[p] * l->page_elements) * size + first;
         char *host = f->staging + (size_t)p * part;
         const int left = f->length - p * t->page_rows, is_full = left >= t->page_rows;
         for (int h = 0; h < (is_full ? 1 : o->kv_heads); h++) {
             char *there = at + (size_t)h * head, *here = host + (size_t)h * head;
-            const size_t bytes = is_full ? part : (size_t)left * row;
+            const size_t bytes = is_full ? part : (size_t)te_round_up(left, unit) * row;
             TE_TRY(to_cache ? te_copy(ctx, there, here, bytes) : te_copy(ctx, here, there, bytes));
         }
     }
     return te_synchronize(ctx);
 }
 /* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. In f->staging, the
- * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row as on the target (te__cache_is_swizzled).
- * In `rows`, the rows are ordered as in the file, and the chunks of a row are in ascending order. */
+ * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row as on the target (te__cache_swizzle). In
+ * `rows`, the rows are ordered as in the file, and the chunks of a row are in ascending order. */
 TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_cache) {
     const te_cache_tables *t = &f->cache->t;
     const te_safetensor *s = &f->tensor[i];
-    const size_t row = (size_t)s->shape[2] * te_safetensors_dtype_bytes(s->dtype);
-    const int swizzled = te__cache_is_swizzled((int)s->shape[2], f->cache->layer[i / 2].model->plan->dtype);
-    const size_t chunk = swizzled ? 16 : row;
+    const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
+    const te_attention_options *o = te__cache_file_options(f->cache, f->part[i].layer);
+    const int scales = f->part[i].scales, dim = f->part[i].value ? o->value_dim : o->head_dim;
+    const size_t row = (scales ? 1 : (size_t)dim) * te_safetensors_dtype_bytes(s->dtype);
+    const size_t chunk = row % 16 ? row : 16;
+    /* the staging, as the only page of a cache */
+    te_attention_cache staging;
+    const int32_t first = 0;
+    memset(&staging, 0, sizeof staging);
+    staging.pages = f->staging, staging.page_shift = 31;
+    const size_t size = te__cache_element_bytes(l->format, l->model->plan->dtype);
     for (int h = 0; h < (int)s->shape[0]; h++)
         for (int r = 0; r < f->length; r++) {
-            const int64_t in_pages = ((int64_t)(r / t->page_rows) * s->shape[0] + h) * t->page_rows + r % t->page_rows;
-            char *a = f->staging + (size_t)in_pages * row;
+            const int64_t head = ((int64_t)(r / t->page_rows) * s->shape[0] + h) * t->page_rows;
+            const int64_t at = te__cache_row(&staging, &first, head * te__cache_row_size(dim, (int)l->format),
+                                             r % t->page_rows, dim, (int)l->format);
+            char *a = scales ? (char *)te__cache_scale(&staging, at, r, dim) : f->staging + (size_t)at * size;
             char *b = rows + ((size_t)h * (size_t)f->length + (size_t)r) * row;
+            const int swizzle = scales ? 0 : te__cache_swizzle(r, dim, l->model->plan->dtype, (int)l->format);
             for (size_t c = 0; c * chunk < row; c++) {
-                char *stored = a + (swizzled ? c ^ (size_t)(r % 8) : c) * chunk, *plain = b + c * chunk;
+                char *stored = a + (c ^ (size_t)swizzle) * chunk, *plain = b + c * chunk;
                 memcpy(to_cache ? stored : plain, to_cache ? plain : stored, chunk);
             }
         }
@@ -153,7 +194,7 @@ TE_API te_status te__cache_file_source(void *from, void *to, const te_safetensor
                                        te_context *ctx) {
     te__cache_file *f = (te__cache_file *)from;
     const int i = (int)(s - f->tensor);
-    if (i >= 2 * f->cache->layer_count) return te_copy(ctx, to, (const char *)s->data + at, n);
+    if (i >= f->parts) return te_copy(ctx, to, (const char *)s->data + at, n);
     if (!at) {
         TE_TRY(te__cache_file_copy(f, i, 0, ctx));
         te__cache_file_reorder(f, i, f->rows, 0);
@@ -304,9 +345,11 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     TE_TRY(te__cache_begin_launch(ctx, te__grid_of(1, 1), &a));
     TE_TRY(te_copy(ctx, f->page, c->t.table + (int64_t)slot * c->t.table_width, (size_t)f->pages * sizeof *f->page));
     TE_TRY(te_synchronize(ctx));
-    for (int i = 0; i < 2 * c->layer_count; i++) {
+    for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
-        TE_TRY(te__cache_file_copy(f, i, 1, ctx));
+        const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
+        const int is_last = f->part[i].scales == has_scales; /* of the tensors that these keys or values have */
+        if (is_last) TE_TRY(te__cache_file_copy(f, i, 1, ctx));
     }
     return TE_OK;
 }

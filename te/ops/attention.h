@@ -61,6 +61,9 @@
  * compile time, because the kernels without it, which support only sequences of equal length, are smaller and a little
  * faster.
  *
+ * cache: 1: in inference, te_batch.cache may be given, which holds the keys and values of earlier tokens (te_cache).
+ * int8 or e4m3: the same, with keys and values rounded to 8 bits, and a scale in f32 for each row and head.
+ *
  * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and also round the attention
  * weights to e4m3 (te/attention/impl/attention_fp8.h). Backward uses the unrounded q, k and v in the list's own format,
  * bf16 or f16. head_dim must be 64, 128 or 256, a call may have up to 1024 sequences, and the only other options
@@ -77,7 +80,7 @@
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
-    (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | (TE__CACHED(op) ? TE_IS_CACHED : 0))
+    (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | ((int)TE__CACHE_FORMAT(op) << TE_CACHE_FORMAT_SHIFT))
 /* Says whether the op accepts an input with the layout `in`. With a score bias or value_dim, the heads cannot be split
  * over a tensor group: each rank would need the part of the bias of its own heads; with value_dim, the parts q, k and v
  * that the GEMM before the attention computes (te/ops/linear.h) would have different sizes. */
@@ -97,7 +100,7 @@
 #define TE_TAKES_attention_max_logit TE_INTEGER
 #define TE_TAKES_attention_relative_bias TE_INTEGER
 #define TE_TAKES_attention_tied TE_INTEGER
-#define TE_TAKES_attention_cache TE_INTEGER
+#define TE_TAKES_attention_cache TE_TOKEN
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
@@ -117,10 +120,23 @@
 #define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, sinks, 0)), yes, no)
 #define TE__ENABLED_1 ,
 #define TE__SINKS(op) TE__IF_SINKS(op, 1, 0)
-/* Expands to `yes` if the op has (cache, 1), and therefore has kernels that read keys and values from a cache, else to
- * `no`. */
-#define TE__IF_CACHED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, cache, 0)), yes, no)
+/* Expands to `yes` if the op has (cache, 1), (cache, int8) or (cache, e4m3), and therefore has kernels that read keys
+ * and values from a cache, else to `no`. */
+#define TE__IF_CACHED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CACHE_IN_, TE_OPTION(op, cache, 0)), yes, no)
+#define TE__CACHE_IN_1 ,
+#define TE__CACHE_IN_int8 ,
+#define TE__CACHE_IN_e4m3 ,
 #define TE__CACHED(op) TE__IF_CACHED(op, 1, 0)
+/* The op's te_cache_format. */
+#define TE__CACHE_FORMAT(op) TE__IF_CACHED(op, TE_JOIN1(TE__CACHE_FORMAT_OF_, TE_OPTION(op, cache, 0)), \
+                                           TE_CACHE_FORMAT_none)
+#define TE__CACHE_FORMAT_OF_1 TE_CACHE_FORMAT_list
+#define TE__CACHE_FORMAT_OF_int8 TE_CACHE_FORMAT_int8
+#define TE__CACHE_FORMAT_OF_e4m3 TE_CACHE_FORMAT_e4m3
+/* Expands to `yes` if the value of the option cache is one of those that there are, else to `no`. */
+#define TE__IF_CACHE_KNOWN(op, yes, no) \
+    TE__IF_CACHED(op, yes, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, cache, 0)), yes, no))
+#define TE__DISABLED_0 ,
 #define TE_PARAMS_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG1(op, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
@@ -139,8 +155,8 @@
      TE__CHECK_CACHED(model, op)                                                                                     \
      TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
 #define TE__CHECK_CACHED(model, op)                                                                                  \
-     static_assert((TE_OPTION(op, cache, 0)) == TE__CACHED(op),                                                      \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": cache must be 0 or 1");                             \
+     static_assert(TE__IF_CACHE_KNOWN(op, 1, 0),                                                                     \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": cache must be 0, 1, int8 or e4m3");                 \
      static_assert(!TE__CACHED(op) || !TE__FP8(op),                                                                  \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": cache does not go with fp8");                       \
      static_assert(!TE__CACHED(op) || !TE_HAS_OPTION(op, bias),                                                      \
@@ -195,11 +211,12 @@
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
 /* The values of the options for those kernels of an attention that use a key-value cache: varlen and cached are 1,
- * dropout is 0, and all other options are as in the op's declaration. The values are in the order of
- * te/attention/attention_options.h. */
+ * dropout is 0, and all other options are as in the op's declaration (`cached` is the format of the cache). The values
+ * are in the order of te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
-        TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model), 1)
+        TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model),         \
+        TE__CACHE_FORMAT(op))
 #define TE_CUSTOM_attention_forward(name, model, dtype, op)                                                \
     TE__IF_CACHED(op, TE__ATTENTION_CACHED, TE_NOTHING)(name, model, dtype, op)                         \
     TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                   \

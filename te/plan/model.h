@@ -51,8 +51,10 @@ enum {
     TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* attention that stores the largest score of each head for the caller, in the entry
                                      * of te_batch.edges that has the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
-    TE_TAKES_EDGE = 1 << 30, /* the op reads the entry of te_batch.edges that has its name (the frequencies of rope) */
-    TE_IS_CACHED = 1 << 29,         /* in inference the op can store its keys and values in a te_cache */
+    TE_CACHE_FORMAT_SHIFT = 29,     /* the two bits from here on are the op's te_cache_format (attention_options.h) */
+    TE_IS_CACHED = 3 << 29,         /* not 0: in inference the op can store its keys and values in a te_cache */
+    TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has its name (the
+                                      * frequencies of rope) */
     /* Ops that the epilogue of the GEMM before them can compute; each flag names the operation that it computes. */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* GELU */

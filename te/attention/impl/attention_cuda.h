@@ -410,7 +410,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     TE__ATTENTION_SHELL(name##_decode, name##_of::decode)                                                            \
     TE__ATTENTION_SHELL(name##_merge, name##_of::merge)                                                              \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                         \
-                             (te__attn_value_dim<(head_dim), name##_variant>()))                                     \
+                             (te__attn_value_dim<(head_dim), name##_variant>()), name##_variant::CACHE_FORMAT)       \
     TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},            \
                                                                /* decode */ {(const void *)name##_decode, 0, 0},     \
                                                                /* merge */ (const void *)name##_merge,               \

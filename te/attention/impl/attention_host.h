@@ -66,8 +66,8 @@ TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head
     if (c->f.cached) {
         h.keys = a->cache.past[batch] < 0 ? 0 : a->cache.past[batch] + h.seq;
         h.pages = te__cache_pages(&a->cache, batch), h.kv = a->cache.pages;
-        h.k = te__cache_head_rows(&a->cache, 0, (int)kv, kv_heads, d, (int)dv);
-        h.v = te__cache_head_rows(&a->cache, 1, (int)kv, kv_heads, d, (int)dv);
+        h.k = te__cache_head_rows(&a->cache, 0, (int)kv, kv_heads, d, (int)dv, c->f.cache_format);
+        h.v = te__cache_head_rows(&a->cache, 1, (int)kv, kv_heads, d, (int)dv, c->f.cache_format);
     }
     h.out = first * h.out_width + head * dv;
     h.row = a->cu_seqlens ? (int64_t)head * s.rows + first : (int64_t)h.head * a->seq;
@@ -101,9 +101,19 @@ TE_FN void te__attn_read_dout(float *to, int ld, const te__attn_call *c, const t
 TE_FN void te__attn_read_cached(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int64_t at, int d,
                                 int row, int rows) {
     const te_attention_cache *cache = &c->a->cache;
+    const int format = c->f.cache_format;
+    if (TE__CACHE_HAS_SCALES(format)) {
+        for (int r = 0; r < rows; r++) {
+            const int64_t from = te__cache_row(cache, h->pages, at, row + r, d, format);
+            te__attn_row_dequantize(to + r * ld, ld, (const uint8_t *)h->kv + from, d,
+                                    *te__cache_scale(cache, from, row + r, d), format);
+        }
+        memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
+        return;
+    }
     for (int n; rows > 0; to += n * ld, row += n, rows -= n) {
         n = te__attn_min(rows, cache->page_rows - row % cache->page_rows);
-        te__attn_tile_read(to, ld, h->kv, te__cache_row(cache, h->pages, at, row, d), d, n, d, c->dtype);
+        te__attn_tile_read(to, ld, h->kv, te__cache_row(cache, h->pages, at, row, d, format), d, n, d, c->dtype);
     }
 }
 TE_FN void te__attn_read_k(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
@@ -530,7 +540,8 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
 #define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
     TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \
-                             te__attn_value_dim(head_dim, name##_kernel_variant()))                                 \
+                             te__attn_value_dim(head_dim, name##_kernel_variant()),                                 \
+                             name##_kernel_variant().cache_format)                                                  \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(name##_store_launch(ctx, a));                                                                        \
         return name##_kernel_launch(ctx, a);                                                                        \

@@ -173,6 +173,15 @@ TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, i
     }
     memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
 }
+/* Reads a row of d numbers of a cache of 8 bits, and multiplies them by the row's scale. Columns from d to ld become
+ * zeros. */
+TE_FN void te__attn_row_dequantize(float *to, int ld, const uint8_t *from, int d, float scale, int format) {
+    if (format == (int)TE_CACHE_FORMAT_int8)
+        for (int c = 0; c < d; c++) to[c] = (float)(int8_t)from[c] * scale;
+    else
+        for (int c = 0; c < d; c++) to[c] = te_float_of_e4m3(from[c]) * scale;
+    for (int c = d; c < ld; c++) to[c] = 0;
+}
 /* Reads the same rows as te__attn_tile_read, multiplies them by `factor`, and stores their transpose in
  * to[d][TE__ATTN_TILE]. Columns from `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,

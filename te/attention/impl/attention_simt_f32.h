@@ -153,8 +153,15 @@ TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const
     } else {
         for (int i = (int)threadIdx.x; i < C::T * C::PAD; i += C::THREADS) {
             const int row = i / C::PAD, d = i % C::PAD, ok = key + row < h.keys && d < D;
-            const int64_t from = ok ? te__cache_row(&a->cache, h.pages, at, key + row, D) + d : 0;
-            tile[row * C::LD + d] = ok ? ((const float *)a->cache.pages)[from] : 0.0f;
+            const int64_t from = ok ? te__cache_row(&a->cache, h.pages, at, key + row, D, F::CACHE_FORMAT) : 0;
+            float v = 0;
+            if (ok && !TE__CACHE_HAS_SCALES(F::CACHE_FORMAT)) v = ((const float *)a->cache.pages)[from + d];
+            if (ok && TE__CACHE_HAS_SCALES(F::CACHE_FORMAT)) {
+                const uint8_t n = ((const uint8_t *)a->cache.pages)[from + d];
+                v = F::CACHE_FORMAT == TE_CACHE_FORMAT_int8 ? (float)(int8_t)n : te_float_of_e4m3(n);
+                v *= *te__cache_scale(&a->cache, from, key + row, D);
+            }
+            tile[row * C::LD + d] = v;
         }
     }
 }

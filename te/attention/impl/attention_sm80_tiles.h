@@ -399,8 +399,8 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
     if constexpr (F::CACHED) {
         h.keys = a->cache.past[batch] < 0 ? 0 : a->cache.past[batch] + h.seq;
         h.pages = te__cache_pages(&a->cache, batch);
-        h.k = te__cache_head_rows(&a->cache, 0, h.kv_head, KV_HEADS, D, V);
-        h.v = te__cache_head_rows(&a->cache, 1, h.kv_head, KV_HEADS, D, V);
+        h.k = te__cache_head_rows(&a->cache, 0, h.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
+        h.v = te__cache_head_rows(&a->cache, 1, h.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
     }
     h.out = first * h.out_width + head * V;
     return h;
@@ -408,6 +408,40 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
 template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) {
     if constexpr (F::SHIFTED) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
+}
+/* Loads a tile of ROWS keys or values from a cache of 8 bits, multiplies them by their scales, and stores them, rounded
+ * to T, in shared memory. at: h.k or h.v. In contrast to the loads of te__attn_keys_load, these are finished when the
+ * function returns; the loads of BATCH chunks are in flight at the same time. */
+template <te_dtype T, int FORMAT, int ROWS, int D, int THREADS>
+TE_FN void te__attn_keys_dequantize(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int64_t at,
+                                    int key) {
+    constexpr int CHUNKS = te__attn_columns<D>() / 8, COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS;
+    constexpr int BATCH = COUNT < 4 ? COUNT : 4;
+    for (int first = (int)threadIdx.x; first < ROWS * CHUNKS; first += BATCH * THREADS) {
+        uint2 numbers[BATCH];
+        float scale[BATCH];
+        TE_UNROLL for (int j = 0; j < BATCH; j++) {
+            const int i = first + j * THREADS, row = i / CHUNKS, chunk = i % CHUNKS;
+            numbers[j] = make_uint2(0, 0), scale[j] = 0;
+            if (i >= ROWS * CHUNKS || key + row >= h.keys || chunk >= D / 8) continue;
+            const int64_t from = te__cache_row(&a->cache, h.pages, at, key + row, D, FORMAT);
+            const int swizzle = te__cache_swizzle(row, D, T, FORMAT) * 16;
+            numbers[j] = *(const uint2 *)((const uint8_t *)a->cache.pages + from + (chunk * 8 ^ swizzle));
+            scale[j] = *te__cache_scale(&a->cache, from, key + row, D);
+        }
+        TE_UNROLL for (int j = 0; j < BATCH; j++) {
+            const int i = first + j * THREADS, row = i / CHUNKS, chunk = i % CHUNKS;
+            const uint32_t words[2] = {numbers[j].x, numbers[j].y};
+            float v[8];
+            if (i >= ROWS * CHUNKS) break;
+            te__cache_dequantize8(v, words, scale[j], FORMAT);
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(
+                             tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16),
+                         "r"(te_pair_of_floats(v[0], v[1], T)), "r"(te_pair_of_floats(v[2], v[3], T)),
+                         "r"(te_pair_of_floats(v[4], v[5], T)), "r"(te_pair_of_floats(v[6], v[7], T))
+                         : "memory");
+        }
+    }
 }
 /* Starts to copy a tile of ROWS keys (value 0) or values (value 1), from token `key` on, to shared memory, by
  * te__attn_tile_load. */
@@ -417,15 +451,16 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
     if constexpr (!F::CACHED) {
         const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
         te__attn_tile_load<ROWS, D, WIDTH, THREADS>(tile, kv + at + key * WIDTH, h.keys - key);
+    } else if constexpr (TE__CACHE_HAS_SCALES(F::CACHE_FORMAT)) {
+        te__attn_keys_dequantize<T, F::CACHE_FORMAT, ROWS, D, THREADS>(tile, a, h, at, key);
     } else {
         constexpr int CHUNKS = te__attn_columns<D>() / 8;
-        const int swizzle = te__cache_is_swizzled(D, T) ? 7 : 0;
         for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
             const int row = i / CHUNKS, chunk = i % CHUNKS, ok = key + row < h.keys && chunk < D / 8;
-            const int64_t from = ok ? te__cache_row(&a->cache, h.pages, at, key + row, D) : 0;
+            const int64_t from = ok ? te__cache_row(&a->cache, h.pages, at, key + row, D, F::CACHE_FORMAT) : 0;
+            const int swizzle = te__cache_swizzle(row, D, T, F::CACHE_FORMAT);
             te__attn_copy16_or_zero(tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16,
-                                    (const uint16_t *)a->cache.pages + from + (ok ? (chunk ^ (row & swizzle)) * 8 : 0),
-                                    ok);
+                                    (const uint16_t *)a->cache.pages + from + (ok ? (chunk ^ swizzle) * 8 : 0), ok);
         }
     }
 }

@@ -13,6 +13,8 @@
  *                warp adds up a quarter of O's columns. The products are transposed because a tile of 8 rows is then
  *                a whole B fragment of the tensor cores
  *
+ * For a cache of 8 bits see attention_sm90_decode_8bit.h.
+ *
  * Floor: one read of the keys and values, 2 kv_heads (head_dim + value_dim) bytes for each token, at the bandwidth of
  * the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait), and the
  * copied pages do not displace the partial results from the L2. Measurements: docs/notes/attention_decode.md.
@@ -23,6 +25,7 @@
 
 #include "../../core/impl/ptx_cuda.h" /* barriers, te__mma_sync */
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, options of scores */
+#include "attention_sm90_decode_8bit.h"   /* te__decode8_products, te__decode8_add_pv, te__transposed */
 #include "attention_sm90_decode_result.h" /* te__decode_result, te__decode_store */
 #include "attention_sm90_decode_work.h"   /* te__decode_group, te__decode_batch */
 
@@ -31,11 +34,16 @@ enum {
     TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of a ring */
 };
 
-template <int D, int V, int ROWS>
+template <int D, int V, int ROWS, int FORMAT>
 struct te__decode_traits {
+    static constexpr bool IS_8BIT = TE__CACHE_HAS_SCALES(FORMAT);
+    static constexpr int KEYS = IS_8BIT ? (int)TE__DECODE8_KEYS : (int)TE__DECODE_KEYS; /* keys of a stage */
+    static constexpr int TILES = KEYS / TE__DECODE_WARPS / 16; /* how many times 16 keys of a stage a warp multiplies */
+    /* the bytes of a row of d elements in the cache, with its scale */
+    static __host__ __device__ constexpr int row_bytes(int d) { return IS_8BIT ? d + (int)sizeof(float) : d * 2; }
     static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
     static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks run on a multiprocessor */
-    static constexpr int STAGE_BYTES = TE__DECODE_KEYS * WIDEST * 2;
+    static constexpr int STAGE_BYTES = KEYS * row_bytes(WIDEST);
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of a group */
     static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* each warp's O of eight rows */
     static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* each warp's row maxima and row sums */
@@ -111,20 +119,22 @@ TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, in
     return run;
 }
 /* Copies `rows` rows, from `key` on, to the stage at address `to`. full: the mbarrier of the stage; head_rows: the
- * result of te__cache_head_rows; d: the number of elements of a row. */
-TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &run, int64_t head_rows, int d, int key,
+ * offset of the head in a page, in bytes; size: the bytes of a row with its scale. Rows of 8 bits lie in tiles of 16;
+ * `key` and the number of rows are multiples of 16, so that a copy has whole tiles. */
+template <int ELEMENT_BYTES>
+TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &run, int64_t head_rows, int size, int key,
                            int rows, uint32_t to, uint32_t full) {
     const int lane = (int)threadIdx.x % 32;
     const int chunk = c.page_rows < TE__DECODE_KEYS ? c.page_rows : (int)TE__DECODE_KEYS;
     const int from = key + lane * chunk, left = rows - lane * chunk;
     const int page = __shfl_sync(~0u, run.page, ((from - run.begin) / TE_CACHE_MIN_PAGE) & 31);
-    if (lane == 0) te__barrier_arrive_expect_tx(full, rows * d * 2);
+    if (lane == 0) te__barrier_arrive_expect_tx(full, rows * size);
     __syncwarp();
     if (left <= 0) return;
     const int in_page = (int)((unsigned)from & ((1u << c.page_shift) - 1));
-    const int64_t at = page * c.page_elements + head_rows + (int64_t)in_page * d;
-    te__bulk_copy_once(to + (uint32_t)(lane * chunk * d * 2), (const uint16_t *)c.pages + at,
-                       (left < chunk ? left : chunk) * d * 2, full);
+    const int64_t at = page * c.page_elements * ELEMENT_BYTES + head_rows + (int64_t)in_page * size;
+    te__bulk_copy_once(to + (uint32_t)(lane * chunk * size), (const char *)c.pages + at,
+                       (left < chunk ? left : chunk) * size, full);
 }
 /* Shared memory of a block. */
 struct te__decode_memory {
@@ -152,7 +162,7 @@ TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args
 template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_producer {
     enum { GROUP = HEADS / KV_HEADS, V = te__attn_value_dim<D, F>() };
-    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(GROUP)> traits;
+    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(GROUP), F::CACHE_FORMAT> traits;
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
@@ -197,13 +207,15 @@ struct te__decode_producer {
         }
     }
     __device__ __forceinline__ void copy(const te__decode_run &run, int kv_head) {
-        for (int k0 = run.begin; k0 < run.end; k0 += TE__DECODE_KEYS) {
+        constexpr int BYTES = traits::IS_8BIT ? 1 : 2; /* of an element */
+        for (int k0 = run.begin; k0 < run.end; k0 += traits::KEYS) {
             const int left = (run.end - k0 + TE_CACHE_MIN_PAGE - 1) & -TE_CACHE_MIN_PAGE;
-            const int rows = left < TE__DECODE_KEYS ? left : (int)TE__DECODE_KEYS;
+            const int rows = left < traits::KEYS ? left : (int)traits::KEYS;
             TE_UNROLL for (int value = 0; value < 2; value++) {
-                const int64_t head_rows = te__cache_head_rows(&a->cache, value, kv_head, KV_HEADS, D, V);
+                const int64_t head_rows =
+                    te__cache_head_rows(&a->cache, value, kv_head, KV_HEADS, D, V, F::CACHE_FORMAT) * BYTES;
                 te__barrier_wait(m.empty + ring.stage * 8, ring.phase ^ 1);
-                te__decode_copy(a->cache, run, head_rows, value ? (int)V : D, k0, rows,
+                te__decode_copy<BYTES>(a->cache, run, head_rows, traits::row_bytes(value ? (int)V : D), k0, rows,
                                 m.stages + ring.stage * traits::STAGE_BYTES, m.full + ring.stage * 8);
                 te__decode_advance(ring, m.count);
             }
@@ -226,6 +238,10 @@ struct te__decode_producer {
         }
     }
 };
+
+/* type is A if `first` is true, else B. */
+template <bool first, class A, class B> struct te__decode_choose { typedef A type; };
+template <class A, class B> struct te__decode_choose<false, A, B> { typedef B type; };
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
@@ -266,12 +282,11 @@ struct te__decode_q {
         else read(b, k, n);
     }
 };
-/* Computes S^T of this warp's 16 keys in a stage of K, in base 2, with the mask applied: s[n][e] is the score of key
- * `key` + g + e / 2 * 8 and row n * 8 + 2 t + e % 2. key: the first of these keys; stop: the end of the split. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int NT>
-TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, const te_attention_args *a,
-                             const te__decode_group &w, int stop, uint32_t stage, int key) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+/* Computes S^T of this warp's 16 keys in a stage of K, before scale and mask: s[0][n][e] is the product of row n * 8 +
+ * 2 t + e % 2 of the queries and key g + e / 2 * 8. */
+template <te_dtype T, int D, int NT>
+TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &q, uint32_t stage) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const uint32_t from = te__decode_row_at<D>(stage, warp * 16 + lane % 16, lane / 16);
     float odd[1][NT][4] = {}, even[1][NT][4] = {}; /* two partial sums of each score: half as many dependent products */
     TE_UNROLL for (int k = 0; k < D / 32; k++) {
@@ -285,60 +300,76 @@ TE_FN void te__decode_scores(float (&s)[NT][4], const te__decode_q<D, NT> &q, co
             te__mma_sync(odd[0][n], second, b[2], b[3], T);
         }
     }
-    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) even[0][n][e] += odd[0][n][e];
-    te__attn_apply_softcap<F, 1, NT>(even, a->scale);
+    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
+        s[0][n][e] = even[0][n][e] + odd[0][n][e];
+}
+/* Makes scores, in base 2, of products: applies the options and the mask. s[b][n][e] belongs to key `key` + b * 16 + g
+ * + e / 2 * 8. stop: the end of the split. */
+template <int HEADS, int KV_HEADS, class F, int TILES, int NT>
+TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *a, const te__decode_group &w, int stop,
+                             int key) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    te__attn_apply_softcap<F, TILES, NT>(s, a->scale);
     const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-    const int needs_mask = te__attn_needs_mask(w.seen, key, 16);
-    TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
+    const int needs_mask = te__attn_needs_mask(w.seen, key, TILES * 16) || (TILES > 1 && key + TILES * 16 > stop);
+    TE_UNROLL for (int b = 0; b < TILES; b++) TE_UNROLL for (int n = 0; n < NT; n++)
+        TE_UNROLL for (int row = 0; row < 2; row++) {
         const te__decode_row<HEADS, KV_HEADS> of(w, n * 8 + 2 * t + row);
         TE_UNROLL for (int half = 0; half < 2; half++) {
-            const int k = key + g + half * 8;
-            float v = even[0][n][2 * half + row];
+            const int k = key + b * 16 + g + half * 8;
+            float v = s[b][n][2 * half + row];
             if constexpr (F::ALIBI)
                 v = te__attn_with_alibi<F>(
                     v, te__attn_alibi_at<HEADS, F>(a->whole, of.head, a->scale, of.query + w.mask.shift - k), 0);
             if (needs_mask && (k >= stop || !te__attn_sees(w.mask, of.query, k))) v = -INFINITY;
-            s[n][2 * half + row] = v * unit;
+            s[b][n][2 * half + row] = v * unit;
         }
     }
-}
-/* Transposes an 8 x 8 matrix of 16-bit elements. Lanes 4 g to 4 g + 3 hold row g, two elements each. */
-TE_FN uint32_t te__transposed(uint32_t pair) {
-    uint32_t r;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
-    return r;
 }
 /* Returns the maximum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
 TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
-/* One step of the online softmax, over 16 keys: p becomes P^T, as B fragments; r.max, r.sum and r.o are updated. */
-template <te_dtype T, int M, int NT>
-TE_FN void te__decode_softmax(uint32_t (&p)[NT][2], float (&s)[NT][4], te__decode_result<M, NT> &r) {
+/* One step of the online softmax, over 16 TILES keys: s becomes P^T; r.max, r.sum and r.o are updated. */
+template <int TILES, int M, int NT>
+TE_FN void te__decode_softmax(float (&s)[TILES][NT][4], te__decode_result<M, NT> &r) {
     float rescale[NT][2];
     int changed = 0;
     TE_UNROLL for (int n = 0; n < NT; n++) {
         TE_UNROLL for (int row = 0; row < 2; row++) {
-            const float v = fmaxf(te__decode_max_of_keys(fmaxf(s[n][row], s[n][2 + row])), r.max[n][row]);
+            float largest = fmaxf(s[0][n][row], s[0][n][2 + row]), sum = 0;
+            TE_UNROLL for (int b = 1; b < TILES; b++)
+                largest = fmaxf(largest, fmaxf(s[b][n][row], s[b][n][2 + row]));
+            const float v = fmaxf(te__decode_max_of_keys(largest), r.max[n][row]);
             const float offset = v == -INFINITY ? 0.0f : v;
             rescale[n][row] = te_exp2(r.max[n][row] - offset), r.max[n][row] = v;
-            s[n][row] = te_exp2(s[n][row] - offset), s[n][2 + row] = te_exp2(s[n][2 + row] - offset);
-            r.sum[n][row] = r.sum[n][row] * rescale[n][row] + (s[n][row] + s[n][2 + row]);
+            TE_UNROLL for (int b = 0; b < TILES; b++) {
+                s[b][n][row] = te_exp2(s[b][n][row] - offset), s[b][n][2 + row] = te_exp2(s[b][n][2 + row] - offset);
+                const float of_tile = s[b][n][row] + s[b][n][2 + row];
+                sum = b ? sum + of_tile : of_tile;
+            }
+            r.sum[n][row] = r.sum[n][row] * rescale[n][row] + sum;
             changed |= rescale[n][row] != 1.0f;
         }
-        TE_UNROLL for (int half = 0; half < 2; half++)
-            p[n][half] = te__transposed(te_pair_of_floats(s[n][2 * half], s[n][2 * half + 1], T));
     }
     if (__any_sync(~0u, changed))
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int n = 0; n < NT; n++)
                 TE_UNROLL for (int e = 0; e < 4; e++) r.o[m][n][e] *= rescale[n][e % 2];
 }
+/* Returns P^T, rounded to T, as B fragments. */
+template <te_dtype T, int NT> struct te__decode_p {
+    uint32_t of[NT][2];
+    __device__ __forceinline__ te__decode_p(const float (&s)[1][NT][4]) {
+        TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int half = 0; half < 2; half++)
+            of[n][half] = te__transposed(te_pair_of_floats(s[0][n][2 * half], s[0][n][2 * half + 1], T));
+    }
+};
 /* O^T += V^T P^T, for this warp's 16 keys in a stage of V. left: how many of these keys belong to the split. The others
  * are treated as zeros, because the stage still holds earlier data there, which may be NaN. */
 template <te_dtype T, int V, int NT>
-TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const uint32_t (&p)[NT][2], uint32_t stage, int left) {
+TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT> &p, uint32_t stage, int left) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
     const uint32_t from = te__decode_row_at<V>(stage, warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
     const uint32_t low = left >= 2 * t + 2 ? ~0u : left == 2 * t + 1 ? 0xffffu : 0u;
@@ -347,17 +378,8 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const uint32_t (&p)[NT][
         uint32_t a[4];
         te__attn_ldmatrix_transposed(a, te__decode_chunk(from, m * 2));
         a[0] &= low, a[1] &= low, a[2] &= high, a[3] &= high;
-        TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p[n][0], p[n][1], T);
+        TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p.of[n][0], p.of[n][1], T);
     }
-}
-/* Returns the address, in qkv, of elements chunk * 8 to chunk * 8 + 7 of the key (value 0) or the value (value 1) of
- * new row `row`. The keys and values of new rows are not in the cache yet. */
-template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_group &w, int value, int row,
-                                  int chunk) {
-    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
-    const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
-    return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
 /* Copies, for the new rows that lie in a stage, their keys (value 0) or values (value 1) to it, swizzled as in the
  * cache. key: the first key of the stage; stop: the end of the split's keys. Called by all consumers. */
@@ -390,8 +412,9 @@ TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group 
         const int row = first + j / CHUNKS, in_row = j % CHUNKS, value = in_row >= D / 8, d = value ? V : D;
         if (row * GROUP >= (w.tile + 1) * ROWS || row >= w.mask.queries) break;
         const int k = past + row, chunk = value ? in_row - D / 8 : in_row;
-        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V);
-        *(uint4 *)((uint16_t *)a->cache.pages + te__cache_row(&a->cache, pages, rows, k, d) + (chunk ^ (k % 8)) * 8) =
+        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
+        const int64_t to = te__cache_row(&a->cache, pages, rows, k, d, F::CACHE_FORMAT);
+        *(uint4 *)((uint16_t *)a->cache.pages + to + (chunk ^ (k % 8)) * 8) =
             *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
     }
 }
@@ -407,13 +430,19 @@ TE_FN void te__decode_prefetch_new(const te_attention_args *a, const te__decode_
                      : "=r"(unused)
                      : "l"(te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, 0, value ? j - D / 8 : j)));
 }
+/* The queries of a tile in the registers of a lane, for keys of 16 or of 8 bits. */
+template <int D, int NT, class F>
+using te__decode_q_of =
+    typename te__decode_choose<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>, te__decode_q<D, NT>>::type;
+
 /* Computes the result r of this warp for a split, whose keys are `begin` to `stop` (exclusive). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_group &w, int begin, int stop,
-                               const te__decode_q<D, NT> &q, te__decode_ring &ring, const te__decode_memory &memory,
-                               te__decode_result<M, NT> &r) {
+                               const te__decode_q_of<D, NT, F> &q, te__decode_ring &ring,
+                               const te__decode_memory &memory, te__decode_result<M, NT> &r) {
     constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
+    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT> traits;
+    constexpr int KEYS = traits::KEYS, OF_WARP = KEYS / TE__DECODE_WARPS;
     const uint32_t stages = memory.stages, full = memory.full, empty = memory.empty;
     const int warp = (int)threadIdx.x / 32;
     const auto release = [&] {
@@ -421,20 +450,35 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
         te__decode_advance(ring, memory.count);
     };
     const int past = w.keys - w.mask.queries;
-    for (int k0 = begin; k0 < stop; k0 += TE__DECODE_KEYS) {
-        const int key = k0 + warp * 16, end = stop < k0 + TE__DECODE_KEYS ? stop : k0 + TE__DECODE_KEYS;
+    for (int k0 = begin; k0 < stop; k0 += KEYS) {
+        const int key = k0 + warp * OF_WARP, end = stop < k0 + KEYS ? stop : k0 + KEYS;
         const bool has_keys = key < stop;
-        uint32_t p[NT][2], stage = stages + ring.stage * traits::STAGE_BYTES;
+        float s[traits::TILES][NT][4];
+        uint32_t stage = stages + ring.stage * traits::STAGE_BYTES;
         te__barrier_wait(full + ring.stage * 8, ring.phase);
-        if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 0, stage, k0);
-        float s[NT][4];
-        if (has_keys) te__decode_scores<T, HEADS, KV_HEADS, D, F, NT>(s, q, a, w, stop, stage, key);
+        if constexpr (traits::IS_8BIT) {
+            if (end > past) te__decode8_store_new<T, HEADS, KV_HEADS, D, F>(a, w, stop, 0, stage, k0);
+            const uint32_t tile = stage + (uint32_t)(warp * OF_WARP * traits::row_bytes(D));
+            if (has_keys) te__decode8_products<F::CACHE_FORMAT, T, D, NT>(s, q, tile);
+        } else {
+            if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 0, stage, k0);
+            if (has_keys) te__decode_products<T, D, NT>(s, q, stage);
+        }
+        if (has_keys) te__decode_scores<HEADS, KV_HEADS, F, traits::TILES, NT>(s, a, w, stop, key);
         release();
-        if (has_keys) te__decode_softmax<T, M, NT>(p, s, r);
+        if (has_keys) te__decode_softmax<traits::TILES, M, NT>(s, r);
         stage = stages + ring.stage * traits::STAGE_BYTES;
-        te__barrier_wait(full + ring.stage * 8, ring.phase);
-        if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 1, stage, k0);
-        if (has_keys) te__decode_add_pv<T, V, NT>(r.o, p, stage, stop - key);
+        if constexpr (traits::IS_8BIT) {
+            te__barrier_wait(full + ring.stage * 8, ring.phase);
+            if (end > past) te__decode8_store_new<T, HEADS, KV_HEADS, D, F>(a, w, stop, 1, stage, k0);
+            const uint32_t tile = stage + (uint32_t)(warp * OF_WARP * traits::row_bytes(V));
+            if (has_keys) te__decode8_add_pv<F::CACHE_FORMAT, V, NT>(r.o, s, tile, stop - key);
+        } else {
+            const te__decode_p<T, NT> p(s);
+            te__barrier_wait(full + ring.stage * 8, ring.phase);
+            if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 1, stage, k0);
+            if (has_keys) te__decode_add_pv<T, V, NT>(r.o, p, stage, stop - key);
+        }
         release();
     }
 }
@@ -453,7 +497,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         const int place = number % TE__DECODE_PLACES;
         const te__decode_group &g = memory.groups[place];
         te__barrier_wait(memory.q_full + place * 8, number / TE__DECODE_PLACES & 1);
-        te__decode_q<D, NT> q;
+        te__decode_q_of<D, NT, F> q;
         q.load(memory.q + place * (ROWS * D * 2), g.rows);
         if (g.to == g.count) te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g);
         is_last = g.is_last;
@@ -478,7 +522,8 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
             else
                 te__decode_store<T, HEADS, KV_HEADS, D, F, M, NT>(a, g, split, (int)threadIdx.x / 32 * M);
         }
-        if (g.to == g.count) te__decode_append<HEADS, KV_HEADS, D, F>(a, g);
+        if constexpr (!TE__CACHE_HAS_SCALES(F::CACHE_FORMAT))
+            if (g.to == g.count) te__decode_append<HEADS, KV_HEADS, D, F>(a, g);
         te__decode_release(memory.q_empty + place * 8);
     }
 }
@@ -490,7 +535,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
+    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT> traits;
     constexpr int GROUP = HEADS / KV_HEADS, PLACES = TE__DECODE_PLACES;
     __shared__ __align__(8) uint64_t bars[2 * TE__DECODE_MAX_STAGES + 2 * PLACES];
     __shared__ te__decode_group groups[PLACES];
@@ -576,12 +621,16 @@ TE_BOTH constexpr bool te__decode_exists(void) {
     return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && D % 64 == 0 && V % 64 == 0;
 }
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode_exists<T, D, F>()>
-struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> {
-    typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS)> traits;
+struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS),
+                                                F::CACHE_FORMAT> {
+    typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT>
+        traits;
     typedef te_attention_args args;
     /* At head sizes up to 128, BLOCKS is larger than traits::BLOCKS: this limits the registers of a block, so that
-     * blocks of the merge and of the next kernel fit on the multiprocessor beside the blocks of this kernel */
-    static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128);
+     * blocks of the merge and of the next kernel fit on the multiprocessor beside the blocks of this kernel. Over a
+     * cache of 8 bits a tile of 16 rows needs more registers than that */
+        static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
+    static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
         te__attention_decode<T, HEADS, KV_HEADS, D, F>(a);

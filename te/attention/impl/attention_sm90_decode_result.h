@@ -154,14 +154,38 @@ template <te_dtype T> TE_FN uint16_t te__decode_to_e4m3(uint32_t pair, float sca
     TE_UNROLL for (int k = 0; k < 2; k++) v[k] *= scale;
     return (uint16_t)te__fp8_word(v, 1);
 }
-/* Stores the output of a group. The first fragment of `result` is fragment number `fragment` of O^T. Lanes with
- * neighbouring columns exchange elements, so that each lane stores two columns of one row. The option fp8_output is
- * that of te_attention_args: each number is rounded to T before it is scaled and converted to e4m3. */
+/* Two adjacent columns of a row of O, rounded to T: of row r of a tile, and column `column` of a fragment and the one
+ * behind it. */
+struct te__decode_pair {
+    uint32_t pair;
+    int r, column;
+};
+/* Returns pair number i (0 or 1) that this lane stores of an accumulator o of O^T, multiplied by scale. n: the number
+ * of the accumulator's rows, in parts of 8. With a cache of 16 bits, lanes with neighbouring columns exchange elements;
+ * then lanes with an even g store the first of their two rows, the others the second. With a cache of 8 bits each lane
+ * has two adjacent columns of both rows (attention_sm90_decode_8bit.h). */
+template <te_dtype T, class F>
+TE_FN te__decode_pair te__decode_pair_of(const float (&o)[4], const float (&scale)[2], int n, int i) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, odd = g % 2;
+    te__decode_pair p;
+    if constexpr (TE__CACHE_HAS_SCALES(F::CACHE_FORMAT)) {
+        p.pair = te_pair_of_floats(o[i] * scale[i], o[2 + i] * scale[i], T);
+        p.r = n * 8 + 2 * t + i, p.column = 2 * g;
+        return p;
+    }
+    const float first = o[2 * i] * scale[0], second = o[2 * i + 1] * scale[1];
+    const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+    p.pair = odd ? te_pair_of_floats(other, second, T) : te_pair_of_floats(first, other, T);
+    p.r = n * 8 + 2 * t + odd, p.column = i * 8 + g - odd;
+    return p;
+}
+/* Stores the output of a group. The first fragment of `result` is fragment number `fragment` of O^T. The option
+ * fp8_output is that of te_attention_args: each number is rounded to T before it is scaled and converted to e4m3. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w,
                             const te__decode_result<M, NT> &result, int fragment) {
     constexpr int V = te__attn_value_dim<D, F>();
-    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int t = (int)threadIdx.x % 4;
     const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     const float *const out_scale = te__attn_out_scale<F>(a);
     uint32_t largest = 0; /* the largest magnitudes that this lane has stored (te__attn_raise_amax) */
@@ -173,19 +197,15 @@ TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &
             const float sink = F::SINKS && exists ? te__attn_sink<T, F>(a, of.head) * unit : -INFINITY;
             scale[row] = te__decode_scale(result.max[n][row], result.sum[n][row], sink);
         }
-        /* lanes with an even g store the first of their two rows, the others the second */
-        const int odd = g % 2, r = n * 8 + 2 * t + odd;
-        const te__decode_row<HEADS, KV_HEADS> of(w, r);
-        const int64_t to = (int64_t)(w.first_row + of.query) * (HEADS * V) + of.head * V;
-        TE_UNROLL for (int m = 0; m < M; m++) TE_UNROLL for (int half = 0; half < 2; half++) {
-            const float first = result.o[m][n][2 * half] * scale[0], second = result.o[m][n][2 * half + 1] * scale[1];
-            const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
-            const uint32_t pair = odd ? te_pair_of_floats(other, second, T) : te_pair_of_floats(first, other, T);
-            const int64_t at = to + (fragment + m) * 16 + half * 8 + g - odd;
-            if (r >= w.rows) continue;
-            if (F::FP8_OUTPUT) largest = te__max_u16x2(largest, pair & 0x7fff7fffu);
-            if (!out_scale) *(uint32_t *)((uint16_t *)a->out + at) = pair;
-            else *(uint16_t *)((uint8_t *)a->out + at) = te__decode_to_e4m3<T>(pair, *out_scale);
+        TE_UNROLL for (int m = 0; m < M; m++) TE_UNROLL for (int i = 0; i < 2; i++) {
+            const te__decode_pair p = te__decode_pair_of<T, F>(result.o[m][n], scale, n, i);
+            const te__decode_row<HEADS, KV_HEADS> of(w, p.r);
+            const int64_t to = (int64_t)(w.first_row + of.query) * (HEADS * V) + of.head * V;
+            const int64_t at = to + (fragment + m) * 16 + p.column;
+            if (p.r >= w.rows) continue;
+            if (F::FP8_OUTPUT) largest = te__max_u16x2(largest, p.pair & 0x7fff7fffu);
+            if (!out_scale) *(uint32_t *)((uint16_t *)a->out + at) = p.pair;
+            else *(uint16_t *)((uint8_t *)a->out + at) = te__decode_to_e4m3<T>(p.pair, *out_scale);
         }
     }
     te__attn_raise_amax<T>(te__attn_amax_output<F>(a), largest);

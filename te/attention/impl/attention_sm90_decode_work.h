@@ -14,6 +14,7 @@
 
 #include "../attention_options.h" /* te_attention_args, te__cache_split_shift */
 #include "attention_mask.h"       /* te__attn_keys_of */
+#include "attention_sm80_tiles.h" /* te__attn_widths, te__attn_kv_column */
 
 enum {
     TE__DECODE_KEYS_SHIFT = 6,
@@ -194,6 +195,16 @@ TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
         while (n.first_split[g.i + 1] == n.first_split[g.i]);
     }
     te__decode_complete<GROUP, F>(g, n);
+}
+
+/* Returns the address, in qkv, of elements chunk * 8 to chunk * 8 + 7 of the key (value 0) or the value (value 1) of
+ * new row `row`. The keys and values of new rows are not in the cache yet. */
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_group &w, int value, int row,
+                                  int chunk) {
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
+    const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
+    return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
 
 /* Returns the slot for the partial results of a group whose splits more than one block processes. There are

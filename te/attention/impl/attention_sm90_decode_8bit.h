@@ -1,0 +1,252 @@
+/* attention_sm90_decode_8bit.h -- what decoding (attention_sm90_decode.h) does differently over a cache of 8 bits.
+ *
+ * A stage has TE__DECODE8_KEYS keys or values, in tiles of 16 rows: numbers of 8 bits, then a scale for each row
+ * (te_attention_cache). Each of the four warps multiplies two tiles, and converts their numbers in registers, exactly,
+ * to 16 bits. ldmatrix brings a lane four numbers in a word, of which the conversion makes two pairs: the even bytes
+ * and the odd bytes. So the 16 dimensions of a chunk are multiplied in another order than they are stored in:
+ *
+ *     S^T = K Q^T    the queries are read in the same order (te__decode8_q)
+ *     O^T = V^T P^T  each half of a fragment's rows has every other dimension: lane 4 g + t has O in columns 2 g and
+ *                    2 g + 1 of a fragment (te__decode_store)
+ *
+ * The scale of a key multiplies its scores; the scale of a value multiplies P, which is then rounded to bf16: its range
+ * is that of f32, so that no scale is too large or too small for it. New rows are rounded to 8 bits before they are
+ * used, by the definition in attention_options.h.
+ *
+ * Floor: one read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each token.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_SM90_DECODE_8BIT_H
+#define TE_ATTENTION_SM90_DECODE_8BIT_H
+
+#include "../../core/lanes.h"             /* te_amax_bits8 */
+#include "attention_sm80_tiles.h"         /* te__attn_ldmatrix, te__mma_sync */
+#include "attention_sm90_decode_result.h" /* TE__DECODE_WARPS, te__decode_consumers_sync */
+#include "attention_sm90_decode_work.h"   /* te__decode_group */
+
+enum {
+    TE__DECODE8_KEYS = 128, /* keys of a stage */
+    TE__DECODE8_TILES = TE__DECODE8_KEYS / TE__DECODE_WARPS / TE_CACHE_TILE /* of each warp in a stage */
+};
+
+/* Returns the size of a tile in bytes, for rows of d numbers. */
+TE_BOTH constexpr int te__decode8_tile_bytes(int d) { return TE_CACHE_TILE * (d + (int)sizeof(float)); }
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- conversion -------------------------------------------------------------------------------------------------- */
+
+/* Numbers are converted to multiples of this power of two, by which scales are multiplied in turn. */
+template <int FORMAT, te_dtype T> TE_BOTH constexpr float te__decode8_unit(void) {
+    return FORMAT == TE_CACHE_FORMAT_int8 && T == TE_bf16 ? 64.0f : 1.0f;
+}
+/* Converts two integers n, in the lower bytes of the halves of x, to T, in te__decode8_unit. Let u be n + 128, which is
+ * n with its highest bit inverted. */
+template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
+    uint32_t r;
+    if constexpr (T == TE_f16) { /* 0x6400 | u is 1024 + u */
+        asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x00ff00ffu) ^ 0x64806480u), "r"(0x64806480u));
+    } else { /* as bf16, u is u 2^-133; u 2^-133 2^127 - 2 is n / 64 */
+        const uint32_t u = (x & 0x00ff00ffu) ^ 0x00800080u;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(u), "r"(0x7f007f00u), "r"(0xc000c000u));
+    }
+    return r;
+}
+/* Converts two e4m3 numbers, given as numbers of T that have their sign, exponent and fraction fields, to T. The
+ * exponent bias is 7 in e4m3, 127 in bf16 and 15 in f16, so the numbers are multiplied by 2^120 or 2^8. Subnormal
+ * numbers are converted exactly, too; NaN becomes 480. */
+template <te_dtype T> TE_FN uint32_t te__decode8_rebias(uint32_t x) {
+    uint32_t r;
+    if (T == TE_bf16) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x7b807b80u));
+    else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x5c005c00u));
+    return r;
+}
+/* Converts the four numbers in x to T, in te__decode8_unit: `even` has bytes 0 and 2, `odd` bytes 1 and 3. */
+template <int FORMAT, te_dtype T> TE_FN void te__decode8_convert(uint32_t &even, uint32_t &odd, uint32_t x) {
+    if constexpr (FORMAT == TE_CACHE_FORMAT_int8) {
+        even = te__decode8_of_int8<T>(x), odd = te__decode8_of_int8<T>(x >> 8);
+    } else if constexpr (T == TE_bf16) {
+        even = te__decode8_rebias<T>((x << 8 & 0x80008000u) | (x << 4 & 0x07f007f0u));
+        odd = te__decode8_rebias<T>((x & 0x80008000u) | (x >> 4 & 0x07f007f0u));
+    } else {
+        even = te__decode8_rebias<T>((x << 8 & 0x80008000u) | (x << 7 & 0x3f803f80u));
+        odd = te__decode8_rebias<T>((x & 0x80008000u) | (x >> 1 & 0x3f803f80u));
+    }
+}
+
+/* ---- the products ------------------------------------------------------------------------------------------------ */
+
+/* Where a lane reads the rows of a tile by ldmatrix: four matrices of 8 rows by 16 bytes, namely rows 0 to 7 and 8 to
+ * 15 of two adjacent chunks. Swizzling permutes the chunks of each group of PERIOD (te__cache_swizzle). */
+template <int D> struct te__decode8_lane {
+    static constexpr int PERIOD = D % 128 ? 4 : 8;
+    uint32_t first; /* the offset, in a tile, for the first two chunks */
+    __device__ __forceinline__ te__decode8_lane(void) {
+        const int lane = (int)threadIdx.x % 32, row = lane % 16;
+        first = (uint32_t)(row * D + (lane / 16 ^ te__cache_swizzle(row, D, TE_bf16, TE_CACHE_FORMAT_int8)) * 16);
+    }
+    /* The offset, in a tile, of this lane's row of chunks `chunk` and chunk + 1; chunk: even. */
+    __device__ __forceinline__ uint32_t at(int chunk) const {
+        return (first ^ (uint32_t)(chunk % PERIOD * 16)) + (uint32_t)(chunk / PERIOD * PERIOD * 16);
+    }
+};
+/* The queries of a tile as B fragments of Q^T, in NT parts of 8 rows, like te__decode_q. Fragment k has dimensions 16 k
+ * to 16 k + 15, in the order in which te__decode8_products has those of the keys: a lane has dimensions 4 t and 4 t + 2
+ * in its first word, and 4 t + 1 and 4 t + 3 in its second, where t = lane % 4. */
+template <int D, int NT> struct te__decode8_q {
+    static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
+    uint32_t at;
+    int rows;
+    uint32_t held[IN_REGISTERS ? D / 16 : 1][NT][2];
+    __device__ __forceinline__ void read(uint32_t (&b)[2], int k, int n) const {
+        const int lane = (int)threadIdx.x % 32, row = n * 8 + lane / 4;
+        uint32_t low, high;
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(low), "=r"(high)
+                     : "r"(at + (uint32_t)((row * D + k * 16 + lane % 4 * 4) * 2)));
+        b[0] = row < rows ? __byte_perm(low, high, 0x5410) : 0, b[1] = row < rows ? __byte_perm(low, high, 0x7632) : 0;
+    }
+    /* Called by all consumers when the queries have arrived in shared memory. of_tile: the tile's number of rows. */
+    __device__ __forceinline__ void load(uint32_t from, int of_tile) {
+        at = from, rows = of_tile;
+        if constexpr (IN_REGISTERS)
+            TE_UNROLL for (int k = 0; k < D / 16; k++) TE_UNROLL for (int n = 0; n < NT; n++) read(held[k][n], k, n);
+    }
+    __device__ __forceinline__ void get(uint32_t (&b)[2], int k, int n) const {
+        if constexpr (IN_REGISTERS) b[0] = held[k][n][0], b[1] = held[k][n][1];
+        else read(b, k, n);
+    }
+};
+/* Returns the scale of row `row` of the tile at address `tile`. */
+template <int D> TE_FN float te__decode8_scale(uint32_t tile, int row) {
+    float scale;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(tile + (uint32_t)(TE_CACHE_TILE * D + row * 4)));
+    return scale;
+}
+/* Computes S^T of this warp's keys, before scale and mask: s[b][n][e] is the product of key g + e / 2 * 8 of tile b and
+ * row n * 8 + 2 t + e % 2 of the queries. tile: the address of the warp's first tile. */
+template <int FORMAT, te_dtype T, int D, int NT>
+TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__decode8_q<D, NT> &q, uint32_t tile) {
+    const te__decode8_lane<D> lane;
+    const int g = (int)threadIdx.x % 32 / 4;
+    float sum[TE__DECODE8_TILES][NT][4] = {};
+    TE_UNROLL for (int k = 0; k < D / 16; k += 2) TE_UNROLL for (int b = 0; b < TE__DECODE8_TILES; b++) {
+        uint32_t x[4];
+        te__attn_ldmatrix(x, tile + (uint32_t)(b * te__decode8_tile_bytes(D)) + lane.at(k));
+        TE_UNROLL for (int j = 0; j < 2; j++) {
+            uint32_t keys[4], of_q[2];
+            te__decode8_convert<FORMAT, T>(keys[0], keys[2], x[2 * j]);
+            te__decode8_convert<FORMAT, T>(keys[1], keys[3], x[2 * j + 1]);
+            TE_UNROLL for (int n = 0; n < NT; n++) {
+                q.get(of_q, k + j, n);
+                te__mma_sync(sum[b][n], keys, of_q[0], of_q[1], T);
+            }
+        }
+    }
+    TE_UNROLL for (int b = 0; b < TE__DECODE8_TILES; b++) {
+        const uint32_t at = tile + (uint32_t)(b * te__decode8_tile_bytes(D));
+        constexpr float UNIT = te__decode8_unit<FORMAT, T>();
+        const float scale[2] = {te__decode8_scale<D>(at, g) * UNIT, te__decode8_scale<D>(at, g + 8) * UNIT};
+        TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
+            s[b][n][e] = sum[b][n][e] * scale[e / 2];
+    }
+}
+/* Transposes an 8 x 8 matrix of 16-bit elements. Lanes 4 g to 4 g + 3 hold row g, two elements each. */
+TE_FN uint32_t te__transposed(uint32_t pair) {
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+    return r;
+}
+/* O^T += V^T P^T, for this warp's values. p: P^T, as te__decode8_products returns S^T. tile: the address of the warp's
+ * first tile. left: how many of these values belong to the split. The scales of the others, which may be NaN, count as
+ * zeros; their numbers are finite in any case. */
+template <int FORMAT, int V, int NT>
+TE_FN void te__decode8_add_pv(float (&o)[V / 16][NT][4], const float (&p)[TE__DECODE8_TILES][NT][4], uint32_t tile,
+                              int left) {
+    const te__decode8_lane<V> lane;
+    const int g = (int)threadIdx.x % 32 / 4;
+    uint32_t scaled[TE__DECODE8_TILES][NT][2];
+    TE_UNROLL for (int b = 0; b < TE__DECODE8_TILES; b++) TE_UNROLL for (int half = 0; half < 2; half++) {
+        const int row = g + half * 8;
+        const float stored = te__decode8_scale<V>(tile + (uint32_t)(b * te__decode8_tile_bytes(V)), row);
+        const float scale = b * TE_CACHE_TILE + row < left ? stored * te__decode8_unit<FORMAT, TE_bf16>() : 0.0f;
+        TE_UNROLL for (int n = 0; n < NT; n++)
+            scaled[b][n][half] = te__transposed(
+                te_pair_of_floats(p[b][n][2 * half] * scale, p[b][n][2 * half + 1] * scale, TE_bf16));
+    }
+    TE_UNROLL for (int m = 0; m < V / 16; m += 2) TE_UNROLL for (int b = 0; b < TE__DECODE8_TILES; b++) {
+        uint32_t x[4];
+        te__attn_ldmatrix_transposed(x, tile + (uint32_t)(b * te__decode8_tile_bytes(V)) + lane.at(m));
+        TE_UNROLL for (int j = 0; j < 2; j++) {
+            uint32_t values[4];
+            te__decode8_convert<FORMAT, TE_bf16>(values[0], values[1], x[2 * j]);
+            te__decode8_convert<FORMAT, TE_bf16>(values[2], values[3], x[2 * j + 1]);
+            TE_UNROLL for (int n = 0; n < NT; n++)
+                te__mma_sync(o[m + j][n], values, scaled[b][n][0], scaled[b][n][1], TE_bf16);
+        }
+    }
+}
+
+/* ---- new rows ---------------------------------------------------------------------------------------------------- */
+
+/* The key or the value of a new row in 8 bits: a lane has elements lane * 8 to lane * 8 + 7, if there are so many. */
+struct te__decode8_new {
+    uint32_t numbers[2];
+    float scale;
+};
+/* Rounds the key (value 0) or the value (value 1) of new row `row`. Called by a warp. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN te__decode8_new te__decode8_round(const te_attention_args *a, const te__decode_group &w, int value, int row) {
+    const int lane = (int)threadIdx.x % 32, d = value ? te__attn_value_dim<D, F>() : D;
+    te_vec8 x = {{0, 0, 0, 0, 0, 0, 0, 0}};
+    float v[8];
+    te__decode8_new r;
+    if (lane < d / 8) {
+        const uint4 e = *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, lane);
+        x.w[0] = e.x, x.w[1] = e.y, x.w[2] = e.z, x.w[3] = e.w;
+    }
+    te_vec8_floats(v, &x, T);
+    const te__cache_scales s = te__cache_scales_of(__reduce_max_sync(~0u, te_amax_bits8(0, v)), F::CACHE_FORMAT);
+    te__cache_quantize8(r.numbers, v, s.inverse, F::CACHE_FORMAT);
+    r.scale = s.scale;
+    return r;
+}
+/* Returns the offset, in a row of d numbers, of this lane's elements of a new row. key: the row's index. */
+TE_FN int te__decode8_in_row(int key, int d) {
+    const int lane = (int)threadIdx.x % 32;
+    return (lane / 2 ^ te__cache_swizzle(key, d, TE_bf16, TE_CACHE_FORMAT_int8)) * 16 + lane % 2 * 8;
+}
+/* Rounds the new rows that lie in a stage, and stores them to it, where the producer has copied what the cache had in
+ * their places, and to the cache: each row once, with the tile that has the row's query for the first of the heads that
+ * share the KV head. key: the first key of the stage; stop: the end of the split's keys. Called by all consumers. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
+                                 uint32_t stage, int key) {
+    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP);
+    const int past = w.keys - w.mask.queries, d = value ? V : D;
+    const int first = past > key ? past : key, end = stop < key + TE__DECODE8_KEYS ? stop : key + TE__DECODE8_KEYS;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for (int k = first + warp; k < end; k += TE__DECODE_WARPS) {
+        const int in_tile = k % TE_CACHE_TILE, at = te__decode8_in_row(k, d), of_tile = (k - past) * GROUP / ROWS;
+        const uint32_t tile = stage + (uint32_t)((k - key) / TE_CACHE_TILE * te__decode8_tile_bytes(d));
+        const uint32_t numbers = tile + (uint32_t)(in_tile * d + at);
+        const uint32_t scale = tile + (uint32_t)(TE_CACHE_TILE * d + in_tile * 4);
+        const te__decode8_new n = te__decode8_round<T, HEADS, KV_HEADS, D, F>(a, w, value, k - past);
+        if (lane < d / 8)
+            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(numbers), "r"(n.numbers[0]), "r"(n.numbers[1])
+                         : "memory");
+        if (lane == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(scale), "f"(n.scale) : "memory");
+        if (of_tile != w.tile) continue;
+        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
+        const int64_t to = te__cache_row(&a->cache, te__cache_pages(&a->cache, w.i), rows, k, d, F::CACHE_FORMAT);
+        if (lane < d / 8)
+            *(uint2 *)((uint8_t *)a->cache.pages + to + at) = make_uint2(n.numbers[0], n.numbers[1]);
+        if (lane == 0) *te__cache_scale(&a->cache, to, k, d) = n.scale;
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* orders these stores before the producer's next
+                                                                    copy */
+    te__decode_consumers_sync();
+}
+#endif
+
+#endif
