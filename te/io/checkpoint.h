@@ -1,7 +1,7 @@
 /* checkpoint.h -- saves a training state in one safetensors file, and loads it: models by name, the optimizer, the
  * random state, and strings that the caller adds. The results of a run that continues from the file are bitwise
- * identical to those of a run that was never stopped (on the host with -DTE_CBLAS: if both have as many threads), except
- * under an FP8 recipe on several ranks.
+ * identical to those of a run that was never stopped (on the host with -DTE_CBLAS: if both have as many threads),
+ * except under an FP8 recipe on several ranks.
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};

@@ -250,7 +250,7 @@ typedef enum te_rope_scaling {
 #define TE_CHECK_ROPE_SCALING(model, op)                                                                         \
     static_assert(TE__ROPE_IF_KNOWN(op, 1, 0),                                                                   \
                   TE__ROPE_SAYS(model, op) "there is no (scaling, " TE_STRING(TE_OPTION(op, scaling, none))      \
-                  "); there are none, linear, llama3, yarn and given");                                                 \
+                  "); there are none, linear, llama3, yarn and given");                                          \
     static_assert(TE__ROPE_IS(op, none) || TE__ROPE_IS(op, given) || TE_HAS_OPTION(op, factor),                  \
                   TE__ROPE_SAYS(model, op) "scaling needs (factor, ..)");                                        \
     static_assert(!(TE__ROPE_IS(op, none) || TE__ROPE_IS(op, given)) ||                                          \

@@ -10,8 +10,7 @@
 #include "../../core/rank_group.h"       /* te_comm, te_group */
 #include "../../core/target.h"      /* te__cuda_call */
 #include "comm_start.h"            /* te__id_file_write, te__id_file_read, te__comm_compare */
-#include "comm_wait_cuda.h"        /* te__seconds, te__sleep_1ms, te__comm_wait_stream */
-#include "symmetric_memory_cuda.h" /* te__peer_memory_open, te__overlap_memory_open, te__peer_collective */
+#include "symmetric_memory_cuda.h" /* te__peer_memory_open, te__overlap_memory_open, te__comm_wait_stream */
 
 #ifdef TE_COMM
 #include <nccl.h>

@@ -13,16 +13,42 @@
 #define TE_SYMMETRIC_MEMORY_CUDA_H
 
 #include "../../gemm/impl/gemm_comm_overlap.h" /* te__overlap_memory, te__stream_flag_fn */
-#include "comm_wait_cuda.h"            /* te__comm_wait_stream */
 #include "symmetric_collectives.h"     /* te_peer_memory, te__peer_memory_size */
 
 #ifdef TE_COMM
 #include <cuda.h>
 #include <nccl.h>
 #include <stdio.h>  /* fopen */
+#include <time.h>   /* clock_gettime, nanosleep */
 #include <unistd.h> /* getpid */
 
 static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmetric memory have the same limit");
+
+/* ---- waits that end ---------------------------------------------------------------------------------------------- */
+
+TE_API double te__seconds(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+TE_API void te__sleep_1ms(void) {
+    const struct timespec moment = {0, 1000000};
+    (void)nanosleep(&moment, 0);
+}
+/* Waits until the context's stream is idle, at most g->comm->timeout seconds; cudaStreamSynchronize would wait for ever
+ * for a rank that has died. After TE_ERROR_COMM the communicator has
+ * failed, and the caller must free no device memory, because cudaFree would wait for the stream. */
+TE_API te_status te__comm_wait_stream(const te_group *g, const char *what, te_context *ctx) {
+    const double since = te__seconds();
+    for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess; te__sleep_1ms()) {
+        if (e != cudaErrorNotReady) return te__cuda_status(ctx, e, what);
+        if (te__seconds() - since < g->comm->timeout) continue;
+        (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: another rank has not come within %g "
+                      "seconds", what, g->name, g->rank, g->size, g->comm->timeout);
+        return te__comm_failed(g->comm, ctx);
+    }
+    return TE_OK;
+}
 
 /* ---- handles, which the ranks exchange --------------------------------------------------------------------------- */
 
