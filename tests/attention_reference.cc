@@ -37,7 +37,8 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
     reference r;
     r.out.assign((size_t)batch * n * h * e, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
     r.dsinks.assign(h, 0), r.dsinks_size.assign(h, 0);
-    const std::vector<double> slopes = alibi_slopes(heads);
+    const size_t all = from.heads ? from.heads : h; // a head's slope depends on its index among the heads of all ranks
+    const std::vector<double> slopes = alibi_slopes((int)all);
     std::vector<double> p(n), t(n), drop(n, 1.0); // t: the tanh of softcap; drop: dropout's factor
     for (size_t b = 0; b < (size_t)batch; b++)
         for (size_t head = 0; head < h; head++)
@@ -54,7 +55,7 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
                     for (size_t c = 0; c < d; c++) dot += q[c] * qkv[k0 + j * width + c];
                     p[j] = dot * scale;
                     if (f.softcap > 0) t[j] = std::tanh(p[j] / f.softcap), p[j] = f.softcap * t[j];
-                    if (f.alibi) p[j] -= slopes[head] * std::fabs((double)i - (double)j);
+                    if (f.alibi) p[j] -= slopes[from.heads ? (from.first_head + head) % all : head] * std::fabs((double)i - (double)j);
                     top = std::max(top, p[j]);
                 }
                 for (const size_t j : keys) sum += std::exp(p[j] - top);

@@ -430,7 +430,7 @@ TEST_CASE("a model of another list is refused, though its shapes match") {
     te_op more[5];
     for (int i = 0; i < 4; i++) more[i] = longer.h0.op[(size_t)i];
     memset(&more[4], 0, sizeof more[4]);
-    more[4].kind = "gelu", more[4].name = "act";
+    more[4].kind = "gelu", more[4].name = "act", more[4].edge = -1;
     longer.h0.plan.op = more, longer.h0.plan.op_count = 5;
     refused(longer, "it has (), where this one has (gelu act 0>0)");
 }

@@ -97,7 +97,7 @@ struct hand_model {
         for (const hand_param &p : list) {
             te_op o;
             memset(&o, 0, sizeof o);
-            o.kind = "linear", o.op_class = TE_CLASS_gemm, o.name = p.op, o.params = 1;
+            o.kind = "linear", o.op_class = TE_CLASS_gemm, o.edge = -1, o.name = p.op, o.params = 1;
             o.param[0].field = p.field, o.param[0].rows = p.rows, o.param[0].cols = p.cols, o.param[0].init = TE_INIT_normal, o.param[0].tied = p.tied;
             op.push_back(o);
         }

@@ -1,4 +1,4 @@
-// expect: te_error_load_x_of_m_has_no_fork_before_it
+// expect: te: m: (concat, c) has no (fork, x) or (input, x, ..) before it
 // A list uses only forks in front of the op.
 #include "te/te.h"
 
