@@ -48,11 +48,14 @@ struct scene {
         REQUIRE(fwrite(text.data(), 1, text.size(), file) == text.size());
         REQUIRE(fclose(file) == 0);
     }
-    // Makes the file another user's, which only the superuser can; others take a file of the superuser. Returns the user's number.
+    // Makes the file another user's, which only the superuser can; others take a file of the superuser. Returns the user's number, or
+    // "" if there is no other user, as in a sandbox with a user namespace of its own.
     std::string give_away() {
         if (geteuid()) return path = "/etc/passwd", "0";
-        REQUIRE(chown(path.c_str(), 12345, (gid_t)-1) == 0);
-        return "12345";
+        if (chown(path.c_str(), 12345, (gid_t)-1) == 0) return "12345";
+        REQUIRE((errno == EINVAL || errno == EPERM));
+        WARN("files of another user are not tested: there is none here");
+        return "";
     }
     void says(te_status got_status, te_status status, const char *words) {
         INFO(te_last_error(t));
@@ -124,7 +127,7 @@ TEST_CASE("rank 0 writes over nothing, and through no link") {
         REQUIRE(s.write() == TE_OK);
         s.age(1000);
         const std::string owner = s.give_away();
-        s.says(s.write(), TE_ERROR_IO, ("belongs to user " + owner).c_str());
+        if (!owner.empty()) s.says(s.write(), TE_ERROR_IO, ("belongs to user " + owner).c_str());
     }
 }
 
@@ -194,7 +197,7 @@ TEST_CASE("a rank takes no file that others could have written, and none that is
     }
     SECTION("another user's") {
         const std::string owner = s.give_away();
-        s.says(s.read(), TE_ERROR_IO, ("belongs to user " + owner + ", who is not this one").c_str());
+        if (!owner.empty()) s.says(s.read(), TE_ERROR_IO, ("belongs to user " + owner + ", who is not this one").c_str());
     }
     SECTION("a link to a good one") {
         REQUIRE(rename(s.path.c_str(), other.c_str()) == 0);
