@@ -45,6 +45,10 @@ static te_status example(void) {
     te_adamw_state state;
     te_adamw_config config = te_adamw_defaults(1e-3f);
     te_grad_norm norm;
+    te_loss_scaler scaler;
+    te_batch batch;
+    int rows = 1;
+    memset(&scaler, 0, sizeof scaler), memset(&batch, 0, sizeof batch);
     memset(&file, 0, sizeof file), memset(&opt, 0, sizeof opt), memset(t, 0, sizeof t), memset(buffer, 0, sizeof buffer);
     memset(&d, 0, sizeof d), memset(&norm, 0, sizeof norm), memset(&state, 0, sizeof state);
     %s
@@ -53,7 +57,7 @@ static te_status example(void) {
     }
     (void)path, (void)text, (void)key, (void)was, (void)plan, (void)memory, (void)weight, (void)bias, (void)fd, (void)layers;
     (void)n, (void)header_bytes, (void)bytes, (void)data_bytes, (void)seed, (void)step, (void)models, (void)metadata, (void)config;
-    (void)at, (void)count, (void)param, (void)part, (void)cache, (void)tokens, (void)length, (void)slot;
+    (void)at, (void)count, (void)param, (void)part, (void)cache, (void)tokens, (void)length, (void)slot, (void)rows;
     return TE_OK;
 }
 int main(void) { return example() != TE_OK || (0 && (use(0, 0), 0)); }

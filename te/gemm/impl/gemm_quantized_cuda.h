@@ -26,12 +26,12 @@
 enum {
     TE_QUANTIZED_WARPS = 8,
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
-    TE_QUANTIZED_TILE = TE_QUANTIZED_WARPS * TE_CELL_ROWS, /* rows of W that a block multiplies at a time */
+    TE_QUANTIZED_TILE = (int)TE_QUANTIZED_WARPS * (int)TE_CELL_ROWS, /* rows of W that a block multiplies at a time */
     TE_QUANTIZED_BLOCKS_PER_SM = 2,
     TE_QUANTIZED_RINGS = 68 << 10, /* the most bytes of the rings of a block */
     TE_QUANTIZED_PAIRS = 32,       /* groups times column tiles of A that are in shared memory at a time; a column tile
                                     * has 8 columns */
-    TE_QUANTIZED_VECTORS = TE_QUANTIZED_PAIRS / TE_QUANTIZED_WARPS, /* of A for each thread */
+    TE_QUANTIZED_VECTORS = (int)TE_QUANTIZED_PAIRS / (int)TE_QUANTIZED_WARPS, /* of A for each thread */
     TE_QUANTIZED_MAX_SPLIT = 8,                                     /* the most blocks of a cluster */
     TE_QUANTIZED_COLUMNS = 16, /* columns of the product for one launch: rows of A, or three times as many in f32 */
     TE_QUANTIZED_MAX_M = 64,   /* rows up to which the skinny kernel is launched for each 16 rows */
@@ -56,16 +56,16 @@ typedef struct te__quantized {
 template <te_block_format F>
 struct te__quantized_memory {
     enum {
-        RING_STAGES = TE_QUANTIZED_RINGS / (TE_QUANTIZED_WARPS * te__cells_of<F>::STEP),
+        RING_STAGES = (int)TE_QUANTIZED_RINGS / ((int)TE_QUANTIZED_WARPS * (int)te__cells_of<F>::STEP),
         STAGES = RING_STAGES > 4 ? 4 : RING_STAGES,
-        RING = STAGES * te__cells_of<F>::STEP, /* of a warp */
-        X = TE_QUANTIZED_WARPS * RING,         /* two buffers with activations, in the order of mma's operands */
-        X_BYTES = TE_QUANTIZED_PAIRS * 32 * 16,
-        SUMS = X + 2 * X_BYTES, /* two buffers with sums of activations, float[PAIRS][8] */
-        SUMS_BYTES = TE_QUANTIZED_PAIRS * 8 * 4,
-        SCALES = SUMS + 2 * SUMS_BYTES, /* of each warp; later the sums of the block */
-        SCALES_BYTES = TE_STEP_GROUPS * 8 * 4 * 4,
-        BYTES = SCALES + TE_QUANTIZED_WARPS * SCALES_BYTES
+        RING = (int)STAGES * (int)te__cells_of<F>::STEP, /* of a warp */
+        X = (int)TE_QUANTIZED_WARPS * (int)RING, /* two buffers with activations, in the order of mma's operands */
+        X_BYTES = (int)TE_QUANTIZED_PAIRS * 32 * 16,
+        SUMS = (int)X + 2 * (int)X_BYTES, /* two buffers with sums of activations, float[PAIRS][8] */
+        SUMS_BYTES = (int)TE_QUANTIZED_PAIRS * 8 * 4,
+        SCALES = (int)SUMS + 2 * (int)SUMS_BYTES, /* of each warp; later the sums of the block */
+        SCALES_BYTES = (int)TE_STEP_GROUPS * 8 * 4 * 4,
+        BYTES = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)SCALES_BYTES
     };
     static_assert((int)STAGES >= 2, "a ring has at least two stages");
 };
@@ -312,7 +312,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUAN
     extern __shared__ uint4 te_quantized_memory[];
     typedef te__quantized_memory<F> memory;
     constexpr te_dtype M = T == TE_f16 ? TE_f16 : TE_bf16;
-    constexpr int BUFFERED = TE_QUANTIZED_PAIRS / TE_STEP_GROUPS / N; /* steps of which activations are in a buffer */
+    /* steps of which activations are in a buffer */
+    constexpr int BUFFERED = (int)TE_QUANTIZED_PAIRS / (int)TE_STEP_GROUPS / N;
     char *const shared = (char *)te_quantized_memory;
     const int warp = (int)threadIdx.x / 32;
     const int tile = (int)blockIdx.x / p.split, rank = (int)blockIdx.x % p.split;
