@@ -2,10 +2,10 @@
 # Randomly changed files must not cause a crash or a read out of bounds, and no damaged checkpoint may be accepted. Each target runs for
 # a few seconds; for a search, pass a larger number. Checkpoints and files of FP8 weights are changed with a new checksum, too.
 #
-#     tests/fuzz.sh [SECONDS]              for each of tests/fuzz/*_fuzz.c (default 12); BUILD=folder to keep the inputs that it finds
+#     tests/fuzz.sh [SECONDS]              for each of tests/fuzz/*_fuzz.c (default 6); BUILD=folder to keep the inputs that it finds
 set -euo pipefail
 cd "$(dirname "$0")/.."
-seconds=${1:-12} build=${BUILD:-$(mktemp -d)}
+seconds=${1:-6} build=${BUILD:-$(mktemp -d)}
 [[ -n ${BUILD-} ]] || trap 'rm -rf "$build"' EXIT
 mkdir -p "$build"
 flags=(-std=gnu11 -g -O1 -DTE_KEEP_CALLS -I.)
