@@ -240,7 +240,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
         te_attention_args infer = a;
         infer.rng = nullptr, infer.lse = nullptr;
         REQUIRE(s.forward(&ctx.c, &infer) == TE_OK);
-        CHECK(error(out.read(), attention(whole, batch, seq, a.scale, x, dy, drawn(), nullptr, &sinks.values).out, h, 0, h, forward) <= forward);
+        CHECK(error(out.read(), attention(whole, batch, seq, a.scale, x, dy, from, nullptr, &sinks.values).out, h, 0, h, forward) <= forward);
         REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
     }
     if (!s.sum_rows) return;
