@@ -75,6 +75,8 @@ def te_test(src, hdrs = [], data = []):
     # "again": the same code with another dtype, which .bazelrc runs only with gcc; under the sanitizers ops_bf16_test covers every op in 16 bits
     again = name.endswith("_f16_test") or (name.endswith("_bf16_test") and name != "ops_bf16_test")
     tags = ["again"] if again else []
+    if name == "symmetric_memory_test": # its ranks are threads that wait for each other in loops, so other tests must not take their cores
+        tags = ["cpu:2"]
     calls = [] if name in _AS_USERS else ["-DTE_KEEP_CALLS", "-O1"] if name in _CALLS_OPTIMISED else _CALLS
     _host(cc_test, name, [src] + hdrs, [":catch_main", ":reference"], calls + (_MISUSE if name == "misuse_test" else []), tags = tags, data = data)
     te_cuda_test(
