@@ -9,9 +9,9 @@
  * ordinary function, which is inlined with constant arguments. Macros are used only to declare names, and to define the
  * __global__ functions that call the bodies.
  *
- * The library never exits, throws or prints. A call that fails has enqueued and written nothing, with one exception:
+ * The library never exits, throws or prints. A call that fails has enqueued and written nothing, with two exceptions:
  * errors that the vendor's runtime reports (TE_ERROR_CUDA, TE_ERROR_BLAS, TE_ERROR_COMM) may come after a part of the
- * work was enqueued.
+ * work was enqueued; and on the host a first launch may find no memory for its kernel's tiles (TE_ERROR_MEMORY).
  */
 #ifndef TE_BASE_H
 #define TE_BASE_H

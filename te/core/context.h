@@ -153,9 +153,11 @@ TE_API void te__count_write(uint64_t *written, te_context *ctx) {
 }
 
 /* Grow the workspace to at least this many bytes. Apart from the creation of a context, this is the only call that
- * allocates a buffer: call it after the models are bound and before the first step. If the workspace has to grow, the
- * call waits for the stream. On CUDA, graphs of passes take some 0.1 MB of device memory each, when a pass first runs;
- * te_context.replay limits their number. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
+ * allocates a buffer on CUDA: call it after the models are bound and before the first step. If the workspace has to
+ * grow, the call waits for the stream. On the host, a kernel whose tiles would not fit a small stack uses memory of the
+ * context (kernel_memory), which grows at the first launch that needs more. On CUDA, graphs of passes take some 0.1 MB
+ * of device memory each, when a pass first runs; te_context.replay limits their number. Errors: TE_ERROR_MEMORY,
+ * TE_ERROR_OVERFLOW. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));

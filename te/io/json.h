@@ -280,7 +280,7 @@ TE_API int te__json_skip_word(te__json *j, const char *word) {
 }
 TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     static const char *const literals[] = {"null", "false", "true"};
-    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    static const char *const names[] = {"NaN", "Infinity", "-Infinity"};
     const double numbers[] = {NAN, INFINITY, -INFINITY};
     const char c = te__json_peek(j);
     if (c == '"') {
@@ -294,7 +294,7 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
         }
     v->kind = TE_JSON_number;
     for (int i = 0; i < 3; i++)
-        if (te__json_skip_word(j, words[i])) return v->number = numbers[i], TE_OK;
+        if (te__json_skip_word(j, names[i])) return v->number = numbers[i], TE_OK;
     return te__json_real(&v->number, j);
 }
 

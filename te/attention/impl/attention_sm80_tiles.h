@@ -431,10 +431,10 @@ TE_FN void te__attn_keys_dequantize(uint32_t tile, const te_attention_args *a, c
         }
         TE_UNROLL for (int j = 0; j < BATCH; j++) {
             const int i = first + j * THREADS, row = i / CHUNKS, chunk = i % CHUNKS;
-            const uint32_t words[2] = {numbers[j].x, numbers[j].y};
+            const uint32_t packed[2] = {numbers[j].x, numbers[j].y};
             float v[8];
             if (i >= ROWS * CHUNKS) break;
-            te__cache_dequantize8(v, words, scale[j], FORMAT);
+            te__cache_dequantize8(v, packed, scale[j], FORMAT);
             asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(
                              tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16),
                          "r"(te_pair_of_floats(v[0], v[1], T)), "r"(te_pair_of_floats(v[2], v[3], T)),

@@ -20,7 +20,7 @@
 #include <poll.h>     /* poll */
 #include <stdlib.h>   /* getenv */
 #include <sys/stat.h> /* fstat */
-#include <time.h>     /* time, timespec_get */
+#include <time.h>     /* time, clock_gettime, timespec_get */
 
 #include "../../core/impl/file.h" /* lstat, open, write, geteuid */
 #include "../../core/rank_group.h" /* te_context, te_min */
@@ -41,11 +41,17 @@ typedef struct te__id_file {
 
 static const char te__id_file_magic[16] TE_UNUSED = "te-comm id 1\n";
 
-TE_API double te__wall_seconds(void) {
+/* Returns the time in seconds, for timeouts. In strict C11 there is no clock that nobody sets. */
+TE_API double te__seconds(void) {
     struct timespec now;
+#ifdef CLOCK_MONOTONIC
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+#else
     (void)timespec_get(&now, TIME_UTC);
+#endif
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
+TE_API void te__sleep_1ms(void) { (void)poll(0, 0, 1); }
 
 /* Stores the name of the run, which is the same on all its ranks and differs between runs, as far as the launcher has
  * set one; else "". */
@@ -119,8 +125,8 @@ TE_API void te__id_file_remove(const void *id, size_t bytes, const char *file) {
 
 /* ---- the other ranks --------------------------------------------------------------------------------------------- */
 
-/* Reads the file once. *waits: why the file cannot be used yet; null: it has been read. The returned errors are those
- * that waiting does not mend. */
+/* Reads the file once. *waits: why the file cannot be used yet; null: it has been read. It is an error only if the file
+ * will never be usable, so that waiting would not help. */
 TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char *file, double timeout,
                                  te_context *ctx) {
     struct stat link, info;
@@ -161,9 +167,9 @@ TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char 
 TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
     te__id_file f;
     const char *waits = 0;
-    for (const double start = te__wall_seconds();; (void)poll(0, 0, 1)) {
+    for (const double start = te__seconds();; te__sleep_1ms()) {
         TE_TRY(te__id_file_try(&f, &waits, file, timeout, ctx));
-        if (!waits || te__wall_seconds() - start >= timeout) break;
+        if (!waits || te__seconds() - start >= timeout) break;
     }
     TE_REQUIRE(!waits, ctx, TE_ERROR_COMM,
                "te_comm_create: config.file %.120s: %s, and no other came within %g seconds", file, waits, timeout);

@@ -13,28 +13,19 @@
 #define TE_SYMMETRIC_MEMORY_CUDA_H
 
 #include "../../gemm/impl/gemm_comm_overlap.h" /* te__overlap_memory, te__stream_flag_fn */
+#include "comm_start.h"                /* te__seconds, te__sleep_1ms */
 #include "symmetric_collectives.h"     /* te_peer_memory, te__peer_memory_size */
 
 #ifdef TE_COMM
 #include <cuda.h>
 #include <nccl.h>
 #include <stdio.h>  /* fopen */
-#include <time.h>   /* clock_gettime, nanosleep */
 #include <unistd.h> /* getpid */
 
 static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmetric memory have the same limit");
 
 /* ---- waits that end ---------------------------------------------------------------------------------------------- */
 
-TE_API double te__seconds(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-TE_API void te__sleep_1ms(void) {
-    const struct timespec moment = {0, 1000000};
-    (void)nanosleep(&moment, 0);
-}
 /* Waits until the context's stream is idle, at most g->comm->timeout seconds; cudaStreamSynchronize would wait for ever
  * for a rank that has died. After TE_ERROR_COMM the communicator has
  * failed, and the caller must free no device memory, because cudaFree would wait for the stream. */

@@ -69,10 +69,10 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     return te__gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
-/* Call this before te__linear_gemm, if g->c and g->d are set. A call that works in place must have the result of one
- * that does not, so if the GEMM's result depends on C being D, the result is stored elsewhere: *made, the value that
- * g->d is the memory of, becomes one in the scratch memory `elsewhere`, or in the workspace if `elsewhere` is null.
- * te__end_converted then copies it. */
+/* Makes the result of a GEMM that adds C independent of where D lies: cuBLASLt rounds differently if C and D are the
+ * same matrix, but a call with y in x's place must have the same bits as a call with a separate y. If g is such a GEMM,
+ * D becomes other memory: `elsewhere` or, if that is null, new scratch memory. te__end_converted then copies the result
+ * from there. made: the value that is stored at g->d. Call this before te__linear_gemm, when g->c and g->d are set. */
 TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewhere, te_run *r,
                                         te_product_kernels *unfused) {
     if (!te__gemm_depends_on_place(g) || te_gemm_is_custom(unfused, g, r->ctx)) return TE_OK;
