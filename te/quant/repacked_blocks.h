@@ -10,14 +10,14 @@
  * Blocks of 18, 20, 22, 34 or 210 bytes are aligned to two bytes, and a thread would load them in pieces of two bytes.
  * Therefore 16 rows of one block each become a cell, in which codes and scales lie apart and each thread of a warp
  * finds its operands of mma.m16n8k16 in one aligned word or vector. A cell has the bytes of its 16 blocks:
- *     low    for each group of 32 columns 256 bytes with the low 4 bits of all codes, or 512 bytes with codes of 8 bits
- *     high   for each group 64 or 128 bytes with the highest or the two highest bits; not in formats of 4 or 8 bits
+ *     low    for each group of 32 columns 256 bytes with four bits of all codes, or 512 bytes with codes of 8 bits
+ *     high   for each group 64 or 128 bytes with the fifth or the fifth and sixth bits; not in formats of 4 or 8 bits
  *     scales for each row the bytes of the block that are no codes; in formats of 32 values row r is followed by r + 8
  * The cells of a part are ordered by rows, then by columns. Rows are padded with zeros to a multiple of 16.
  *
  * In a group, lane 4 (row % 8) + column / 4 % 4 of a warp has the codes of two rows, row % 8 and row % 8 + 8, in the
  * columns 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3, with t = lane % 4. Below, i is the number of a code among the
- * lane's eight codes of a row, and upper is 1 for the second row.
+ * lane's eight codes of a row, and upper is 1 for the second row. Codes i and i + 1, with an even i, lie 16 bits apart.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -44,10 +44,13 @@ typedef struct te__repacked_header {
 
 /* Whether a format can be repacked: all but f32, f16 and bf16. */
 TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
-/* The number that is added to the codes of a block (te__block_codes) so that none is negative. Codes of q8_0 stay in
- * two's complement. */
+/* The number that is added to the codes of a block (te__block_codes) so that none is negative. */
 TE_BOTH int te__cell_zero(te_block_format f) {
-    return f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0;
+    return f == TE_BLOCK_q8_0   ? 128
+           : f == TE_BLOCK_q4_0 ? 8
+           : f == TE_BLOCK_q5_0 ? 16
+           : f == TE_BLOCK_q6_k ? 32
+                                : 0;
 }
 /* The bytes of a group's low and high bits. */
 TE_BOTH int te__cell_low_bytes(te_block_format f) { return f == TE_BLOCK_q8_0 ? 512 : 256; }
@@ -57,20 +60,21 @@ TE_BOTH int te__cell_high_bytes(te_block_format f) {
 
 /* ---- repacking --------------------------------------------------------------------------------------------------- */
 
-/* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. */
+/* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. Codes of four bits and the
+ * low or high four bits of longer ones: a byte has those of both rows of a lane, the first row's in its low half. The
+ * other bits of a code of five or six bits are its highest ones in the first row, its lowest ones in the second row, so
+ * that a code's bits are adjacent when they are merged (te__cell_codes). */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
     const int lane = row % 8 * 4 + col / 4 % 4, upper = row / 8, i = col % 4 + col / 16 * 4;
-    if (f ==
-        TE_BLOCK_q8_0) { /* codes 0 to 3 are bytes 0, 2, 1 and 3 of a word, so that a mask leaves a pair of codes */
-        low[lane * 16 + upper * 8 + i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (uint8_t)code;
+    const int more = f == TE_BLOCK_q6_k ? 2 : te__cell_high_bytes(f) ? 1 : 0; /* bits of a code besides four */
+    const int four = upper ? code >> more : code & 15, rest = upper ? code & ((1 << more) - 1) : code >> 4;
+    if (f == TE_BLOCK_q8_0) {
+        low[lane * 16 + i / 2 * 4 + i % 2 * 2 + upper] = (uint8_t)code;
         return;
     }
-    const int nibble = i / 2 + i % 2 * 4; /* a pair of codes lies 16 bits apart */
-    low[lane * 8 + upper * 4 + nibble / 2] |= (uint8_t)((code & 15) << nibble % 2 * 4);
-    if (f == TE_BLOCK_q6_k)
-        high[lane * 4 + i % 2 * 2 + upper] |= (uint8_t)(code >> 4 << i / 2 * 2);
-    else if (te__cell_high_bytes(f))
-        high[lane * 2 + i % 2] |= (uint8_t)(code >> 4 << (i / 2 + upper * 4));
+    low[lane * 8 + i / 4 * 4 + i % 2 * 2 + i / 2 % 2] |= (uint8_t)(four << upper * 4);
+    if (more == 2) high[lane * 4 + i % 2 * 2 + i / 4] |= (uint8_t)(rest << (i / 2 % 2 * 4 + 2 - 2 * upper));
+    if (more == 1) high[lane * 2 + i % 2] |= (uint8_t)(rest << (i / 2 * 2 + 1 - upper));
 }
 /* Store the bytes of block b that are no codes, for row `row` of a cell. */
 TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te_block_format f) {
@@ -119,7 +123,7 @@ TE_API void te__repack_rows(uint8_t *to, const uint8_t *from, int64_t rows, int6
 TE_API te__repacked_header te__repacked_header_of(const te_weight_part *part, int64_t cols) {
     te__repacked_header h;
     memset(&h, 0, sizeof h);
-    memcpy(h.mark, "te repacked 1", 13);
+    memcpy(h.mark, "te repacked 2", 13);
     h.format = (int32_t)part->format, h.rows = part->rows, h.cols = cols;
     return h;
 }

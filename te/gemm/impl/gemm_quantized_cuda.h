@@ -1,15 +1,17 @@
 /* gemm_quantized_cuda.h -- GEMMs on a GPU whose weight is in few bits and repacked (te/quant/repacked_blocks.h):
  * D[m, n] = alpha A[m, k] W[n, k]^T + beta C. Activations are not rounded.
  *
- * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below, 16 rows of A at a time. A block multiplies 128 rows of W, 16
- * for each warp. A warp has a ring of stages in shared memory, which it fills by cyclic copies of 16 bytes (cp.async),
- * each stage with a step of 256 columns; it converts codes to bf16 or f16 in registers, multiplies them by A with
- * mma.sync, and adds the sums of each group, times the group's scale, in f32. The offset of a group is multiplied by
- * the sum of the group's activations. A in f32 is the exact sum of three bf16, which take three columns of the product.
+ * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below. A warp multiplies 16 rows of W, one step of its columns at a
+ * time: it has a ring of stages in shared memory, each for a step, which it fills by copies of 16 bytes (cp.async). It
+ * converts codes to bf16 or f16 in registers, multiplies them by A with mma.sync, and adds the sums of each group, times
+ * the group's scale, in f32. The offset of a group is multiplied by the sum of the group's activations, which is a
+ * product with ones. A in f32 is the exact sum of three bf16, which take three columns of the product.
  *
- * The steps of a tile of 128 rows are divided among the blocks of a cluster, as many as run at the same time for all
- * tiles. The blocks add their sums through distributed shared memory, in the order of k. A kernel that follows another
- * kernel of the pass fills its rings while that one still runs (PDL).
+ * The warps of a block are `across` row tiles times as many parts of k. The steps of a tile can also be divided among
+ * the blocks of a cluster. The fewer rows of W share A in shared memory, the more bytes of A are read from the L2; the
+ * more do, the more blocks divide k (te__quantized_choose). Each warp writes its sums to the shared memory of the block
+ * that adds them up, in the order of the warps. A kernel that follows another kernel of the pass fills its rings while
+ * that one still runs (PDL).
  *
  * More rows: W is converted to the format of A in the workspace, and multiplied by te_gemm_run.
  *
@@ -24,17 +26,15 @@
 #include "gemm_quantized_cells.h"         /* te__cell_codes */
 
 enum {
-    TE_QUANTIZED_WARPS = 8,
+    TE_QUANTIZED_WARPS = 16,
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
-    TE_QUANTIZED_TILE = (int)TE_QUANTIZED_WARPS * (int)TE_CELL_ROWS, /* rows of W that a block multiplies at a time */
-    TE_QUANTIZED_BLOCKS_PER_SM = 2,
-    TE_QUANTIZED_RINGS = 68 << 10, /* the most bytes of the rings of a block */
-    TE_QUANTIZED_PAIRS = 32,       /* groups times column tiles of A that are in shared memory at a time; a column tile
-                                    * has 8 columns */
-    TE_QUANTIZED_VECTORS = (int)TE_QUANTIZED_PAIRS / (int)TE_QUANTIZED_WARPS, /* of A for each thread */
-    TE_QUANTIZED_MAX_SPLIT = 8,                                     /* the most blocks of a cluster */
-    TE_QUANTIZED_COLUMNS = 16, /* columns of the product for one launch: rows of A, or three times as many in f32 */
-    TE_QUANTIZED_MAX_M = 64,   /* rows up to which the skinny kernel is launched for each 16 rows */
+    TE_QUANTIZED_TILE_COLUMNS = 8, /* of a column tile: columns of the product that one mma computes */
+    TE_QUANTIZED_MAX_STAGES = 4,
+    TE_QUANTIZED_SMALL_SHARED = 163 << 10, /* bytes of shared memory of a block from compute capability 8.0 on, .. */
+    TE_QUANTIZED_LARGE_SHARED = 227 << 10, /* and from 9.0 on; kernels of more than one column tile need that */
+    TE_QUANTIZED_MAX_SPLIT = 8,            /* the most blocks of a cluster */
+    TE_QUANTIZED_SLOTS = 21, /* sums of warps that a block holds when it adds them up: 3 row tiles of 7 blocks */
+    TE_QUANTIZED_MAX_M = 64,               /* rows up to which the skinny kernel is launched for some rows at a time */
     TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones,
                                         * such as heads, are multiplied by the skinny kernel for any number of rows */
 };
@@ -47,65 +47,114 @@ typedef struct te__quantized {
     const void *bias;  /* [rows], or null */
     float alpha, beta;
     int m, rows, k, ld;
-    int steps, split;  /* steps of a tile, and blocks of a cluster, among which they are divided */
+    int tiles, steps;  /* tiles of W, each of 16 << across_log rows, and steps of a tile */
+    int split;         /* blocks of a cluster, among which the steps of a tile are divided; if above 1, each cluster
+                        * computes one tile */
+    int inverse;       /* row tile * inverse >> 8 is the row tile / split */
+    int across_log;    /* 1 << across_log warps of a block have different rows, the others different steps */
+    int columns_log;   /* A has 1 << columns_log columns in shared memory, at least the columns of the product */
+    int buffered;      /* steps of which a buffer has A; a multiple of the warps that have different steps */
     int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
     int out_f32;       /* 1: y and c are in f32, else in the format of A */
 } te__quantized;
 
-/* The layout of shared memory. */
-template <te_block_format F>
+/* Constants and the layout of shared memory. N: column tiles. */
+template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
-        RING_STAGES = (int)TE_QUANTIZED_RINGS / ((int)TE_QUANTIZED_WARPS * (int)te__cells_of<F>::STEP),
-        STAGES = RING_STAGES > 4 ? 4 : RING_STAGES,
-        RING = (int)STAGES * (int)te__cells_of<F>::STEP, /* of a warp */
-        X = (int)TE_QUANTIZED_WARPS * (int)RING, /* two buffers with activations, in the order of mma's operands */
-        X_BYTES = (int)TE_QUANTIZED_PAIRS * 32 * 16,
-        SUMS = (int)X + 2 * (int)X_BYTES, /* two buffers with sums of activations, float[PAIRS][8] */
-        SUMS_BYTES = (int)TE_QUANTIZED_PAIRS * 8 * 4,
-        SCALES = (int)SUMS + 2 * (int)SUMS_BYTES, /* of each warp; later the sums of the block */
-        SCALES_BYTES = (int)TE_STEP_GROUPS * 8 * 4 * 4,
-        BYTES = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)SCALES_BYTES
+        STEP_K = F == TE_BLOCK_q8_0 ? 128 : TE_STEP_K, /* columns of a step */
+        GROUPS = STEP_K / TE_CELL_GROUP,
+        STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
+        X_BYTES = N == 4 ? 32 << 10 : N << 13, /* of a buffer with activations */
+        X_COLUMN = (int)STEP_K * 2,            /* bytes of a column of a step */
+        VECTORS = (int)X_BYTES / 16 / (int)TE_QUANTIZED_THREADS, /* of 16 bytes in a buffer, for each thread */
+        EXPANDS = (int)te__cells_of<F>::GROUPS > 1, /* 1: the scales of a step are first converted to f32 in shared
+                                                     * memory: those of k-quants, which take several instructions */
+        EXPANDED = EXPANDS ? (int)GROUPS * 8 * 4 * 4 : 0,  /* bytes for each warp */
+        FRAGMENT = N * 32 * 16, /* bytes of the sums of a warp */
+        FIXED = 2 * (int)X_BYTES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED + (int)TE_QUANTIZED_SLOTS * (int)FRAGMENT,
+        LIMIT = N == 1 ? TE_QUANTIZED_SMALL_SHARED : TE_QUANTIZED_LARGE_SHARED,
+        FITTING = ((int)LIMIT - (int)FIXED) / ((int)TE_QUANTIZED_WARPS * (int)STEP),
+        STAGES = (int)FITTING < (int)TE_QUANTIZED_MAX_STAGES ? (int)FITTING : (int)TE_QUANTIZED_MAX_STAGES,
+        RING = (int)STAGES * (int)STEP, /* of a warp */
+        X = (int)TE_QUANTIZED_WARPS * (int)RING,
+        SCALES = (int)X + 2 * (int)X_BYTES,
+        SUMS = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
+        BYTES = (int)SUMS + (int)TE_QUANTIZED_SLOTS * (int)FRAGMENT
     };
     static_assert((int)STAGES >= 2, "a ring has at least two stages");
 };
 
+/* ---- what a warp computes ---------------------------------------------------------------------------------------- */
+
+/* The place of a warp: its row tile within the block's tile, and which of the steps from `begin` to `end` it takes: step
+ * begin + first, and each `stride` steps behind. */
+typedef struct te__quantized_place {
+    int tile, next_tile; /* of the block; and by how much it grows */
+    int rank;            /* of the block in its cluster */
+    int row, first, stride, begin, end;
+} te__quantized_place;
+TE_FN te__quantized_place te__quantized_place_of(const te__quantized *p) {
+    const int warp = (int)threadIdx.x / 32;
+    te__quantized_place at;
+    at.tile = (int)blockIdx.x, at.rank = 0, at.next_tile = (int)gridDim.x, at.begin = 0, at.end = p->steps;
+    if (p->split > 1) {
+        at.tile /= p->split, at.rank = (int)blockIdx.x % p->split;
+        at.begin = p->steps * at.rank / p->split, at.end = p->steps * (at.rank + 1) / p->split;
+    }
+    at.row = warp & ((1 << p->across_log) - 1), at.first = warp >> p->across_log;
+    at.stride = TE_QUANTIZED_WARPS >> p->across_log;
+    return at;
+}
+
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* What a warp loads next of its 16 rows. */
+/* What a warp loads next. */
 typedef struct te__quantized_loads {
     const char *from; /* this lane's first vector of the step */
-    int left;         /* bytes from there to the end of the rows; not above 0 if there are none */
+    int left;         /* bytes from there to the end of the row tile; not above 0 if there are none */
+    int tile, step;   /* step: from `begin` on */
+    uint64_t policy;
 } te__quantized_loads;
-template <te_block_format F>
-TE_FN te__quantized_loads te__quantized_loads_at(const te__quantized *p, int row_tile, int step) {
-    typedef te__cells_of<F> cells;
-    const int row_bytes = p->k / cells::VALUES * cells::CELL, at = step * cells::STEP + (int)threadIdx.x % 32 * 16;
-    te__quantized_loads l;
-    l.left = row_tile * TE_CELL_ROWS < p->rows ? row_bytes - at : 0;
-    l.from = p->cells + (l.left ? (int64_t)row_tile * row_bytes + at : 0);
-    return l;
+/* Go to the first step of a tile. */
+template <te_block_format F, int N>
+TE_FN void te__quantized_loads_of_tile(te__quantized_loads *l, const te__quantized *p, const te__quantized_place *at,
+                                       int tile) {
+    typedef te__quantized_memory<F, N> memory;
+    const int row_bytes = p->k / te__cells_of<F>::VALUES * te__cells_of<F>::CELL;
+    const int row_tile = (tile << p->across_log) + at->row;
+    l->step = at->begin + at->first, l->tile = tile;
+    const int first = l->step * memory::STEP + (int)threadIdx.x % 32 * 16;
+    l->left = tile < p->tiles && row_tile * TE_CELL_ROWS < p->rows ? row_bytes - first : 0;
+    l->from = p->cells + (l->left > 0 ? (int64_t)row_tile * row_bytes + first : 0);
 }
-/* Start the copy of a step into a stage, with zeros behind the end of the rows, and go to the next step. */
-template <te_block_format F>
-TE_FN void te__quantized_load(te__quantized_loads *l, const char *stage) {
-    enum { STEP = te__cells_of<F>::STEP };
+/* Start the copy of a step into a stage, with zeros behind the end of the rows, and go to the warp's next step. */
+template <te_block_format F, int N>
+TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, const te__quantized_place *at,
+                              const char *stage) {
+    enum { STEP = te__quantized_memory<F, N>::STEP };
     const int lane = (int)threadIdx.x % 32;
     const uint32_t to = te__shared_address(stage) + (uint32_t)(lane * 16);
-    TE_UNROLL for (int byte = 0; byte < STEP; byte += 512)
-        if (byte + 512 <= STEP || lane < STEP % 512 / 16)
-            asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2; // a weight" ::"r"(to + byte),
-                         "l"(l->from + byte), "r"(byte < l->left ? 16 : 0)
-                         : "memory");
-    l->from += STEP, l->left -= STEP;
+    if (l->step >= at->end) te__quantized_loads_of_tile<F, N>(l, p, at, l->tile + at->next_tile);
+    if (l->step < at->end && l->tile < p->tiles) {
+        TE_UNROLL for (int byte = 0; byte < STEP; byte += 512)
+            if (byte + 512 <= STEP || lane < STEP % 512 / 16)
+                asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3; // a weight" ::"r"(
+                                 to + byte),
+                             "l"(l->from + byte), "r"(byte < l->left ? 16 : 0), "l"(l->policy)
+                             : "memory");
+        l->from += at->stride * STEP, l->left -= at->stride * STEP, l->step += at->stride;
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
 /* What a thread holds of the next activations: vectors of eight values of a row in format M. */
-typedef struct te__quantized_x {
-    uint4 v[TE_QUANTIZED_VECTORS];
-} te__quantized_x;
+template <int VECTORS>
+struct te__quantized_x {
+    uint4 v[VECTORS];
+};
 
 /* Eight values of f32 as the exact sum of three bf16: the part number `part` of them. */
 TE_FN uint4 te__bf16_part(const float *x, int part) {
@@ -114,60 +163,56 @@ TE_FN uint4 te__bf16_part(const float *x, int part) {
         uint32_t half[2];
         TE_UNROLL for (int j = 0; j < 2; j++) {
             float rest = x[2 * i + j];
-            for (int n = 0; n < part; n++) rest -= __uint_as_float(__float_as_uint(rest) & 0xffff0000u);
+            TE_UNROLL for (int n = 0; n < 2; n++)
+                if (n < part) rest -= __uint_as_float(__float_as_uint(rest) & 0xffff0000u);
             half[j] = __float_as_uint(rest) >> 16;
         }
         w[i] = half[0] | half[1] << 16;
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* Load the activations from column k on, up to column `end`. Warp w has pairs w, w + 8, .. of (group, column tile); in
- * a pair lane 4 c + t has column c of the tile, eight values from 8 t on. */
-template <te_dtype T, int N>
-TE_FN void te__quantized_load_x(te__quantized_x *x, const te__quantized *p, int k, int end) {
-    const int lane = (int)threadIdx.x % 32;
-    TE_UNROLL for (int i = 0; i < TE_QUANTIZED_VECTORS; i++) {
-        const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS, col = pair % N * 8 + lane / 4;
-        const int at = k + pair / N * TE_CELL_GROUP + lane % 4 * 8, row = T == TE_f32 ? col / 3 : col;
+/* The place of vector number i of a thread in a buffer: group, column, and vector t of the group's four. */
+typedef struct te__quantized_vector {
+    int group, col, t;
+} te__quantized_vector;
+TE_FN te__quantized_vector te__quantized_vector_of(const te__quantized *p, int i) {
+    const int v = (int)threadIdx.x + i * TE_QUANTIZED_THREADS;
+    te__quantized_vector at;
+    at.t = v % 4, at.col = v / 4 & ((1 << p->columns_log) - 1), at.group = v / 4 >> p->columns_log;
+    return at;
+}
+/* Load the activations from column k on, up to column `end`. */
+template <te_dtype T, int VECTORS>
+TE_FN void te__quantized_load_x(te__quantized_x<VECTORS> *x, const te__quantized *p, int k, int end) {
+    TE_UNROLL for (int i = 0; i < VECTORS; i++) {
+        const te__quantized_vector at = te__quantized_vector_of(p, i);
+        const int col = k + at.group * TE_CELL_GROUP + at.t * 8, row = T == TE_f32 ? at.col / 3 : at.col;
         x->v[i] = make_uint4(0, 0, 0, 0);
-        if (row >= p->m || at >= end) continue;
-        const int64_t first = (int64_t)row * p->k + at;
+        if (row >= p->m || col >= end) continue;
+        const int64_t first = (int64_t)row * p->k + col;
         if (T == TE_f32) {
-            float f[8];
-            te_load8(f, p->x, first, 8, 1, TE_f32);
-            x->v[i] = te__bf16_part(f, col % 3);
+            const float4 *const from = (const float4 *)(const void *)((const float *)p->x + first);
+            const float4 low = __ldg(from), high = __ldg(from + 1);
+            const float f[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            x->v[i] = te__bf16_part(f, at.col % 3);
         } else
             x->v[i] = __ldg((const uint4 *)(const void *)((const uint16_t *)p->x + first));
     }
 }
-/* Store them in shared memory, and the sums of each group if the format has offsets. */
-template <te_block_format F, te_dtype M>
-TE_FN void te__quantized_store_x(char *buffer, float *sums, const te__quantized_x *x) {
-    const int lane = (int)threadIdx.x % 32, t = lane % 4;
+/* Store them in shared memory, [group][column][lane % 4], in the order of mma's operands: columns 4 c to 4 c + 3 of a
+ * group are half c / 4 of the vector of lane c % 4. */
+template <int VECTORS>
+TE_FN void te__quantized_store_x(char *buffer, const te__quantized_x<VECTORS> *x) {
     uint2 *to = (uint2 *)(void *)buffer;
-    TE_UNROLL for (int i = 0; i < TE_QUANTIZED_VECTORS; i++) {
-        const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS;
-        const uint4 v = x->v[i];
-        /* columns 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane c % 4 */
-        to[(pair * 32 + lane / 4 * 4 + 2 * t % 4) * 2 + t / 2] = make_uint2(v.x, v.y);
-        to[(pair * 32 + lane / 4 * 4 + 2 * t % 4 + 1) * 2 + t / 2] = make_uint2(v.z, v.w);
-        if (!te__cells_of<F>::OFFSET) continue;
-        const float2 a = te_floats_of_pair(v.x, M), b = te_floats_of_pair(v.y, M), c = te_floats_of_pair(v.z, M),
-                     d = te_floats_of_pair(v.w, M);
-        float sum = ((a.x + a.y) + (b.x + b.y)) + ((c.x + c.y) + (d.x + d.y));
-        sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
-        if (t == 0) sums[pair * 8 + lane / 4] = sum;
+    TE_UNROLL for (int i = 0; i < VECTORS; i++) {
+        const int v = (int)threadIdx.x + i * TE_QUANTIZED_THREADS, t = v % 4, first = v - t + 2 * t % 4;
+        to[first * 2 + t / 2] = make_uint2(x->v[i].x, x->v[i].y);
+        to[first * 2 + 2 + t / 2] = make_uint2(x->v[i].z, x->v[i].w);
     }
 }
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Whether the scales of a step are first converted to f32 in shared memory: those of k-quants, of which each takes
- * several instructions. */
-template <te_block_format F>
-struct te__quantized_expands {
-    enum { VALUE = te__cells_of<F>::GROUPS > 1 };
-};
 /* Convert the scales of a step: float[group][row % 8][4], with the scales of rows r and r + 8, then their offsets or
  * the scales of the second half of the group. */
 template <te_block_format F>
@@ -188,7 +233,7 @@ TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, 
     const int row = (int)threadIdx.x % 32 / 4;
     const char *at = stage + group * cells::CELL + cells::SCALES;
     *more = make_float2(0, 0);
-    if (te__quantized_expands<F>::VALUE) {
+    if (cells::GROUPS > 1) {
         const float4 v = *(const float4 *)(const void *)(expanded + (group * 8 + row) * 4);
         *scale = make_float2(v.x, v.y), *more = make_float2(v.z, v.w);
     } else if (cells::OFFSET) {
@@ -198,23 +243,23 @@ TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, 
     } else
         *scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
 }
-/* c += one step. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with columns 2 (lane % 4) and
- * 2 (lane % 4) + 1 of the column tile. */
+/* c += one step, times the unit of the codes. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with
+ * columns 2 (lane % 4) and 2 (lane % 4) + 1 of the column tile. x: this lane's first vector; x_group: bytes from group
+ * to group. */
 template <te_block_format F, te_dtype M, int N>
-TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, const float *sums,
+TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_group,
                                   const float *expanded) {
     typedef te__cells_of<F> cells;
-    const int lane = (int)threadIdx.x % 32;
-    TE_UNROLL for (int group = 0; group < TE_STEP_GROUPS; group++) {
+    const uint32_t one = te__cell_power(M, te__cell_unit_log(M)), ones[4] = {one, one, one, one};
+    TE_UNROLL for (int group = 0; group < te__quantized_memory<F, N>::GROUPS; group++) {
         float2 scale, more;
         uint32_t q[2][4];
         te__quantized_scales<F>(&scale, &more, stage, expanded, group);
-        te__cell_codes<F, M>(q, stage, group, lane);
+        te__cell_codes<F, M>(q, stage, group, (int)threadIdx.x % 32);
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
                        second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
-            const int pair = group * N + tile;
-            const uint4 b = *(const uint4 *)(const void *)(x + (pair * 32 + lane) * 16);
+            const uint4 b = *(const uint4 *)(const void *)(x + group * x_group + tile * 512);
             float part[4] = {0, 0, 0, 0};
             te__mma_sync(part, first, b.x, b.y, M);
             if (cells::HALVES) {
@@ -226,8 +271,9 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
             te__mma_sync(part, second, b.z, b.w, M);
             TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y);
             if (!cells::OFFSET) continue;
-            const float2 sum = *(const float2 *)(const void *)(sums + pair * 8 + lane % 4 * 2);
-            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += (i % 2 ? sum.y : sum.x) * (i < 2 ? more.x : more.y);
+            float sum[4] = {0, 0, 0, 0};
+            te__mma_sync(sum, ones, b.x, b.y, M), te__mma_sync(sum, ones, b.z, b.w, M);
+            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += sum[i] * (i < 2 ? more.x : more.y);
         }
     }
 }
@@ -248,116 +294,133 @@ TE_FN void te__quantized_put(void *y, int64_t i, float v, int wide) {
     else
         ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
 }
-/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. te__quantized_peer: the
- * float at `from` in the shared memory of block `rank` of the cluster. */
-TE_FN void te__quantized_sync(int split) {
+/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. te__quantized_arrive and
+ * te__quantized_wait: a barrier of the blocks of a cluster. */
+TE_FN void te__quantized_arrive(int split) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    if (split > 1)
-        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-    else
+    if (split > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
-        __syncthreads();
     (void)split;
 }
-TE_FN float te__quantized_peer(const float *from, int rank) {
+TE_FN void te__quantized_wait(int split) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    float f;
-    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.f32 %0, [at];\n}"
-                 : "=f"(f)
-                 : "r"(te__shared_address(from)), "r"(rank)
+    if (split > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+    (void)split;
+}
+/* Store four floats at `to` in the shared memory of block `rank` of the cluster. */
+TE_FN void te__quantized_send(char *to, int rank, const float v[4]) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+                 "st.shared::cluster.v4.f32 [at], {%2, %3, %4, %5};\n}" ::"r"(te__shared_address(to)),
+                 "r"(rank), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                  : "memory");
-    return f;
 #else
-    return (void)rank, *from;
+    *(float4 *)(void *)to = make_float4(v[0], v[1], v[2], v[3]), (void)rank;
 #endif
 }
-/* Add the sums c of all warps of the cluster, and store them. shared: memory for float[columns][TILE]. Each block
- * stores a part of the elements of the tile. */
-template <te_dtype T, int N>
-TE_FN void te__quantized_store(const te__quantized *p, int tile, int rank, const float c[N][4], float *shared) {
-    const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * TE_CELL_ROWS + lane / 4;
-    __syncthreads(); /* all warps have read their scales, which lie in `shared` */
-    TE_UNROLL for (int i = 0; i < N; i++)
-        TE_UNROLL for (int j = 0; j < 4; j++)
-        shared[(i * 8 + lane % 4 * 2 + j % 2) * TE_QUANTIZED_TILE + first + j / 2 * 8] = c[i][j];
-    te__quantized_sync(p->split);
-    const int elements = p->m * TE_QUANTIZED_TILE, end = elements * (rank + 1) / p->split;
-    TE_UNROLL_1 for (int e = elements * rank / p->split + (int)threadIdx.x; e < end; e += TE_QUANTIZED_THREADS) {
-        const int i = e / TE_QUANTIZED_TILE, row = e % TE_QUANTIZED_TILE, at = tile * TE_QUANTIZED_TILE + row;
-        const float *from = shared + (T == TE_f32 ? 3 * i : i) * TE_QUANTIZED_TILE + row;
-        float v = 0;
-        TE_UNROLL for (int other = 0; other < TE_QUANTIZED_MAX_SPLIT; other++) {
-            if (other >= p->split) continue;
-            float sum = te__quantized_peer(from, other);
-            if (T == TE_f32)
-                sum += te__quantized_peer(from + TE_QUANTIZED_TILE, other) +
-                       te__quantized_peer(from + 2 * TE_QUANTIZED_TILE, other);
-            v += sum;
-        }
+/* Store the product of 16 rows of W, from row `first` on. sums: float[columns][16]. */
+template <te_dtype T, te_dtype M>
+TE_FN void te__quantized_store(const te__quantized *p, int first, const float *sums) {
+    const float alpha = p->alpha * (float)(1 << -te__cell_unit_log(M));
+    TE_UNROLL_1 for (int e = (int)threadIdx.x % 32; e < p->m * TE_CELL_ROWS; e += 32) {
+        const int i = e / TE_CELL_ROWS, at = first + e % TE_CELL_ROWS;
+        const float *from = sums + (T == TE_f32 ? 3 * i : i) * TE_CELL_ROWS + e % TE_CELL_ROWS;
+        float v = T == TE_f32 ? from[0] + (from[TE_CELL_ROWS] + from[2 * TE_CELL_ROWS]) : from[0];
         if (at >= p->rows) continue;
         const int64_t to = (int64_t)i * p->ld + at;
-        v = p->alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
+        v = alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
         if (p->beta != 0) v += p->beta * te__quantized_get<T>(p->c, to, p->out_f32);
         te__quantized_put<T>(p->y, to, v, p->out_f32);
     }
-    if (p->split > 1) te__quantized_sync(p->split); /* the other blocks have read this block's sums */
+}
+/* Add the sums c of all warps of the cluster, and store them. Row tile r of a tile is added up by block r % split, by
+ * its warp r / split. shared: float4[row tile / split][block and step of the warp][column tile][lane]. */
+template <te_dtype T, te_dtype M, int N>
+TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_place *at, int tile, const float c[N][4],
+                                char *shared) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, slots = p->split * at->stride;
+    const int mine = warp * p->split + at->rank; /* the row tile that this warp adds up */
+    char *const to = shared + (((at->row * p->inverse >> 8) * slots + at->rank * at->stride + at->first) * N * 32 + lane) * 16;
+    te__quantized_wait(p->split); /* the other blocks have started */
+    TE_UNROLL for (int i = 0; i < N; i++) te__quantized_send(to + i * 512, at->row - (at->row * p->inverse >> 8) * p->split, c[i]);
+    if (p->split == 1) __syncthreads();
+    te__quantized_arrive(p->split);
+    te__quantized_wait(p->split);
+    if (mine >= 1 << p->across_log) return;
+    char *const from = shared + warp * slots * (N * 512);
+    float sum[N][4];
+    TE_UNROLL for (int i = 0; i < N; i++)
+        TE_UNROLL for (int j = 0; j < 4; j++) sum[i][j] = 0;
+    TE_UNROLL_4 for (int slot = 0; slot < slots; slot++)
+        TE_UNROLL for (int i = 0; i < N; i++) {
+        const float4 v = *(const float4 *)(const void *)(from + (slot * N + i) * 512 + lane * 16);
+        sum[i][0] += v.x, sum[i][1] += v.y, sum[i][2] += v.z, sum[i][3] += v.w;
+    }
+    __syncwarp(); /* all lanes have read the first sums, which are replaced */
+    float *const sums = (float *)(void *)from;
+    TE_UNROLL for (int i = 0; i < N; i++)
+        TE_UNROLL for (int j = 0; j < 4; j++)
+        sums[(i * 8 + lane % 4 * 2 + j % 2) * TE_CELL_ROWS + lane / 4 + j / 2 * 8] = sum[i][j];
+    __syncwarp();
+    te__quantized_store<T, M>(p, ((tile << p->across_log) + mine) * TE_CELL_ROWS, sums);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* F: the format of W; T: of A; N: column tiles, 1 or 2. */
+/* F: the format of W; T: of A; N: column tiles, 1, 2 or 4. */
 template <te_block_format F, te_dtype T, int N>
-TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUANTIZED_BLOCKS_PER_SM)
+TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     te__quantized_kernel(const __grid_constant__ te__quantized p) {
     extern __shared__ uint4 te_quantized_memory[];
-    typedef te__quantized_memory<F> memory;
+    typedef te__quantized_memory<F, N> memory;
     constexpr te_dtype M = T == TE_f16 ? TE_f16 : TE_bf16;
-    /* steps of which activations are in a buffer */
-    constexpr int BUFFERED = (int)TE_QUANTIZED_PAIRS / (int)TE_STEP_GROUPS / N;
     char *const shared = (char *)te_quantized_memory;
-    const int warp = (int)threadIdx.x / 32;
-    const int tile = (int)blockIdx.x / p.split, rank = (int)blockIdx.x % p.split;
-    const int begin = p.steps * rank / p.split, end = p.steps * (rank + 1) / p.split;
-    const int end_k = end * TE_STEP_K < p.k ? end * TE_STEP_K : p.k;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const te__quantized_place at = te__quantized_place_of(&p);
+    const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
+    const int x_lane = (lane / 4 & ((1 << p.columns_log) - 1)) * 64 + lane % 4 * 16, x_group = 64 << p.columns_log;
     char *const ring = shared + warp * memory::RING;
-    float *const expanded = (float *)(void *)(shared + memory::SCALES + warp * memory::SCALES_BYTES);
-    te__quantized_loads loads = te__quantized_loads_at<F>(&p, tile * TE_QUANTIZED_WARPS + warp, begin);
-    te__quantized_x x;
-    float c[N][4];
-    int loaded = begin, stage = 0, buffer = 0;
+    float *const expanded = (float *)(void *)(shared + memory::SCALES + warp * memory::EXPANDED);
+    te__quantized_loads loads;
+    te__quantized_x<memory::VECTORS> x;
+    int stage = 0, buffer = 0;
+    te__quantized_arrive(p.split);
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(loads.policy));
+    te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
     if (!p.early_weights) te_kernel_wait();
-    TE_UNROLL_1 for (int i = 0; i < memory::STAGES; i++) {
-        if (loaded++ < end) te__quantized_load<F>(&loads, ring + i * te__cells_of<F>::STEP);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
+    TE_UNROLL_1 for (int i = 0; i < memory::STAGES; i++)
+        te__quantized_load<F, N>(&loads, &p, &at, ring + i * memory::STEP);
     te_kernel_begin();
-    te__quantized_load_x<T, N>(&x, &p, begin * TE_STEP_K, end_k);
-    TE_UNROLL for (int i = 0; i < N; i++)
-        TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
-    TE_UNROLL_1 for (int first = begin; first < end; first += BUFFERED, buffer ^= 1) {
-        const int count = end - first < BUFFERED ? end - first : BUFFERED;
-        char *const of_x = shared + memory::X + buffer * memory::X_BYTES;
-        float *const sums = (float *)(void *)(shared + memory::SUMS + buffer * memory::SUMS_BYTES);
-        te__quantized_store_x<F, M>(of_x, sums, &x);
-        __syncthreads();
-        if (first + BUFFERED < end) te__quantized_load_x<T, N>(&x, &p, (first + BUFFERED) * TE_STEP_K, end_k);
-        TE_UNROLL_1 for (int i = 0; i < count; i++) {
-            char *const of_stage = ring + stage * te__cells_of<F>::STEP;
-            asm volatile("cp.async.wait_group %0;" ::"n"(memory::STAGES - 1) : "memory");
-            __syncwarp(); /* the copies of all lanes have arrived */
-            if (te__quantized_expands<F>::VALUE) {
-                te__quantized_expand<F>(expanded, of_stage);
-                __syncwarp();
+    te__quantized_load_x<T>(&x, &p, at.begin * memory::STEP_K, end_k);
+    TE_UNROLL_1 for (int tile = at.tile; tile < p.tiles; tile += at.next_tile) {
+        float c[N][4];
+        TE_UNROLL for (int i = 0; i < N; i++)
+            TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
+        TE_UNROLL_1 for (int first = at.begin; first < at.end; first += p.buffered, buffer ^= 1) {
+            const int next = first + p.buffered, end = next < at.end ? next : at.end;
+            char *const of_x = shared + memory::X + buffer * memory::X_BYTES;
+            te__quantized_store_x(of_x, &x);
+            __syncthreads();
+            if (next < at.end || tile + at.next_tile < p.tiles)
+                te__quantized_load_x<T>(&x, &p, (next < at.end ? next : at.begin) * memory::STEP_K, end_k);
+            TE_UNROLL_1 for (int step = first + at.first; step < end; step += at.stride) {
+                char *const of_stage = ring + stage * memory::STEP;
+                asm volatile("cp.async.wait_group %0;" ::"n"(memory::STAGES - 1) : "memory");
+                __syncwarp(); /* the copies of all lanes have arrived */
+                if (memory::EXPANDS) {
+                    te__quantized_expand<F>(expanded, of_stage);
+                    __syncwarp();
+                }
+                te__quantized_multiply<F, M, N>(c, of_stage, of_x + (step - first) * (memory::GROUPS * x_group) + x_lane,
+                                                x_group, expanded);
+                __syncwarp(); /* all lanes have read the stage and the scales */
+                te__quantized_load<F, N>(&loads, &p, &at, of_stage);
+                stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
             }
-            te__quantized_multiply<F, M, N>(c, of_stage, of_x + i * (TE_STEP_GROUPS * N * 512),
-                                            sums + i * (TE_STEP_GROUPS * N * 8), expanded);
-            __syncwarp(); /* all lanes have read the stage and the scales */
-            if (loaded++ < end) te__quantized_load<F>(&loads, of_stage);
-            asm volatile("cp.async.commit_group;" ::: "memory");
-            stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
         }
+        te__quantized_reduce<T, M, N>(&p, &at, tile, c, shared + memory::SUMS);
     }
-    te__quantized_store<T, N>(&p, tile, rank, c, (float *)(void *)(shared + memory::SCALES));
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
@@ -366,22 +429,33 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUAN
  * blocks that run at the same time on the last of these devices. */
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
-    int shared;
+    int shared, step_k, step_bytes, x_bytes; /* te__quantized_memory */
     uint64_t set;
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;
 
-template <te_dtype T, int N>
-TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f) {
+template <te_block_format F, te_dtype T, int N>
+TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
+    typedef te__quantized_memory<F, N> memory;
+    static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<F, T, N>,
+                                               memory::BYTES,
+                                               memory::STEP_K,
+                                               memory::STEP,
+                                               memory::X_BYTES,
+                                               0,
+                                               {0}};
+    return &entry;
+}
+/* The kernel for a format of W and a number of columns of the product, or for fewer columns if the device has too
+ * little shared memory. */
+template <te_dtype T>
+TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, int64_t columns) {
     switch ((int)f) {
-#define TE_QUANTIZED_ENTRY(token)                                                                              \
-    case TE_BLOCK_##token: {                                                                                   \
-        static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<TE_BLOCK_##token, T, N>, \
-                                                   te__quantized_memory<TE_BLOCK_##token>::BYTES,              \
-                                                   0,                                                          \
-                                                   {0}};                                                       \
-        return &entry;                                                                                         \
-    }
+#define TE_QUANTIZED_ENTRY(token)                                                     \
+    case TE_BLOCK_##token:                                                            \
+        return columns > 16  ? te__quantized_entry<TE_BLOCK_##token, T, 4>()          \
+               : columns > 8 ? te__quantized_entry<TE_BLOCK_##token, T, 2>()          \
+                             : te__quantized_entry<TE_BLOCK_##token, T, 1>();
         TE_CELL_FORMATS(TE_QUANTIZED_ENTRY)
 #undef TE_QUANTIZED_ENTRY
     default: return 0;
@@ -393,7 +467,7 @@ TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
     int clusters = 0;
-    if (split == 1) return ctx->processors * TE_QUANTIZED_BLOCKS_PER_SM;
+    if (split == 1) return ctx->processors;
     attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim.x = (unsigned)split;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     config.gridDim = dim3((unsigned)split), config.blockDim = dim3(TE_QUANTIZED_THREADS);
@@ -412,39 +486,62 @@ TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* The most blocks of a cluster for which all tiles run at the same time. */
-TE_API int te__quantized_split(const te__quantized_kernel_entry *e, int tiles, int steps) {
-    int split = (int)te_min(TE_QUANTIZED_MAX_SPLIT, steps);
-    while (split > 1 && tiles > e->clusters[split]) split--;
-    return split;
+/* Choose across_log and split, and set what depends on them: the least time by a simple model. The multiprocessor with
+ * the most work reads its part of W from memory; A from the L2, which costs about half for each byte; and a reduction
+ * costs as long as some bytes of W. */
+TE_API void te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e) {
+    enum { CLUSTER_COST = 20000, TILE_COST = 3000 };
+    const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), columns = 1 << p->columns_log;
+    const int buffered = e->x_bytes / (columns * e->step_k * 2);
+    int64_t least = -1;
+    for (int log = 0; 1 << log <= TE_QUANTIZED_WARPS; log++) {
+        const int stride = TE_QUANTIZED_WARPS >> log, tiles = (int)te_ceil_div(row_tiles, 1 << log);
+        for (int split = 1; split <= TE_QUANTIZED_MAX_SPLIT && split <= 1 << log; split++) {
+            if (stride > buffered || te_ceil_div(1 << log, split) * split * stride > TE_QUANTIZED_SLOTS) continue;
+            if (split > 1 && (split > p->steps || tiles > e->clusters[split])) continue;
+            const int64_t waves = split > 1 ? 1 : te_ceil_div(tiles, e->clusters[1]), steps = te_ceil_div(p->steps, split);
+            const int64_t of_w = te_ceil_div(steps, stride) * TE_QUANTIZED_WARPS * e->step_bytes;
+            const int64_t of_x = steps * e->step_k * columns; /* half of the bytes */
+            const int64_t cost = waves * (of_w + of_x + TILE_COST) + (split > 1 ? CLUSTER_COST : 0);
+#ifdef TRIAL
+            if (getenv("TE_LOG") && (atoi(getenv("TE_LOG")) != log || atoi(getenv("TE_SPLIT")) != split)) continue;
+#endif
+            if (least >= 0 && cost >= least) continue;
+            least = cost, p->across_log = log, p->split = split, p->tiles = tiles, p->buffered = buffered;
+        }
+    }
 }
 /* The most rows of A for one launch. */
-TE_API int te__quantized_rows(te_dtype dtype) {
-    return dtype == TE_f32 ? TE_QUANTIZED_COLUMNS / 3 : TE_QUANTIZED_COLUMNS;
+TE_API int te__quantized_rows(te_dtype dtype, const te_context *ctx) {
+    const int columns = ctx->shared_bytes < TE_QUANTIZED_LARGE_SHARED ? 8 : 32;
+    return dtype == TE_f32 ? columns / 3 : columns;
 }
 /* Multiply `rows` rows of A, from row m0 on, by a part of W, whose first row is row `first` of W. */
 template <te_dtype T>
 TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, const te_weight_part *part,
                                     int64_t first, te_context *ctx) {
     te__quantized p;
-    const int tiles = (int)te_ceil_div(part->rows, TE_QUANTIZED_TILE), steps = (int)te_ceil_div(g->k, TE_STEP_K);
     const int64_t at = m0 * g->n + first, columns = T == TE_f32 ? 3 * rows : rows;
     const size_t in = te_dtype_bytes(T), out = te_dtype_bytes(g->out);
+    te__quantized_kernel_entry *e = te__quantized_kernel_of<T>(part->format, columns);
+    TE_TRY(te__quantized_prepare(e, ctx));
     memset(&p, 0, sizeof p);
     p.x = (const char *)g->a + (size_t)(m0 * g->k) * in, p.cells = te__cells_at(part);
     p.y = (char *)g->d + (size_t)at * out, p.c = g->beta != 0 ? (const char *)g->c + (size_t)at * out : 0;
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? (const char *)g->bias + (size_t)first * in : 0;
     p.out_f32 = g->out == TE_f32, p.alpha = g->alpha, p.beta = g->beta;
-    p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n, p.steps = steps;
-    p.early_weights = te__launch_follows_kernel(ctx);
-    te__quantized_kernel_entry *e =
-        columns > 8 ? te__quantized_kernel_of<T, 2>(part->format) : te__quantized_kernel_of<T, 1>(part->format);
-    TE_TRY(te__quantized_prepare(e, ctx));
-    p.split = te__quantized_split(e, tiles, steps);
+    p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n;
+    p.steps = (int)te_ceil_div(g->k, e->step_k), p.early_weights = te__launch_follows_kernel(ctx);
+    while (1 << p.columns_log < columns) p.columns_log++;
+    te__quantized_choose(&p, e);
+#ifdef TRIAL
+    if (getenv("TE_SAY")) printf("[log %d split %d tiles %d buffered %d steps %d shared %d clusters %d %d %d]", p.across_log, p.split, p.tiles, p.buffered, p.steps, e->shared, e->clusters[2], e->clusters[4], e->clusters[8]);
+#endif
+    p.inverse = 256 / p.split + 1;
+    const int blocks = p.split > 1 ? p.tiles * p.split : (int)te_min(p.tiles, e->clusters[1]);
     return te__cuda_launch(ctx,
-                           te__launch_of(e->kernel, "product of a quantized weight",
-                                         te__grid_of((int64_t)tiles * p.split, 1), TE_QUANTIZED_THREADS, e->shared,
-                                         p.split),
+                           te__launch_of(e->kernel, "product of a quantized weight", te__grid_of(blocks, 1),
+                                         TE_QUANTIZED_THREADS, e->shared, p.split),
                            &p, sizeof p);
 }
 /* Whether the product is computed from W converted in the workspace. */
@@ -465,8 +562,8 @@ TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
         TE_TRY(te__dequantize_weight(g->scratch, T, w, g->k, ctx));
         return te_gemm_run(&converted, ctx);
     }
-    for (int64_t m0 = 0; m0 < g->m; m0 += te__quantized_rows(T)) {
-        const int64_t rows = te_min(te__quantized_rows(T), g->m - m0);
+    for (int64_t m0 = 0; m0 < g->m; m0 += te__quantized_rows(T, ctx)) {
+        const int64_t rows = te_min(te__quantized_rows(T, ctx), g->m - m0);
         for (int64_t i = 0, first = 0; i < w->parts; first += w->part[i++].rows)
             TE_TRY(te__quantized_part<T>(g, m0, rows, &w->part[i], first, ctx));
     }
