@@ -33,7 +33,6 @@ enum {
     TE_QUANTIZED_SMALL_SHARED = 163 << 10, /* bytes of shared memory of a block from compute capability 8.0 on, .. */
     TE_QUANTIZED_LARGE_SHARED = 227 << 10, /* and from 9.0 on; kernels of more than one column tile need that */
     TE_QUANTIZED_MAX_SPLIT = 8,            /* the most blocks of a cluster */
-    TE_QUANTIZED_SLOTS = 21, /* sums of warps that a block holds when it adds them up: 3 row tiles of 7 blocks */
     TE_QUANTIZED_MAX_M = 64,               /* rows up to which the skinny kernel is launched for some rows at a time */
     TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones,
                                         * such as heads, are multiplied by the skinny kernel for any number of rows */
@@ -47,11 +46,12 @@ typedef struct te__quantized {
     const void *bias;  /* [rows], or null */
     float alpha, beta;
     int m, rows, k, ld;
-    int tiles, steps;  /* tiles of W, each of 16 << across_log rows, and steps of a tile */
+    int tiles, steps;  /* tiles of W, each of 16 across rows, and steps of a tile */
     int split;         /* blocks of a cluster, among which the steps of a tile are divided; if above 1, each cluster
                         * computes one tile */
     int inverse;       /* row tile * inverse >> 8 is the row tile / split */
-    int across_log;    /* 1 << across_log warps of a block have different rows, the others different steps */
+    int across;        /* warps of a block that have different rows; so many other warps have the same rows and other
+                        * steps; the rest is idle */
     int columns_log;   /* A has 1 << columns_log columns in shared memory, at least the columns of the product */
     int buffered;      /* steps of which a buffer has A; a multiple of the warps that have different steps */
     int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
@@ -65,22 +65,34 @@ struct te__quantized_memory {
         STEP_K = F == TE_BLOCK_q8_0 ? 128 : TE_STEP_K, /* columns of a step */
         GROUPS = STEP_K / TE_CELL_GROUP,
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
-        X_BYTES = N == 4 ? 32 << 10 : N << 13, /* of a buffer with activations */
-        X_COLUMN = (int)STEP_K * 2,            /* bytes of a column of a step */
+        /* 1: codes are multiplied as they are stored, zero included, and the product of the zero and the sum of the
+         * group's activations is subtracted. A code then takes one instruction less, but in f32 the zero of codes of 6
+         * or 8 bits would cost precision, and their bytes leave time enough. */
+        DIRECT = F != TE_BLOCK_q8_0 && F != TE_BLOCK_q6_k,
+        X_BYTES = N == 1 ? 8 << 10 : 32 << 10, /* of a buffer with activations, without padding */
+        X_STEP = (int)STEP_K * 2,              /* bytes of a column of a step */
+        X_PAD = 64,                            /* bytes behind each column, so that columns lie in different banks */
         VECTORS = (int)X_BYTES / 16 / (int)TE_QUANTIZED_THREADS, /* of 16 bytes in a buffer, for each thread */
+        X_BUFFER = (int)X_BYTES + N * 8 * (int)X_PAD,
+        /* of a buffer with sums of activations: float[group][column tile][4][4], see te__quantized_store_x */
+        SUMS_GROUP = N * 64,
+        SUMS_BUFFER = !(int)DIRECT ? 0 : N == 1 ? (int)X_BYTES / 64 * (int)SUMS_GROUP : (int)X_BYTES / 64 / (N * 8) * (int)SUMS_GROUP,
         EXPANDS = (int)te__cells_of<F>::GROUPS > 1, /* 1: the scales of a step are first converted to f32 in shared
                                                      * memory: those of k-quants, which take several instructions */
-        EXPANDED = EXPANDS ? (int)GROUPS * 8 * 4 * 4 : 0,  /* bytes for each warp */
+        EXPANDED = EXPANDS ? (int)GROUPS * 8 * 4 * 4 : 0, /* bytes for each warp */
         FRAGMENT = N * 32 * 16, /* bytes of the sums of a warp */
-        FIXED = 2 * (int)X_BYTES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED + (int)TE_QUANTIZED_SLOTS * (int)FRAGMENT,
-        LIMIT = N == 1 ? TE_QUANTIZED_SMALL_SHARED : TE_QUANTIZED_LARGE_SHARED,
+        SLOTS = N == 4 ? 16 : 21, /* fragments that a block holds when it adds them up: 3 row tiles of 7 blocks */
+        FIXED = 2 * ((int)X_BUFFER + (int)SUMS_BUFFER) + (int)TE_QUANTIZED_WARPS * (int)EXPANDED + (int)SLOTS * (int)FRAGMENT,
+        LIMIT = N == 1 ? TE_QUANTIZED_SMALL_SHARED - 16 : TE_QUANTIZED_LARGE_SHARED - 16,
         FITTING = ((int)LIMIT - (int)FIXED) / ((int)TE_QUANTIZED_WARPS * (int)STEP),
         STAGES = (int)FITTING < (int)TE_QUANTIZED_MAX_STAGES ? (int)FITTING : (int)TE_QUANTIZED_MAX_STAGES,
         RING = (int)STAGES * (int)STEP, /* of a warp */
         X = (int)TE_QUANTIZED_WARPS * (int)RING,
-        SCALES = (int)X + 2 * (int)X_BYTES,
+        X_SUMS = (int)X + 2 * (int)X_BUFFER,
+        SCALES = (int)X_SUMS + 2 * (int)SUMS_BUFFER,
         SUMS = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
-        BYTES = (int)SUMS + (int)TE_QUANTIZED_SLOTS * (int)FRAGMENT
+        AMAX = (int)SUMS + (int)SLOTS * (int)FRAGMENT, /* uint32_t[4] */
+        BYTES = (int)AMAX + 16
     };
     static_assert((int)STAGES >= 2, "a ring has at least two stages");
 };
@@ -102,8 +114,8 @@ TE_FN te__quantized_place te__quantized_place_of(const te__quantized *p) {
         at.tile /= p->split, at.rank = (int)blockIdx.x % p->split;
         at.begin = p->steps * at.rank / p->split, at.end = p->steps * (at.rank + 1) / p->split;
     }
-    at.row = warp & ((1 << p->across_log) - 1), at.first = warp >> p->across_log;
-    at.stride = TE_QUANTIZED_WARPS >> p->across_log;
+    at.first = warp / p->across, at.row = warp - at.first * p->across, at.stride = TE_QUANTIZED_WARPS / p->across;
+    if (at.first >= at.stride) at.first = p->steps; /* the warp is idle */
     return at;
 }
 
@@ -112,7 +124,7 @@ TE_FN te__quantized_place te__quantized_place_of(const te__quantized *p) {
 /* What a warp loads next. */
 typedef struct te__quantized_loads {
     const char *from; /* this lane's first vector of the step */
-    int left;         /* bytes from there to the end of the row tile; not above 0 if there are none */
+    int left;         /* bytes from the step's first on to the end of the row tile; not above 0 if there are none */
     int tile, step;   /* step: from `begin` on */
     uint64_t policy;
 } te__quantized_loads;
@@ -122,11 +134,17 @@ TE_FN void te__quantized_loads_of_tile(te__quantized_loads *l, const te__quantiz
                                        int tile) {
     typedef te__quantized_memory<F, N> memory;
     const int row_bytes = p->k / te__cells_of<F>::VALUES * te__cells_of<F>::CELL;
-    const int row_tile = (tile << p->across_log) + at->row;
+    const int row_tile = tile * p->across + at->row;
     l->step = at->begin + at->first, l->tile = tile;
-    const int first = l->step * memory::STEP + (int)threadIdx.x % 32 * 16;
+    const int first = l->step * memory::STEP;
     l->left = tile < p->tiles && row_tile * TE_CELL_ROWS < p->rows ? row_bytes - first : 0;
-    l->from = p->cells + (l->left > 0 ? (int64_t)row_tile * row_bytes + first : 0);
+    l->from = p->cells + (l->left > 0 ? (int64_t)row_tile * row_bytes + first : 0) + (int)threadIdx.x % 32 * 16;
+}
+/* Start the copy of `bytes` bytes, and fill the vector of 16 bytes with zeros. */
+TE_FN void te__quantized_copy(uint32_t to, const char *from, int bytes, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3; // a weight" ::"r"(to),
+                 "l"(from), "r"(bytes), "l"(policy)
+                 : "memory");
 }
 /* Start the copy of a step into a stage, with zeros behind the end of the rows, and go to the warp's next step. */
 template <te_block_format F, int N>
@@ -136,15 +154,16 @@ TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, co
     const int lane = (int)threadIdx.x % 32;
     const uint32_t to = te__shared_address(stage) + (uint32_t)(lane * 16);
     if (l->step >= at->end) te__quantized_loads_of_tile<F, N>(l, p, at, l->tile + at->next_tile);
-    if (l->step < at->end && l->tile < p->tiles) {
+    if (l->left >= STEP) {
         TE_UNROLL for (int byte = 0; byte < STEP; byte += 512)
-            if (byte + 512 <= STEP || lane < STEP % 512 / 16)
-                asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3; // a weight" ::"r"(
-                                 to + byte),
-                             "l"(l->from + byte), "r"(byte < l->left ? 16 : 0), "l"(l->policy)
-                             : "memory");
-        l->from += at->stride * STEP, l->left -= at->stride * STEP, l->step += at->stride;
+            if (byte + 512 <= STEP || lane < STEP % 512 / 16) te__quantized_copy(to + byte, l->from + byte, 16, l->policy);
+    } else if (l->step < at->end && l->tile < p->tiles) { /* the last step, or rows behind those of W */
+        TE_UNROLL_1 for (int byte = 0; byte + lane * 16 < STEP; byte += 512) {
+            const int exists = byte + lane * 16 < l->left;
+            te__quantized_copy(to + byte, exists ? l->from + byte : p->cells, exists ? 16 : 0, l->policy);
+        }
     }
+    l->from += at->stride * STEP, l->left -= at->stride * STEP, l->step += at->stride;
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
@@ -171,9 +190,9 @@ TE_FN uint4 te__bf16_part(const float *x, int part) {
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* The place of vector number i of a thread in a buffer: group, column, and vector t of the group's four. */
+/* The place of vector number i of a thread in a buffer: column, group, and vector t of the group's four. */
 typedef struct te__quantized_vector {
-    int group, col, t;
+    int col, group, t;
 } te__quantized_vector;
 TE_FN te__quantized_vector te__quantized_vector_of(const te__quantized *p, int i) {
     const int v = (int)threadIdx.x + i * TE_QUANTIZED_THREADS;
@@ -199,15 +218,63 @@ TE_FN void te__quantized_load_x(te__quantized_x<VECTORS> *x, const te__quantized
             x->v[i] = __ldg((const uint4 *)(const void *)((const uint16_t *)p->x + first));
     }
 }
-/* Store them in shared memory, [group][column][lane % 4], in the order of mma's operands: columns 4 c to 4 c + 3 of a
- * group are half c / 4 of the vector of lane c % 4. */
+/* In bf16 a DIRECT code is so small (at least 2^-133) that activations are multiplied by 2^e. e is 112 for ordinary
+ * activations, so that neither the products nor their sums leave the range of f32 or lose bits as subnormal numbers.
+ * Other exponents are chosen from the largest magnitude in the buffer, whose biased exponent is `biased`. */
+TE_FN int te__quantized_exponent(int biased) {
+    return biased > 254 ? 0 : biased > 142 ? 254 - biased : biased < 100 ? 212 - biased : 112;
+}
+enum { TE_QUANTIZED_EXPONENT = 112 };
+/* v 2^e, for a magnitude of e up to 252. */
+TE_FN float te__quantized_scaled(float v, int e) {
+    const int half = e >> 1;
+    return v * __uint_as_float((uint32_t)(127 + half) << 23) * __uint_as_float((uint32_t)(127 + e - half) << 23);
+}
+/* The largest magnitude of the activations of this warp's threads, as bits of bf16. */
 template <int VECTORS>
-TE_FN void te__quantized_store_x(char *buffer, const te__quantized_x<VECTORS> *x) {
-    uint2 *to = (uint2 *)(void *)buffer;
+TE_FN uint32_t te__quantized_amax(const te__quantized_x<VECTORS> *x) {
+    uint32_t max = 0;
     TE_UNROLL for (int i = 0; i < VECTORS; i++) {
-        const int v = (int)threadIdx.x + i * TE_QUANTIZED_THREADS, t = v % 4, first = v - t + 2 * t % 4;
-        to[first * 2 + t / 2] = make_uint2(x->v[i].x, x->v[i].y);
-        to[first * 2 + 2 + t / 2] = make_uint2(x->v[i].z, x->v[i].w);
+        const uint32_t w[4] = {x->v[i].x, x->v[i].y, x->v[i].z, x->v[i].w};
+        TE_UNROLL for (int j = 0; j < 4; j++) max = __vmaxu2(max, w[j] & 0x7fff7fffu);
+    }
+    return __reduce_max_sync(~0u, __vmaxu2(max, max >> 16) & 0xffffu);
+}
+/* Store the activations times 2^e in shared memory, [column][group][lane % 4], in the order of mma's operands: columns
+ * 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane c % 4. DIRECT: also sums[group][column tile]: for
+ * lane % 4 the sums of its two columns, times a factor and the smallest number of M; and these times 2^UPPER_AT. */
+template <te_block_format F, te_dtype M, int N>
+TE_FN void te__quantized_store_x(char *buffer, char *sums, const te__quantized *p,
+                                 const te__quantized_x<te__quantized_memory<F, N>::VECTORS> *x, int e) {
+    typedef te__quantized_memory<F, N> memory;
+    typedef te__cells_of<F> cells;
+    const float factor = cells::ZERO_LOG < 0 ? 1.0f : -(float)(1 << (cells::ZERO_LOG < 0 ? 0 : cells::ZERO_LOG));
+    const int column = p->buffered * memory::X_STEP + memory::X_PAD;
+    TE_UNROLL for (int i = 0; i < memory::VECTORS; i++) {
+        const te__quantized_vector at = te__quantized_vector_of(p, i);
+        uint32_t w[4] = {x->v[i].x, x->v[i].y, x->v[i].z, x->v[i].w};
+        float sum = 0;
+        if (memory::DIRECT && M == TE_bf16) {
+            const int half = e >> 1;
+            const uint32_t first = (uint32_t)(127 + half) * 0x00800080u, second = (uint32_t)(127 + e - half) * 0x00800080u;
+            TE_UNROLL for (int j = 0; j < 4; j++)
+                w[j] = te__fma_pair<M>(te__fma_pair<M>(w[j], first, 0x80008000u), second, 0x80008000u);
+        }
+        if (memory::DIRECT) {
+            TE_UNROLL for (int j = 0; j < 4; j++) {
+                const float2 f = te_floats_of_pair(w[j], M);
+                sum += f.x * 0x1p-24f, sum += f.y * 0x1p-24f;
+            }
+            sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
+            sum *= M == TE_bf16 ? 0x1p-109f * factor : factor;
+        }
+        if (at.group >= p->buffered * memory::GROUPS) continue;
+        char *const to = buffer + at.col * column + at.group * 64 + 2 * at.t % 4 * 16 + at.t / 2 * 8;
+        *(uint2 *)(void *)to = make_uint2(w[0], w[1]), *(uint2 *)(void *)(to + 16) = make_uint2(w[2], w[3]);
+        if (memory::DIRECT && at.t == 0) {
+            float *const of = (float *)(void *)(sums + at.group * memory::SUMS_GROUP + at.col / 2 * 16) + at.col % 2;
+            of[0] = sum, of[2] = sum * (float)(1 << cells::UPPER_AT);
+        }
     }
 }
 
@@ -244,23 +311,28 @@ TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, 
         *scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
 }
 /* c += one step, times the unit of the codes. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with
- * columns 2 (lane % 4) and 2 (lane % 4) + 1 of the column tile. x: this lane's first vector; x_group: bytes from group
- * to group. */
+ * columns 2 (lane % 4) and 2 (lane % 4) + 1 of the column tile. x, sums: this lane's first vector and first sums of the
+ * step; x_tile: bytes from column tile to column tile. */
 template <te_block_format F, te_dtype M, int N>
-TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_group,
+TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, const char *sums,
                                   const float *expanded) {
     typedef te__cells_of<F> cells;
-    const uint32_t one = te__cell_power(M, te__cell_unit_log(M)), ones[4] = {one, one, one, one};
-    TE_UNROLL for (int group = 0; group < te__quantized_memory<F, N>::GROUPS; group++) {
+    typedef te__quantized_memory<F, N> memory;
+    TE_UNROLL for (int group = 0; group < memory::GROUPS; group++) {
         float2 scale, more;
         uint32_t q[2][4];
         te__quantized_scales<F>(&scale, &more, stage, expanded, group);
-        te__cell_codes<F, M>(q, stage, group, (int)threadIdx.x % 32);
+        te__cell_codes<F, M, memory::DIRECT>(q, stage, group, (int)threadIdx.x % 32);
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
                        second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
-            const uint4 b = *(const uint4 *)(const void *)(x + group * x_group + tile * 512);
-            float part[4] = {0, 0, 0, 0};
+            const uint4 b = *(const uint4 *)(const void *)(x + group * 64 + tile * x_tile);
+            float part[4] = {0, 0, 0, 0}, sum[4];
+            if (memory::DIRECT) {
+                const float4 v = *(const float4 *)(const void *)(sums + group * memory::SUMS_GROUP + tile * 64);
+                sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
+            }
+            if (memory::DIRECT && !cells::OFFSET) TE_UNROLL for (int i = 0; i < 4; i++) part[i] = sum[i];
             te__mma_sync(part, first, b.x, b.y, M);
             if (cells::HALVES) {
                 TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y), part[i] = 0;
@@ -271,8 +343,6 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
             te__mma_sync(part, second, b.z, b.w, M);
             TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y);
             if (!cells::OFFSET) continue;
-            float sum[4] = {0, 0, 0, 0};
-            te__mma_sync(sum, ones, b.x, b.y, M), te__mma_sync(sum, ones, b.z, b.w, M);
             TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += sum[i] * (i < 2 ? more.x : more.y);
         }
     }
@@ -320,34 +390,37 @@ TE_FN void te__quantized_send(char *to, int rank, const float v[4]) {
 #endif
 }
 /* Store the product of 16 rows of W, from row `first` on. sums: float[columns][16]. */
-template <te_dtype T, te_dtype M>
+template <te_block_format F, te_dtype T, int DIRECT>
 TE_FN void te__quantized_store(const te__quantized *p, int first, const float *sums) {
-    const float alpha = p->alpha * (float)(1 << -te__cell_unit_log(M));
+    constexpr int unit = !DIRECT ? -te__cell_unit_log(T == TE_f16 ? TE_f16 : TE_bf16) : T == TE_f16 ? 24 : 133 - TE_QUANTIZED_EXPONENT;
+    const float alpha = p->alpha * (float)(1 << unit);
+    const float lower = DIRECT ? alpha / (float)(1 << te__cells_of<F>::UPPER_AT) : alpha; /* of rows 8 to 15 */
     TE_UNROLL_1 for (int e = (int)threadIdx.x % 32; e < p->m * TE_CELL_ROWS; e += 32) {
         const int i = e / TE_CELL_ROWS, at = first + e % TE_CELL_ROWS;
         const float *from = sums + (T == TE_f32 ? 3 * i : i) * TE_CELL_ROWS + e % TE_CELL_ROWS;
         float v = T == TE_f32 ? from[0] + (from[TE_CELL_ROWS] + from[2 * TE_CELL_ROWS]) : from[0];
         if (at >= p->rows) continue;
         const int64_t to = (int64_t)i * p->ld + at;
-        v = alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
+        v = (e % TE_CELL_ROWS < 8 ? alpha : lower) * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
         if (p->beta != 0) v += p->beta * te__quantized_get<T>(p->c, to, p->out_f32);
         te__quantized_put<T>(p->y, to, v, p->out_f32);
     }
 }
 /* Add the sums c of all warps of the cluster, and store them. Row tile r of a tile is added up by block r % split, by
  * its warp r / split. shared: float4[row tile / split][block and step of the warp][column tile][lane]. */
-template <te_dtype T, te_dtype M, int N>
+template <te_block_format F, te_dtype T, int N>
 TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_place *at, int tile, const float c[N][4],
                                 char *shared) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, slots = p->split * at->stride;
     const int mine = warp * p->split + at->rank; /* the row tile that this warp adds up */
     char *const to = shared + (((at->row * p->inverse >> 8) * slots + at->rank * at->stride + at->first) * N * 32 + lane) * 16;
     te__quantized_wait(p->split); /* the other blocks have started */
-    TE_UNROLL for (int i = 0; i < N; i++) te__quantized_send(to + i * 512, at->row - (at->row * p->inverse >> 8) * p->split, c[i]);
+    if (at->first < at->stride)
+        TE_UNROLL for (int i = 0; i < N; i++) te__quantized_send(to + i * 512, at->row - (at->row * p->inverse >> 8) * p->split, c[i]);
     if (p->split == 1) __syncthreads();
     te__quantized_arrive(p->split);
     te__quantized_wait(p->split);
-    if (mine >= 1 << p->across_log) return;
+    if (mine >= p->across) return;
     char *const from = shared + warp * slots * (N * 512);
     float sum[N][4];
     TE_UNROLL for (int i = 0; i < N; i++)
@@ -363,7 +436,7 @@ TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_plac
         TE_UNROLL for (int j = 0; j < 4; j++)
         sums[(i * 8 + lane % 4 * 2 + j % 2) * TE_CELL_ROWS + lane / 4 + j / 2 * 8] = sum[i][j];
     __syncwarp();
-    te__quantized_store<T, M>(p, ((tile << p->across_log) + mine) * TE_CELL_ROWS, sums);
+    te__quantized_store<F, T, te__quantized_memory<F, N>::DIRECT>(p, (tile * p->across + mine) * TE_CELL_ROWS, sums);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
@@ -379,12 +452,16 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const te__quantized_place at = te__quantized_place_of(&p);
     const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
-    const int x_lane = (lane / 4 & ((1 << p.columns_log) - 1)) * 64 + lane % 4 * 16, x_group = 64 << p.columns_log;
+    const int x_column = p.buffered * memory::X_STEP + memory::X_PAD;
+    const int x_lane = (lane / 4 & ((1 << p.columns_log) - 1)) * x_column + lane % 4 * 16;
+    uint32_t *const amax = (uint32_t *)(void *)(shared + memory::AMAX); /* of three buffers one after the other */
+    int exponent = TE_QUANTIZED_EXPONENT, turn = 0;
     char *const ring = shared + warp * memory::RING;
     float *const expanded = (float *)(void *)(shared + memory::SCALES + warp * memory::EXPANDED);
     te__quantized_loads loads;
     te__quantized_x<memory::VECTORS> x;
     int stage = 0, buffer = 0;
+    if (threadIdx.x < 3) amax[threadIdx.x] = 0;
     te__quantized_arrive(p.split);
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(loads.policy));
     te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
@@ -400,7 +477,19 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
         TE_UNROLL_1 for (int first = at.begin; first < at.end; first += p.buffered, buffer ^= 1) {
             const int next = first + p.buffered, end = next < at.end ? next : at.end;
             char *const of_x = shared + memory::X + buffer * memory::X_BYTES;
-            te__quantized_store_x(of_x, &x);
+            char *const of_sums = shared + memory::X_SUMS + buffer * memory::SUMS_BUFFER;
+            if (memory::DIRECT && M == TE_bf16) {
+                const uint32_t of_warp = te__quantized_amax(&x);
+                if (lane == 0) atomicMax(amax + turn, of_warp);
+                __syncthreads();
+                const int e = te__quantized_exponent((int)(amax[turn] >> 7));
+                if (e != exponent)
+                    TE_UNROLL for (int i = 0; i < N; i++)
+                        TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = te__quantized_scaled(c[i][j], e - exponent);
+                exponent = e, turn = turn == 2 ? 0 : turn + 1;
+                if (threadIdx.x == 0) amax[turn] = 0; /* read for the last time two buffers ago */
+            }
+            te__quantized_store_x<F, M, N>(of_x, of_sums, &p, &x, exponent);
             __syncthreads();
             if (next < at.end || tile + at.next_tile < p.tiles)
                 te__quantized_load_x<T>(&x, &p, (next < at.end ? next : at.begin) * memory::STEP_K, end_k);
@@ -412,14 +501,19 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
                     te__quantized_expand<F>(expanded, of_stage);
                     __syncwarp();
                 }
-                te__quantized_multiply<F, M, N>(c, of_stage, of_x + (step - first) * (memory::GROUPS * x_group) + x_lane,
-                                                x_group, expanded);
+                te__quantized_multiply<F, M, N>(
+                    c, of_stage, of_x + (step - first) * memory::X_STEP + x_lane, 8 * x_column,
+                    of_sums + (step - first) * (memory::GROUPS * memory::SUMS_GROUP) + lane % 4 * 16, expanded);
                 __syncwarp(); /* all lanes have read the stage and the scales */
                 te__quantized_load<F, N>(&loads, &p, &at, of_stage);
                 stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
             }
         }
-        te__quantized_reduce<T, M, N>(&p, &at, tile, c, shared + memory::SUMS);
+        if (memory::DIRECT && exponent != TE_QUANTIZED_EXPONENT)
+            TE_UNROLL for (int i = 0; i < N; i++)
+                TE_UNROLL for (int j = 0; j < 4; j++)
+                c[i][j] = te__quantized_scaled(c[i][j], TE_QUANTIZED_EXPONENT - exponent);
+        te__quantized_reduce<F, T, N>(&p, &at, tile, c, shared + memory::SUMS);
     }
 }
 
@@ -429,7 +523,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
  * blocks that run at the same time on the last of these devices. */
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
-    int shared, step_k, step_bytes, x_bytes; /* te__quantized_memory */
+    int shared, step_k, step_bytes, x_bytes, slots; /* te__quantized_memory */
     uint64_t set;
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;
@@ -442,6 +536,7 @@ TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
                                                memory::STEP_K,
                                                memory::STEP,
                                                memory::X_BYTES,
+                                               memory::SLOTS,
                                                0,
                                                {0}};
     return &entry;
@@ -486,28 +581,24 @@ TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Choose across_log and split, and set what depends on them: the least time by a simple model. The multiprocessor with
- * the most work reads its part of W from memory; A from the L2, which costs about half for each byte; and a reduction
- * costs as long as some bytes of W. */
+/* Choose `across` and `split`, and set what depends on them: the least time by a simple model, in bytes of W. The
+ * multiprocessor with the most work reads its part of W from memory; A from the L2, which costs about half for each
+ * byte; and a reduction costs as long as some bytes of W. */
 TE_API void te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e) {
-    enum { CLUSTER_COST = 20000, TILE_COST = 3000 };
-    const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), columns = 1 << p->columns_log;
-    const int buffered = e->x_bytes / (columns * e->step_k * 2);
+    enum { CLUSTER_COST = 12000, TILE_COST = 3000 };
+    const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), column = (2 * e->step_k) << p->columns_log;
+    const int capacity = e->x_bytes / column; /* steps */
     int64_t least = -1;
-    for (int log = 0; 1 << log <= TE_QUANTIZED_WARPS; log++) {
-        const int stride = TE_QUANTIZED_WARPS >> log, tiles = (int)te_ceil_div(row_tiles, 1 << log);
-        for (int split = 1; split <= TE_QUANTIZED_MAX_SPLIT && split <= 1 << log; split++) {
-            if (stride > buffered || te_ceil_div(1 << log, split) * split * stride > TE_QUANTIZED_SLOTS) continue;
+    for (int across = 1; across <= TE_QUANTIZED_WARPS && across <= te_max(row_tiles, 1); across++) {
+        const int stride = TE_QUANTIZED_WARPS / across, tiles = (int)te_ceil_div(row_tiles, across);
+        for (int split = 1; split <= te_min(TE_QUANTIZED_MAX_SPLIT, across); split++) {
+            if (stride > capacity || te_ceil_div(across, split) * split * stride > e->slots) continue;
             if (split > 1 && (split > p->steps || tiles > e->clusters[split])) continue;
             const int64_t waves = split > 1 ? 1 : te_ceil_div(tiles, e->clusters[1]), steps = te_ceil_div(p->steps, split);
-            const int64_t of_w = te_ceil_div(steps, stride) * TE_QUANTIZED_WARPS * e->step_bytes;
-            const int64_t of_x = steps * e->step_k * columns; /* half of the bytes */
-            const int64_t cost = waves * (of_w + of_x + TILE_COST) + (split > 1 ? CLUSTER_COST : 0);
-#ifdef TRIAL
-            if (getenv("TE_LOG") && (atoi(getenv("TE_LOG")) != log || atoi(getenv("TE_SPLIT")) != split)) continue;
-#endif
+            const int64_t of_w = te_ceil_div(steps, stride) * (stride * across) * e->step_bytes;
+            const int64_t cost = waves * (of_w + steps * column / 2 + TILE_COST) + (split > 1 ? CLUSTER_COST : 0);
             if (least >= 0 && cost >= least) continue;
-            least = cost, p->across_log = log, p->split = split, p->tiles = tiles, p->buffered = buffered;
+            least = cost, p->across = across, p->split = split, p->tiles = tiles, p->buffered = capacity / stride * stride;
         }
     }
 }
