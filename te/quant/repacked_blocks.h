@@ -76,6 +76,22 @@ TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int co
     if (more == 2) high[lane * 4 + i % 2 * 2 + i / 4] |= (uint8_t)(rest << (i / 2 % 2 * 4 + 2 - 2 * upper));
     if (more == 1) high[lane * 2 + i % 2] |= (uint8_t)(rest << (i / 2 * 2 + 1 - upper));
 }
+/* The scales of q4_k and q5_k in a cell: for rows r and r + 8 of the cell 8 bytes with d and dmin of both; then for each
+ * lane, which has the scales and mins of both rows for groups 2 t and 2 t + 1, 4 bytes with their low 4 bits: of group
+ * 2 t a byte with the mins and a byte with the scales of both rows, then of group 2 t + 1; and 2 bytes with their high 2
+ * bits, one for each group. */
+TE_API void te__cell_store_scales_k(uint8_t *scales, int row, const uint8_t *b) {
+    uint8_t scale[8], min[8];
+    const int upper = row / 8;
+    te__scales_k(scale, min, b + 4);
+    memcpy(scales + row % 8 * 8 + upper * 4, b, 4);
+    for (int g = 0; g < 8; g++) {
+        const int lane = row % 8 * 4 + g / 2;
+        uint8_t *low = scales + 64 + lane * 4 + g % 2 * 2, *high = scales + 64 + 128 + lane * 2 + g % 2;
+        low[0] |= (uint8_t)((min[g] & 15) << upper * 4), low[1] |= (uint8_t)((scale[g] & 15) << upper * 4);
+        *high |= (uint8_t)(min[g] >> 4 << upper * 2 | scale[g] >> 4 << (4 + upper * 2));
+    }
+}
 /* Store the bytes of block b that are no codes, for row `row` of a cell. */
 TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te_block_format f) {
     const int paired = row % 8 * 2 + row / 8;
@@ -88,7 +104,7 @@ TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te
     case TE_BLOCK_q6_k:
         memcpy(scales + row * 16, b + 192, 16), memcpy(scales + TE_CELL_ROWS * 16 + row * 2, b + 208, 2);
         break;
-    default: memcpy(scales + row * 16, b, 16); break; /* q4_k, q5_k */
+    default: te__cell_store_scales_k(scales, row, b); break;
     }
 }
 /* cell = one block of each of `rows` rows. b: the block of the first row; stride: bytes from row to row. */

@@ -160,13 +160,15 @@ TE_FN void te__cell_scales(float scale[4][2], float offset[4], const char *step,
             offset[i] = 0;
         }
     } else if (F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k) {
-        const uint4 w = *(const uint4 *)(const void *)(at + row * 16);
-        const float d = te__float_of_half(w.x & 0xffffu), dmin = te__float_of_half(w.x >> 16);
-        const uint32_t scales = half ? (w.w & 0x0f0f0f0fu) | (w.y >> 2 & 0x30303030u) : w.y & 0x3f3f3f3fu;
-        const uint32_t mins = half ? (w.w >> 4 & 0x0f0f0f0fu) | (w.z >> 2 & 0x30303030u) : w.z & 0x3f3f3f3fu;
+        const uint32_t w = *(const uint32_t *)(const void *)(at + row % 8 * 8 + row / 8 * 4);
+        const float d = te__float_of_half(w & 0xffffu), dmin = te__float_of_half(w >> 16);
+        const int lane = row % 8 * 4 + half * 2, shift = row / 8 * 4;
+        const uint2 low = *(const uint2 *)(const void *)(at + 64 + lane * 4);
+        const uint32_t high = *(const uint32_t *)(const void *)(at + 64 + 128 + lane * 2) >> shift / 2;
         TE_UNROLL for (int i = 0; i < 4; i++) {
-            scale[i][0] = scale[i][1] = d * te__float_of_byte(scales, i);
-            offset[i] = -(dmin * te__float_of_byte(mins, i));
+            const uint32_t four = (i < 2 ? low.x : low.y) >> (i % 2 * 16 + shift), two = high >> i * 8;
+            scale[i][0] = scale[i][1] = d * (float)((four >> 8 & 15u) | (two & 0x30u));
+            offset[i] = -(dmin * (float)((four & 15u) | (two << 4 & 0x30u)));
         }
     } else {
         TE_UNROLL for (int i = 0; i < 4; i++) {

@@ -74,12 +74,17 @@ struct te__quantized_memory {
         X_PAD = 64,                            /* bytes behind each column, so that columns lie in different banks */
         VECTORS = (int)X_BYTES / 16 / (int)TE_QUANTIZED_THREADS, /* of 16 bytes in a buffer, for each thread */
         X_BUFFER = (int)X_BYTES + N * 8 * (int)X_PAD,
-        /* of a buffer with sums of activations: float[group][column tile][4][4], see te__quantized_store_x */
+        /* 1: the mins of a step are multiplied by the sums of activations by mma */
+        MINS = F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
+        /* of a buffer with sums of activations, see te__quantized_store_x: float[group][column tile][4][4], or with MINS
+         * uint4[step][column][4] */
         SUMS_GROUP = N * 64,
-        SUMS_BUFFER = !(int)DIRECT ? 0 : N == 1 ? (int)X_BYTES / 64 * (int)SUMS_GROUP : (int)X_BYTES / 64 / (N * 8) * (int)SUMS_GROUP,
-        EXPANDS = (int)te__cells_of<F>::GROUPS > 1, /* 1: the scales of a step are first converted to f32 in shared
-                                                     * memory: those of k-quants, which take several instructions */
-        EXPANDED = EXPANDS ? (int)GROUPS * 8 * 4 * 4 : 0, /* bytes for each warp */
+        SUMS_BUFFER = MINS      ? (int)X_BYTES / 8
+                      : !DIRECT ? 0
+                                : (int)X_BYTES / 64 / (N == 1 ? 1 : N * 8) * (int)SUMS_GROUP,
+        /* bytes for each warp, where the scales of a step of a k-quant are first converted to f32 */
+        EXPANDED_ROW = 80, /* with MINS: float2[group], padded so that rows lie in different banks */
+        EXPANDED = MINS ? 8 * (int)EXPANDED_ROW : (int)te__cells_of<F>::GROUPS > 1 ? (int)GROUPS * 8 * 4 * 4 : 0,
         FRAGMENT = N * 32 * 16, /* bytes of the sums of a warp */
         SLOTS = N == 4 ? 16 : 21, /* fragments that a block holds when it adds them up: 3 row tiles of 7 blocks */
         FIXED = 2 * ((int)X_BUFFER + (int)SUMS_BUFFER) + (int)TE_QUANTIZED_WARPS * (int)EXPANDED + (int)SLOTS * (int)FRAGMENT,
@@ -218,13 +223,14 @@ TE_FN void te__quantized_load_x(te__quantized_x<VECTORS> *x, const te__quantized
             x->v[i] = __ldg((const uint4 *)(const void *)((const uint16_t *)p->x + first));
     }
 }
-/* In bf16 a DIRECT code is so small (at least 2^-133) that activations are multiplied by 2^e. e is 112 for ordinary
- * activations, so that neither the products nor their sums leave the range of f32 or lose bits as subnormal numbers.
- * Other exponents are chosen from the largest magnitude in the buffer, whose biased exponent is `biased`. */
+/* In bf16 a DIRECT code is so small (at least 2^-133) that activations are multiplied by 2^e. For ordinary activations
+ * e is TE_QUANTIZED_EXPONENT, so that neither the products nor their sums leave the range of f32 or lose bits as
+ * subnormal numbers. Other exponents are chosen from the largest magnitude in the buffer, whose biased exponent is
+ * `biased`. */
+enum { TE_QUANTIZED_EXPONENT = 104 };
 TE_FN int te__quantized_exponent(int biased) {
-    return biased > 254 ? 0 : biased > 142 ? 254 - biased : biased < 100 ? 212 - biased : 112;
+    return biased > 144 ? 248 - (biased < 254 ? biased : 254) : biased < 100 ? 204 - biased : TE_QUANTIZED_EXPONENT;
 }
-enum { TE_QUANTIZED_EXPONENT = 112 };
 /* v 2^e, for a magnitude of e up to 252. */
 TE_FN float te__quantized_scaled(float v, int e) {
     const int half = e >> 1;
@@ -242,7 +248,9 @@ TE_FN uint32_t te__quantized_amax(const te__quantized_x<VECTORS> *x) {
 }
 /* Store the activations times 2^e in shared memory, [column][group][lane % 4], in the order of mma's operands: columns
  * 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane c % 4. DIRECT: also sums[group][column tile]: for
- * lane % 4 the sums of its two columns, times a factor and the smallest number of M; and these times 2^UPPER_AT. */
+ * lane % 4 the sums of its two columns, times a factor and the smallest number of M; and these times 2^UPPER_AT. MINS:
+ * instead sums[step][column], as operands of mma in bf16: for lane % 4 the sums of groups 2 (lane % 4) and 2 (lane % 4)
+ * + 1, each as three parts, whose sum it is. */
 template <te_block_format F, te_dtype M, int N>
 TE_FN void te__quantized_store_x(char *buffer, char *sums, const te__quantized *p,
                                  const te__quantized_x<te__quantized_memory<F, N>::VECTORS> *x, int e) {
@@ -266,12 +274,19 @@ TE_FN void te__quantized_store_x(char *buffer, char *sums, const te__quantized *
                 sum += f.x * 0x1p-24f, sum += f.y * 0x1p-24f;
             }
             sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
-            sum *= M == TE_bf16 ? 0x1p-109f * factor : factor;
+            sum *= memory::MINS ? M == TE_bf16 ? 0x1p24f : 0x1p24f * (float)(1ull << 52) * (float)(1ull << 52)
+                   : M == TE_bf16 ? 0x1p-109f * factor : factor;
         }
         if (at.group >= p->buffered * memory::GROUPS) continue;
         char *const to = buffer + at.col * column + at.group * 64 + 2 * at.t % 4 * 16 + at.t / 2 * 8;
         *(uint2 *)(void *)to = make_uint2(w[0], w[1]), *(uint2 *)(void *)(to + 16) = make_uint2(w[2], w[3]);
-        if (memory::DIRECT && at.t == 0) {
+        if (memory::MINS && at.t == 0) {
+            uint16_t *const of = (uint16_t *)(void *)(sums + (((at.group / 8 << p->columns_log) + at.col) * 4 + at.group % 8 / 2) * 16) + at.group % 2;
+            TE_UNROLL for (int j = 0; j < 3; j++) {
+                const uint32_t high = __float_as_uint(sum) >> 16;
+                of[2 * j] = (uint16_t)high, sum -= __uint_as_float(high << 16);
+            }
+        } else if (memory::DIRECT && at.t == 0) {
             float *const of = (float *)(void *)(sums + at.group * memory::SUMS_GROUP + at.col / 2 * 16) + at.col % 2;
             of[0] = sum, of[2] = sum * (float)(1 << cells::UPPER_AT);
         }
@@ -280,8 +295,39 @@ TE_FN void te__quantized_store_x(char *buffer, char *sums, const te__quantized *
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Convert the scales of a step: float[group][row % 8][4], with the scales of rows r and r + 8, then their offsets or
- * the scales of the second half of the group. */
+/* The mins of a step: `a` as operand of mma, for groups 2 (lane % 4) and 2 (lane % 4) + 1, of rows lane / 4 and lane / 4
+ * + 8; and what the sums of mma are multiplied by in these two rows. */
+typedef struct te__quantized_mins {
+    uint32_t a[2];
+    float factor[2];
+} te__quantized_mins;
+/* Convert the scales of a step of q4_k or q5_k: float2[row % 8][group], with the scales of rows r and r + 8. */
+template <te_block_format F, te_dtype M, int ROW_BYTES>
+TE_FN te__quantized_mins te__quantized_expand_k(float *to, const char *stage) {
+    const int lane = (int)threadIdx.x % 32, row = lane / 4;
+    const char *at = stage + te__cells_of<F>::SCALES;
+    const uint2 w = *(const uint2 *)(const void *)(at + row * 8);
+    const uint32_t low = *(const uint32_t *)(const void *)(at + 64 + lane * 4);
+    const uint32_t high = __byte_perm(*(const uint16_t *)(const void *)(at + 64 + 128 + lane * 2), 0, 0x4140);
+    const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
+    te__quantized_mins m;
+    m.a[0] = te__and_or(high << 4, 0x00300030u, low & 0x000f000fu);
+    m.a[1] = te__and_or(high << 2, 0x00300030u, low >> 4 & 0x000f000fu);
+    const uint32_t scale[2] = {te__and_or(high, 0x00300030u, low >> 8 & 0x000f000fu),
+                               te__and_or(high >> 2, 0x00300030u, low >> 12 & 0x000f000fu)};
+    /* the units of mins and sums are 2^-133 and 2^e or, in f16, 2^TE_QUANTIZED_EXPONENT; of c 2^(e - 133) or 2^-24 */
+    const float unit = M == TE_bf16 ? -1.0f : -(float)(1 << (133 - TE_QUANTIZED_EXPONENT - 24));
+    m.factor[0] = first.y * unit, m.factor[1] = second.y * unit * (float)(1 << te__cells_of<F>::UPPER_AT);
+    float v[4];
+    TE_UNROLL for (int i = 0; i < 4; i++) { /* d scale = d (2^23 + scale) - d 2^23 */
+        const float d = i % 2 ? second.x : first.x;
+        v[i] = fmaf(__uint_as_float(__byte_perm(scale[i % 2], 0x4b000000u, i < 2 ? 0x7410 : 0x7432)), d, d * -8388608.0f);
+    }
+    *(float4 *)(void *)((char *)to + row * ROW_BYTES + lane % 4 * 16) = make_float4(v[0], v[1], v[2], v[3]);
+    return m;
+}
+/* Convert the scales of a step of q6_k: float[group][row % 8][4], with the scales of rows r and r + 8, then those of the
+ * second half of the group. */
 template <te_block_format F>
 TE_FN void te__quantized_expand(float *to, const char *stage) {
     const int row = (int)threadIdx.x % 16, half = (int)threadIdx.x % 32 / 16;
@@ -289,7 +335,7 @@ TE_FN void te__quantized_expand(float *to, const char *stage) {
     te__cell_scales<F>(scale, offset, stage, TE_STEP_GROUPS, row, half);
     TE_UNROLL for (int i = 0; i < 4; i++) {
         float *at = to + ((half * 4 + i) * 8 + row % 8) * 4 + row / 8;
-        at[0] = scale[i][0], at[2] = te__cells_of<F>::HALVES ? scale[i][1] : offset[i];
+        at[0] = scale[i][0], at[2] = scale[i][1];
     }
 }
 /* scale: of rows lane / 4 and lane / 4 + 8; more: their offsets, or the scales of the second half of the group. */
@@ -300,7 +346,10 @@ TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, 
     const int row = (int)threadIdx.x % 32 / 4;
     const char *at = stage + group * cells::CELL + cells::SCALES;
     *more = make_float2(0, 0);
-    if (cells::GROUPS > 1) {
+    if (F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k) {
+        *scale = *(const float2 *)(const void *)((const char *)expanded + row * te__quantized_memory<F, 1>::EXPANDED_ROW +
+                                                 group * 8);
+    } else if (cells::GROUPS > 1) {
         const float4 v = *(const float4 *)(const void *)(expanded + (group * 8 + row) * 4);
         *scale = make_float2(v.x, v.y), *more = make_float2(v.z, v.w);
     } else if (cells::OFFSET) {
@@ -315,9 +364,13 @@ TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, 
  * step; x_tile: bytes from column tile to column tile. */
 template <te_block_format F, te_dtype M, int N>
 TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, const char *sums,
-                                  const float *expanded) {
+                                  float *expanded) {
     typedef te__cells_of<F> cells;
     typedef te__quantized_memory<F, N> memory;
+    te__quantized_mins mins;
+    if (memory::MINS) mins = te__quantized_expand_k<F, M, memory::EXPANDED_ROW>(expanded, stage);
+    else if (memory::EXPANDED) te__quantized_expand<F>(expanded, stage);
+    if (memory::EXPANDED) __syncwarp();
     TE_UNROLL for (int group = 0; group < memory::GROUPS; group++) {
         float2 scale, more;
         uint32_t q[2][4];
@@ -328,11 +381,12 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
             const uint4 b = *(const uint4 *)(const void *)(x + group * 64 + tile * x_tile);
             float part[4] = {0, 0, 0, 0}, sum[4];
-            if (memory::DIRECT) {
+            if (memory::DIRECT && !memory::MINS) {
                 const float4 v = *(const float4 *)(const void *)(sums + group * memory::SUMS_GROUP + tile * 64);
                 sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
             }
-            if (memory::DIRECT && !cells::OFFSET) TE_UNROLL for (int i = 0; i < 4; i++) part[i] = sum[i];
+            if (memory::DIRECT && !cells::OFFSET)
+                TE_UNROLL for (int i = 0; i < 4; i++) part[i] = sum[i];
             te__mma_sync(part, first, b.x, b.y, M);
             if (cells::HALVES) {
                 TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y), part[i] = 0;
@@ -342,9 +396,17 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
             }
             te__mma_sync(part, second, b.z, b.w, M);
             TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y);
-            if (!cells::OFFSET) continue;
+            if (!cells::OFFSET || memory::MINS) continue;
             TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += sum[i] * (i < 2 ? more.x : more.y);
         }
+    }
+    if (!memory::MINS) return;
+    const uint32_t a[4] = {mins.a[0], mins.a[1], mins.a[0], mins.a[1]};
+    TE_UNROLL for (int tile = 0; tile < N; tile++) {
+        const uint4 b = *(const uint4 *)(const void *)(sums + tile * 512);
+        float sum[4] = {0, 0, 0, 0};
+        te__mma_sync(sum, a, b.x, b.y, TE_bf16), te__mma_sync(sum, a, b.z, 0, TE_bf16);
+        TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += sum[i] * mins.factor[i / 2];
     }
 }
 
@@ -454,6 +516,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
     const int x_column = p.buffered * memory::X_STEP + memory::X_PAD;
     const int x_lane = (lane / 4 & ((1 << p.columns_log) - 1)) * x_column + lane % 4 * 16;
+    const int sums_step = memory::MINS ? 64 << p.columns_log : memory::GROUPS * memory::SUMS_GROUP;
+    const int sums_lane = (memory::MINS ? (lane / 4 & ((1 << p.columns_log) - 1)) * 64 : 0) + lane % 4 * 16;
     uint32_t *const amax = (uint32_t *)(void *)(shared + memory::AMAX); /* of three buffers one after the other */
     int exponent = TE_QUANTIZED_EXPONENT, turn = 0;
     char *const ring = shared + warp * memory::RING;
@@ -497,13 +561,9 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
                 char *const of_stage = ring + stage * memory::STEP;
                 asm volatile("cp.async.wait_group %0;" ::"n"(memory::STAGES - 1) : "memory");
                 __syncwarp(); /* the copies of all lanes have arrived */
-                if (memory::EXPANDS) {
-                    te__quantized_expand<F>(expanded, of_stage);
-                    __syncwarp();
-                }
                 te__quantized_multiply<F, M, N>(
                     c, of_stage, of_x + (step - first) * memory::X_STEP + x_lane, 8 * x_column,
-                    of_sums + (step - first) * (memory::GROUPS * memory::SUMS_GROUP) + lane % 4 * 16, expanded);
+                    of_sums + (step - first) * sums_step + sums_lane, expanded);
                 __syncwarp(); /* all lanes have read the stage and the scales */
                 te__quantized_load<F, N>(&loads, &p, &at, of_stage);
                 stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
