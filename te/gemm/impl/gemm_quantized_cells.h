@@ -103,10 +103,8 @@ TE_FN uint32_t te__cell_high_of_pair(uint32_t high, const int i) {
     const int left = F == TE_BLOCK_q6_k ? 2 - 4 * i : 3 - 2 * i;
     return left > 0 ? high << left : high >> -left;
 }
-/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. step: the first byte of the step.
- * DIRECT: the codes as they are stored, zero included: q times the smallest number, and in the second row times
- * 2^UPPER_AT. */
-template <te_block_format F, te_dtype M, int DIRECT>
+/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. step: the first byte of the step. */
+template <te_block_format F, te_dtype M>
 TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
     const char *low = step + group * cells::LOW_STRIDE;
@@ -128,8 +126,7 @@ TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, int group, int lan
             first = te__and_or(more, F == TE_BLOCK_q6_k ? 0x00300030u : 0x00100010u, first);
             second = te__and_or(more, F == TE_BLOCK_q6_k ? 0x000c000cu : 0x00080008u, second);
         }
-        q[0][i] = DIRECT ? first : te__pair_of_codes<F, M>(first, 0);
-        q[1][i] = DIRECT ? second : te__pair_of_codes<F, M>(second, cells::UPPER_AT);
+        q[0][i] = te__pair_of_codes<F, M>(first, 0), q[1][i] = te__pair_of_codes<F, M>(second, cells::UPPER_AT);
     }
 }
 
@@ -239,7 +236,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         const int group = half * 4 + i, col = step * TE_STEP_K + group * TE_CELL_GROUP + lane % 4 * 4;
         uint32_t q[2][4];
         if (group >= groups) break;
-        te__cell_codes<F, TE_bf16, 0>(q, at, group, lane);
+        te__cell_codes<F, TE_bf16>(q, at, group, lane);
         TE_UNROLL for (int upper = 0; upper < 2; upper++) {
             float v[8];
             te__dequantize_group(v, q[upper], scale[upper][i], offset[upper][i]);
@@ -266,7 +263,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         float scale[4][2], offset[4], v[8], s[2] = {0, 0}, o = 0;
         uint32_t q[2][4], codes[4];
         te__cell_scales<F>(scale, offset, at, groups, in_cell, half);
-        te__cell_codes<F, TE_bf16, 0>(q, at, group, in_cell % 8 * 4 + t);
+        te__cell_codes<F, TE_bf16>(q, at, group, in_cell % 8 * 4 + t);
         TE_UNROLL for (int j = 0; j < 4; j++) {
             codes[j] = in_cell < 8 ? q[0][j] : q[1][j];
             if (j == group % 4) s[0] = scale[j][0], s[1] = scale[j][1], o = offset[j];

@@ -30,8 +30,8 @@ enum {
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
     TE_QUANTIZED_TILE_COLUMNS = 8, /* of a column tile: columns of the product that one mma computes */
     TE_QUANTIZED_MAX_STAGES = 4,
-    TE_QUANTIZED_SMALL_SHARED = 163 << 10, /* bytes of shared memory of a block from compute capability 8.0 on, .. */
-    TE_QUANTIZED_LARGE_SHARED = 227 << 10, /* and from 9.0 on; kernels of more than one column tile need that */
+    TE_QUANTIZED_X_PAD = 64,               /* bytes behind each column of A, so that they lie in different banks */
+    TE_QUANTIZED_SLOTS = 21,               /* fragments that a block holds when it adds them up */
     TE_QUANTIZED_MAX_SPLIT = 8,            /* the most blocks of a cluster */
     TE_QUANTIZED_MAX_M = 64,               /* rows up to which the skinny kernel is launched for some rows at a time */
     TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones,
@@ -52,54 +52,32 @@ typedef struct te__quantized {
     int inverse;       /* row tile * inverse >> 8 is the row tile / split */
     int across;        /* warps of a block that have different rows; so many other warps have the same rows and other
                         * steps; the rest is idle */
-    int columns_log;   /* A has 1 << columns_log columns in shared memory, at least the columns of the product */
-    int buffered;      /* steps of which a buffer has A; a multiple of the warps that have different steps */
+    int columns;       /* of A in shared memory: a power of two, at least the columns of the product */
+    int buffered;      /* steps of which shared memory has A at a time: all of a block, or a multiple of the warps that
+                        * have different steps */
+    uint32_t buffered_inverse; /* v * buffered_inverse >> 32 is v / (vectors of eight activations of a row in the
+                                * buffer) */
+    int stages;        /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
     int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
     int out_f32;       /* 1: y and c are in f32, else in the format of A */
 } te__quantized;
 
-/* Constants and the layout of shared memory. N: column tiles. */
+/* Constants, and the layout of shared memory: scales of each warp, fragments, A, and rings. N: column tiles. */
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
         STEP_K = F == TE_BLOCK_q8_0 ? 128 : TE_STEP_K, /* columns of a step */
         GROUPS = STEP_K / TE_CELL_GROUP,
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
-        /* 1: codes are multiplied as they are stored, zero included, and the product of the zero and the sum of the
-         * group's activations is subtracted. A code then takes one instruction less, but in f32 the zero of codes of 6
-         * or 8 bits would cost precision, and their bytes leave time enough. */
-        DIRECT = F != TE_BLOCK_q8_0 && F != TE_BLOCK_q6_k,
-        X_BYTES = N == 1 ? 8 << 10 : 32 << 10, /* of a buffer with activations, without padding */
-        X_STEP = (int)STEP_K * 2,              /* bytes of a column of a step */
-        X_PAD = 64,                            /* bytes behind each column, so that columns lie in different banks */
-        VECTORS = (int)X_BYTES / 16 / (int)TE_QUANTIZED_THREADS, /* of 16 bytes in a buffer, for each thread */
-        X_BUFFER = (int)X_BYTES + N * 8 * (int)X_PAD,
-        /* 1: the mins of a step are multiplied by the sums of activations by mma */
-        MINS = F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
-        /* of a buffer with sums of activations, see te__quantized_store_x: float[group][column tile][4][4], or with MINS
-         * uint4[step][column][4] */
-        SUMS_GROUP = N * 64,
-        SUMS_BUFFER = MINS      ? (int)X_BYTES / 8
-                      : !DIRECT ? 0
-                                : (int)X_BYTES / 64 / (N == 1 ? 1 : N * 8) * (int)SUMS_GROUP,
-        /* bytes for each warp, where the scales of a step of a k-quant are first converted to f32 */
-        EXPANDED_ROW = 80, /* with MINS: float2[group], padded so that rows lie in different banks */
-        EXPANDED = MINS ? 8 * (int)EXPANDED_ROW : (int)te__cells_of<F>::GROUPS > 1 ? (int)GROUPS * 8 * 4 * 4 : 0,
+        X_STEP = (int)STEP_K * 2, /* bytes of a column of A */
+        /* bytes for each warp, where the scales of a step of a k-quant are first converted; rows are padded so that they
+         * lie in different banks */
+        EXPANDED_GROUP = 8 * 16 + 16,
+        EXPANDED = (int)te__cells_of<F>::GROUPS > 1 ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16, /* bytes of the sums of a warp */
-        SLOTS = N == 4 ? 16 : 21, /* fragments that a block holds when it adds them up: 3 row tiles of 7 blocks */
-        FIXED = 2 * ((int)X_BUFFER + (int)SUMS_BUFFER) + (int)TE_QUANTIZED_WARPS * (int)EXPANDED + (int)SLOTS * (int)FRAGMENT,
-        LIMIT = N == 1 ? TE_QUANTIZED_SMALL_SHARED - 16 : TE_QUANTIZED_LARGE_SHARED - 16,
-        FITTING = ((int)LIMIT - (int)FIXED) / ((int)TE_QUANTIZED_WARPS * (int)STEP),
-        STAGES = (int)FITTING < (int)TE_QUANTIZED_MAX_STAGES ? (int)FITTING : (int)TE_QUANTIZED_MAX_STAGES,
-        RING = (int)STAGES * (int)STEP, /* of a warp */
-        X = (int)TE_QUANTIZED_WARPS * (int)RING,
-        X_SUMS = (int)X + 2 * (int)X_BUFFER,
-        SCALES = (int)X_SUMS + 2 * (int)SUMS_BUFFER,
-        SUMS = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
-        AMAX = (int)SUMS + (int)SLOTS * (int)FRAGMENT, /* uint32_t[4] */
-        BYTES = (int)AMAX + 16
+        SUMS = (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
+        X = (int)SUMS + (int)TE_QUANTIZED_SLOTS * (int)FRAGMENT
     };
-    static_assert((int)STAGES >= 2, "a ring has at least two stages");
 };
 
 /* ---- what a warp computes ---------------------------------------------------------------------------------------- */
@@ -174,240 +152,168 @@ TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, co
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* What a thread holds of the next activations: vectors of eight values of a row in format M. */
-template <int VECTORS>
-struct te__quantized_x {
-    uint4 v[VECTORS];
-};
-
 /* Eight values of f32 as the exact sum of three bf16: the part number `part` of them. */
-TE_FN uint4 te__bf16_part(const float *x, int part) {
+TE_FN uint4 te__bf16_part(const uint32_t x[8], const int part) {
     uint32_t w[4];
     TE_UNROLL for (int i = 0; i < 4; i++) {
         uint32_t half[2];
         TE_UNROLL for (int j = 0; j < 2; j++) {
-            float rest = x[2 * i + j];
-            TE_UNROLL for (int n = 0; n < 2; n++)
-                if (n < part) rest -= __uint_as_float(__float_as_uint(rest) & 0xffff0000u);
+            float rest = __uint_as_float(x[2 * i + j]);
+            TE_UNROLL for (int n = 0; n < part; n++) rest -= __uint_as_float(__float_as_uint(rest) & 0xffff0000u);
             half[j] = __float_as_uint(rest) >> 16;
         }
         w[i] = half[0] | half[1] << 16;
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* The place of vector number i of a thread in a buffer: column, group, and vector t of the group's four. */
-typedef struct te__quantized_vector {
-    int col, group, t;
-} te__quantized_vector;
-TE_FN te__quantized_vector te__quantized_vector_of(const te__quantized *p, int i) {
-    const int v = (int)threadIdx.x + i * TE_QUANTIZED_THREADS;
-    te__quantized_vector at;
-    at.t = v % 4, at.col = v / 4 & ((1 << p->columns_log) - 1), at.group = v / 4 >> p->columns_log;
-    return at;
+/* Store eight values of a row in shared memory: columns 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane
+ * c % 4, which is the order of mma's operands. t: which eight values of a group they are. */
+TE_FN void te__quantized_put_x(char *group, int t, uint4 v) {
+    char *const to = group + 2 * t % 4 * 16 + t / 2 * 8;
+    *(uint2 *)(void *)to = make_uint2(v.x, v.y), *(uint2 *)(void *)(to + 16) = make_uint2(v.z, v.w);
 }
-/* Load the activations from column k on, up to column `end`. */
-template <te_dtype T, int VECTORS>
-TE_FN void te__quantized_load_x(te__quantized_x<VECTORS> *x, const te__quantized *p, int k, int end) {
-    TE_UNROLL for (int i = 0; i < VECTORS; i++) {
-        const te__quantized_vector at = te__quantized_vector_of(p, i);
-        const int col = k + at.group * TE_CELL_GROUP + at.t * 8, row = T == TE_f32 ? at.col / 3 : at.col;
-        x->v[i] = make_uint4(0, 0, 0, 0);
-        if (row >= p->m || col >= end) continue;
-        const int64_t first = (int64_t)row * p->k + col;
-        if (T == TE_f32) {
-            const float4 *const from = (const float4 *)(const void *)((const float *)p->x + first);
-            const float4 low = __ldg(from), high = __ldg(from + 1);
-            const float f[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            x->v[i] = te__bf16_part(f, at.col % 3);
-        } else
-            x->v[i] = __ldg((const uint4 *)(const void *)((const uint16_t *)p->x + first));
-    }
-}
-/* In bf16 a DIRECT code is so small (at least 2^-133) that activations are multiplied by 2^e. For ordinary activations
- * e is TE_QUANTIZED_EXPONENT, so that neither the products nor their sums leave the range of f32 or lose bits as
- * subnormal numbers. Other exponents are chosen from the largest magnitude in the buffer, whose biased exponent is
- * `biased`. */
-enum { TE_QUANTIZED_EXPONENT = 104 };
-TE_FN int te__quantized_exponent(int biased) {
-    return biased > 144 ? 248 - (biased < 254 ? biased : 254) : biased < 100 ? 204 - biased : TE_QUANTIZED_EXPONENT;
-}
-/* v 2^e, for a magnitude of e up to 252. */
-TE_FN float te__quantized_scaled(float v, int e) {
-    const int half = e >> 1;
-    return v * __uint_as_float((uint32_t)(127 + half) << 23) * __uint_as_float((uint32_t)(127 + e - half) << 23);
-}
-/* The largest magnitude of the activations of this warp's threads, as bits of bf16. */
-template <int VECTORS>
-TE_FN uint32_t te__quantized_amax(const te__quantized_x<VECTORS> *x) {
-    uint32_t max = 0;
-    TE_UNROLL for (int i = 0; i < VECTORS; i++) {
-        const uint32_t w[4] = {x->v[i].x, x->v[i].y, x->v[i].z, x->v[i].w};
-        TE_UNROLL for (int j = 0; j < 4; j++) max = __vmaxu2(max, w[j] & 0x7fff7fffu);
-    }
-    return __reduce_max_sync(~0u, __vmaxu2(max, max >> 16) & 0xffffu);
-}
-/* Store the activations times 2^e in shared memory, [column][group][lane % 4], in the order of mma's operands: columns
- * 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane c % 4. DIRECT: also sums[group][column tile]: for
- * lane % 4 the sums of its two columns, times a factor and the smallest number of M; and these times 2^UPPER_AT. MINS:
- * instead sums[step][column], as operands of mma in bf16: for lane % 4 the sums of groups 2 (lane % 4) and 2 (lane % 4)
- * + 1, each as three parts, whose sum it is. */
-template <te_block_format F, te_dtype M, int N>
-TE_FN void te__quantized_store_x(char *buffer, char *sums, const te__quantized *p,
-                                 const te__quantized_x<te__quantized_memory<F, N>::VECTORS> *x, int e) {
-    typedef te__quantized_memory<F, N> memory;
-    typedef te__cells_of<F> cells;
-    const float factor = cells::ZERO_LOG < 0 ? 1.0f : -(float)(1 << (cells::ZERO_LOG < 0 ? 0 : cells::ZERO_LOG));
-    const int column = p->buffered * memory::X_STEP + memory::X_PAD;
-    TE_UNROLL for (int i = 0; i < memory::VECTORS; i++) {
-        const te__quantized_vector at = te__quantized_vector_of(p, i);
-        uint32_t w[4] = {x->v[i].x, x->v[i].y, x->v[i].z, x->v[i].w};
-        float sum = 0;
-        if (memory::DIRECT && M == TE_bf16) {
-            const int half = e >> 1;
-            const uint32_t first = (uint32_t)(127 + half) * 0x00800080u, second = (uint32_t)(127 + e - half) * 0x00800080u;
-            TE_UNROLL for (int j = 0; j < 4; j++)
-                w[j] = te__fma_pair<M>(te__fma_pair<M>(w[j], first, 0x80008000u), second, 0x80008000u);
+/* Copy p->buffered steps of A, from column k on and up to column `end`, to shared memory: [column][group][lane % 4]. */
+template <te_dtype T, int N>
+TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int end, int step_k) {
+    enum { BATCH = T == TE_f32 || N == 1 ? 4 : 8 }; /* loads in flight */
+    const int per_row = p->buffered * (step_k / 8), total = p->m * per_row;
+    const int column = p->buffered * step_k * 2 + TE_QUANTIZED_X_PAD;
+    TE_UNROLL_1 for (int first = (int)threadIdx.x; first < total; first += BATCH * TE_QUANTIZED_THREADS) {
+        uint4 x[BATCH], more[BATCH];
+        TE_UNROLL for (int i = 0; i < BATCH; i++) {
+            const int v = first + i * TE_QUANTIZED_THREADS, row = (int)__umulhi((uint32_t)v, p->buffered_inverse);
+            const int col = k + (v - row * per_row) * 8;
+            const int64_t at = (int64_t)row * p->k + col;
+            x[i] = more[i] = make_uint4(0, 0, 0, 0);
+            if (v >= total || col >= end) continue;
+            const uint4 *const from = (const uint4 *)(const void *)((const char *)p->x + at * (T == TE_f32 ? 4 : 2));
+            x[i] = __ldg(from);
+            if (T == TE_f32) more[i] = __ldg(from + 1);
         }
-        if (memory::DIRECT) {
-            TE_UNROLL for (int j = 0; j < 4; j++) {
-                const float2 f = te_floats_of_pair(w[j], M);
-                sum += f.x * 0x1p-24f, sum += f.y * 0x1p-24f;
+        TE_UNROLL for (int i = 0; i < BATCH; i++) {
+            const int v = first + i * TE_QUANTIZED_THREADS, row = (int)__umulhi((uint32_t)v, p->buffered_inverse);
+            const int at = v - row * per_row;
+            if (v >= total) continue;
+            char *const to = buffer + (T == TE_f32 ? 3 * row : row) * column + at / 4 * 64;
+            if (T != TE_f32) {
+                te__quantized_put_x(to, at % 4, x[i]);
+                continue;
             }
-            sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
-            sum *= memory::MINS ? M == TE_bf16 ? 0x1p24f : 0x1p24f * (float)(1ull << 52) * (float)(1ull << 52)
-                   : M == TE_bf16 ? 0x1p-109f * factor : factor;
-        }
-        if (at.group >= p->buffered * memory::GROUPS) continue;
-        char *const to = buffer + at.col * column + at.group * 64 + 2 * at.t % 4 * 16 + at.t / 2 * 8;
-        *(uint2 *)(void *)to = make_uint2(w[0], w[1]), *(uint2 *)(void *)(to + 16) = make_uint2(w[2], w[3]);
-        if (memory::MINS && at.t == 0) {
-            uint16_t *const of = (uint16_t *)(void *)(sums + (((at.group / 8 << p->columns_log) + at.col) * 4 + at.group % 8 / 2) * 16) + at.group % 2;
-            TE_UNROLL for (int j = 0; j < 3; j++) {
-                const uint32_t high = __float_as_uint(sum) >> 16;
-                of[2 * j] = (uint16_t)high, sum -= __uint_as_float(high << 16);
-            }
-        } else if (memory::DIRECT && at.t == 0) {
-            float *const of = (float *)(void *)(sums + at.group * memory::SUMS_GROUP + at.col / 2 * 16) + at.col % 2;
-            of[0] = sum, of[2] = sum * (float)(1 << cells::UPPER_AT);
+            const uint32_t w[8] = {x[i].x, x[i].y, x[i].z, x[i].w, more[i].x, more[i].y, more[i].z, more[i].w};
+            TE_UNROLL for (int part = 0; part < 3; part++)
+                te__quantized_put_x(to + part * column, at % 4, te__bf16_part(w, part));
         }
     }
 }
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* The mins of a step: `a` as operand of mma, for groups 2 (lane % 4) and 2 (lane % 4) + 1, of rows lane / 4 and lane / 4
- * + 8; and what the sums of mma are multiplied by in these two rows. */
-typedef struct te__quantized_mins {
-    uint32_t a[2];
-    float factor[2];
-} te__quantized_mins;
-/* Convert the scales of a step of q4_k or q5_k: float2[row % 8][group], with the scales of rows r and r + 8. */
-template <te_block_format F, te_dtype M, int ROW_BYTES>
-TE_FN te__quantized_mins te__quantized_expand_k(float *to, const char *stage) {
+/* What a group of a k-quant has for rows r and r + 8: two scales; and of q4_k and q5_k for each row its min twice, as an
+ * operand of mma times the unit, of q6_k the scales of the second half of the group. */
+typedef struct te__quantized_scales {
+    float2 scale, more;
+    uint32_t min[2];
+} te__quantized_scales;
+/* Convert the scales of a step of q4_k or q5_k. Returns minus dmin of rows r and r + 8. */
+template <te_block_format F, te_dtype M>
+TE_FN float2 te__quantized_expand_k(char *to, const char *stage) {
     const int lane = (int)threadIdx.x % 32, row = lane / 4;
     const char *at = stage + te__cells_of<F>::SCALES;
     const uint2 w = *(const uint2 *)(const void *)(at + row * 8);
     const uint32_t low = *(const uint32_t *)(const void *)(at + 64 + lane * 4);
     const uint32_t high = __byte_perm(*(const uint16_t *)(const void *)(at + 64 + 128 + lane * 2), 0, 0x4140);
     const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
-    te__quantized_mins m;
-    m.a[0] = te__and_or(high << 4, 0x00300030u, low & 0x000f000fu);
-    m.a[1] = te__and_or(high << 2, 0x00300030u, low >> 4 & 0x000f000fu);
+    /* of groups 2 t and 2 t + 1 */
     const uint32_t scale[2] = {te__and_or(high, 0x00300030u, low >> 8 & 0x000f000fu),
                                te__and_or(high >> 2, 0x00300030u, low >> 12 & 0x000f000fu)};
-    /* the units of mins and sums are 2^-133 and 2^e or, in f16, 2^TE_QUANTIZED_EXPONENT; of c 2^(e - 133) or 2^-24 */
-    const float unit = M == TE_bf16 ? -1.0f : -(float)(1 << (133 - TE_QUANTIZED_EXPONENT - 24));
-    m.factor[0] = first.y * unit, m.factor[1] = second.y * unit * (float)(1 << te__cells_of<F>::UPPER_AT);
-    float v[4];
-    TE_UNROLL for (int i = 0; i < 4; i++) { /* d scale = d (2^23 + scale) - d 2^23 */
-        const float d = i % 2 ? second.x : first.x;
-        v[i] = fmaf(__uint_as_float(__byte_perm(scale[i % 2], 0x4b000000u, i < 2 ? 0x7410 : 0x7432)), d, d * -8388608.0f);
+    const uint32_t min[2] = {
+        te__pair_of_codes<TE_BLOCK_q4_k, M>(te__and_or(high << 4, 0x00300030u, low & 0x000f000fu), 0),
+        te__pair_of_codes<TE_BLOCK_q4_k, M>(te__and_or(high << 2, 0x00300030u, low >> 4 & 0x000f000fu), 0)};
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        const uint32_t select = i ? 0x7432 : 0x7410, twice = i ? 0x3232 : 0x1010;
+        /* d scale = d (2^23 + scale) - d 2^23 */
+        const float a = fmaf(__uint_as_float(__byte_perm(scale[0], 0x4b000000u, select)), first.x, first.x * -8388608.0f);
+        const float b = fmaf(__uint_as_float(__byte_perm(scale[1], 0x4b000000u, select)), second.x, second.x * -8388608.0f);
+        *(uint4 *)(void *)(to + (lane % 4 * 2 + i) * te__quantized_memory<F, 1>::EXPANDED_GROUP + row * 16) =
+            make_uint4(__float_as_uint(a), __float_as_uint(b), __byte_perm(min[0], 0, twice), __byte_perm(min[1], 0, twice));
     }
-    *(float4 *)(void *)((char *)to + row * ROW_BYTES + lane % 4 * 16) = make_float4(v[0], v[1], v[2], v[3]);
-    return m;
+    return make_float2(-first.y, -second.y);
 }
-/* Convert the scales of a step of q6_k: float[group][row % 8][4], with the scales of rows r and r + 8, then those of the
- * second half of the group. */
-template <te_block_format F>
-TE_FN void te__quantized_expand(float *to, const char *stage) {
+/* Convert the scales of a step of q6_k. */
+TE_FN void te__quantized_expand_q6_k(char *to, const char *stage) {
     const int row = (int)threadIdx.x % 16, half = (int)threadIdx.x % 32 / 16;
     float scale[4][2], offset[4];
-    te__cell_scales<F>(scale, offset, stage, TE_STEP_GROUPS, row, half);
+    te__cell_scales<TE_BLOCK_q6_k>(scale, offset, stage, TE_STEP_GROUPS, row, half);
     TE_UNROLL for (int i = 0; i < 4; i++) {
-        float *at = to + ((half * 4 + i) * 8 + row % 8) * 4 + row / 8;
+        float *at = (float *)(void *)(to + (half * 4 + i) * te__quantized_memory<TE_BLOCK_q6_k, 1>::EXPANDED_GROUP +
+                                      row % 8 * 16) + row / 8;
         at[0] = scale[i][0], at[2] = scale[i][1];
     }
 }
-/* scale: of rows lane / 4 and lane / 4 + 8; more: their offsets, or the scales of the second half of the group. */
+/* Load the scales of a group, for r = lane / 4. `more`: their offsets in q4_1 and q5_1. */
 template <te_block_format F>
-TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, const float *expanded,
-                                const int group) {
+TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const char *expanded, const int group) {
     typedef te__cells_of<F> cells;
     const int row = (int)threadIdx.x % 32 / 4;
     const char *at = stage + group * cells::CELL + cells::SCALES;
-    *more = make_float2(0, 0);
-    if (F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k) {
-        *scale = *(const float2 *)(const void *)((const char *)expanded + row * te__quantized_memory<F, 1>::EXPANDED_ROW +
-                                                 group * 8);
-    } else if (cells::GROUPS > 1) {
-        const float4 v = *(const float4 *)(const void *)(expanded + (group * 8 + row) * 4);
-        *scale = make_float2(v.x, v.y), *more = make_float2(v.z, v.w);
+    te__quantized_scales s;
+    s.more = make_float2(0, 0), s.min[0] = s.min[1] = 0;
+    if (cells::GROUPS > 1) {
+        const uint4 v = *(const uint4 *)(const void *)(expanded + group * te__quantized_memory<F, 1>::EXPANDED_GROUP + row * 16);
+        s.scale = make_float2(__uint_as_float(v.x), __uint_as_float(v.y)), s.min[0] = v.z, s.min[1] = v.w;
+        s.more = make_float2(__uint_as_float(v.z), __uint_as_float(v.w));
     } else if (cells::OFFSET) {
         const uint2 w = *(const uint2 *)(const void *)(at + row * 8);
         const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
-        *scale = make_float2(first.x, second.x), *more = make_float2(first.y, second.y);
+        s.scale = make_float2(first.x, second.x), s.more = make_float2(first.y, second.y);
     } else
-        *scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
+        s.scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
+    return s;
 }
 /* c += one step, times the unit of the codes. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with
- * columns 2 (lane % 4) and 2 (lane % 4) + 1 of the column tile. x, sums: this lane's first vector and first sums of the
- * step; x_tile: bytes from column tile to column tile. */
+ * columns 2 (lane % 4) and 2 (lane % 4) + 1 of the column tile. x: this lane's first vector of the step; x_tile: bytes
+ * from column tile to column tile. */
 template <te_block_format F, te_dtype M, int N>
-TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, const char *sums,
-                                  float *expanded) {
+TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, char *expanded) {
     typedef te__cells_of<F> cells;
     typedef te__quantized_memory<F, N> memory;
-    te__quantized_mins mins;
-    if (memory::MINS) mins = te__quantized_expand_k<F, M, memory::EXPANDED_ROW>(expanded, stage);
-    else if (memory::EXPANDED) te__quantized_expand<F>(expanded, stage);
-    if (memory::EXPANDED) __syncwarp();
+    constexpr int MINS = cells::OFFSET && cells::GROUPS > 1; /* q4_k and q5_k */
+    const uint32_t one = te__cell_power(M, te__cell_unit_log(M)), ones[4] = {one, one, one, one};
+    float2 dmin = make_float2(0, 0);
+    float offset[N][4]; /* the sums of mins and activations */
+    TE_UNROLL for (int tile = 0; tile < N; tile++)
+        TE_UNROLL for (int i = 0; i < 4; i++) offset[tile][i] = 0;
+    if (MINS) dmin = te__quantized_expand_k<F, M>(expanded, stage);
+    else if (cells::GROUPS > 1) te__quantized_expand_q6_k(expanded, stage);
+    if (cells::GROUPS > 1) __syncwarp();
     TE_UNROLL for (int group = 0; group < memory::GROUPS; group++) {
-        float2 scale, more;
+        const te__quantized_scales s = te__quantized_load_scales<F>(stage, expanded, group);
         uint32_t q[2][4];
-        te__quantized_scales<F>(&scale, &more, stage, expanded, group);
-        te__cell_codes<F, M, memory::DIRECT>(q, stage, group, (int)threadIdx.x % 32);
+        te__cell_codes<F, M>(q, stage, group, (int)threadIdx.x % 32);
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
-                       second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]};
+                       second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]}, min[4] = {s.min[0], s.min[1], s.min[0], s.min[1]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
             const uint4 b = *(const uint4 *)(const void *)(x + group * 64 + tile * x_tile);
-            float part[4] = {0, 0, 0, 0}, sum[4];
-            if (memory::DIRECT && !memory::MINS) {
-                const float4 v = *(const float4 *)(const void *)(sums + group * memory::SUMS_GROUP + tile * 64);
-                sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
-            }
-            if (memory::DIRECT && !cells::OFFSET)
-                TE_UNROLL for (int i = 0; i < 4; i++) part[i] = sum[i];
+            float part[4] = {0, 0, 0, 0};
             te__mma_sync(part, first, b.x, b.y, M);
             if (cells::HALVES) {
-                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y), part[i] = 0;
+                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? s.scale.x : s.scale.y), part[i] = 0;
                 te__mma_sync(part, second, b.z, b.w, M);
-                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? more.x : more.y);
+                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? s.more.x : s.more.y);
                 continue;
             }
             te__mma_sync(part, second, b.z, b.w, M);
-            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y);
-            if (!cells::OFFSET || memory::MINS) continue;
-            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += sum[i] * (i < 2 ? more.x : more.y);
+            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? s.scale.x : s.scale.y);
+            if (!cells::OFFSET) continue;
+            te__mma_sync(offset[tile], MINS ? min : ones, b.x, b.y, M);
+            te__mma_sync(offset[tile], MINS ? min : ones, b.z, b.w, M);
+            if (MINS) continue;
+            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += offset[tile][i] * (i < 2 ? s.more.x : s.more.y), offset[tile][i] = 0;
         }
     }
-    if (!memory::MINS) return;
-    const uint32_t a[4] = {mins.a[0], mins.a[1], mins.a[0], mins.a[1]};
-    TE_UNROLL for (int tile = 0; tile < N; tile++) {
-        const uint4 b = *(const uint4 *)(const void *)(sums + tile * 512);
-        float sum[4] = {0, 0, 0, 0};
-        te__mma_sync(sum, a, b.x, b.y, TE_bf16), te__mma_sync(sum, a, b.z, 0, TE_bf16);
-        TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += sum[i] * mins.factor[i / 2];
-    }
+    if (MINS)
+        TE_UNROLL for (int tile = 0; tile < N; tile++)
+            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += offset[tile][i] * (i < 2 ? dmin.x : dmin.y);
 }
 
 /* ---- the end of a tile ------------------------------------------------------------------------------------------- */
@@ -452,31 +358,30 @@ TE_FN void te__quantized_send(char *to, int rank, const float v[4]) {
 #endif
 }
 /* Store the product of 16 rows of W, from row `first` on. sums: float[columns][16]. */
-template <te_block_format F, te_dtype T, int DIRECT>
+template <te_dtype T>
 TE_FN void te__quantized_store(const te__quantized *p, int first, const float *sums) {
-    constexpr int unit = !DIRECT ? -te__cell_unit_log(T == TE_f16 ? TE_f16 : TE_bf16) : T == TE_f16 ? 24 : 133 - TE_QUANTIZED_EXPONENT;
-    const float alpha = p->alpha * (float)(1 << unit);
-    const float lower = DIRECT ? alpha / (float)(1 << te__cells_of<F>::UPPER_AT) : alpha; /* of rows 8 to 15 */
+    const float alpha = p->alpha * (float)(1 << -te__cell_unit_log(T == TE_f16 ? TE_f16 : TE_bf16));
     TE_UNROLL_1 for (int e = (int)threadIdx.x % 32; e < p->m * TE_CELL_ROWS; e += 32) {
         const int i = e / TE_CELL_ROWS, at = first + e % TE_CELL_ROWS;
         const float *from = sums + (T == TE_f32 ? 3 * i : i) * TE_CELL_ROWS + e % TE_CELL_ROWS;
         float v = T == TE_f32 ? from[0] + (from[TE_CELL_ROWS] + from[2 * TE_CELL_ROWS]) : from[0];
         if (at >= p->rows) continue;
         const int64_t to = (int64_t)i * p->ld + at;
-        v = (e % TE_CELL_ROWS < 8 ? alpha : lower) * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
+        v = alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
         if (p->beta != 0) v += p->beta * te__quantized_get<T>(p->c, to, p->out_f32);
         te__quantized_put<T>(p->y, to, v, p->out_f32);
     }
 }
 /* Add the sums c of all warps of the cluster, and store them. Row tile r of a tile is added up by block r % split, by
  * its warp r / split. shared: float4[row tile / split][block and step of the warp][column tile][lane]. */
-template <te_block_format F, te_dtype T, int N>
+template <te_dtype T, int N>
 TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_place *at, int tile, const float c[N][4],
                                 char *shared) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, slots = p->split * at->stride;
     const int mine = warp * p->split + at->rank; /* the row tile that this warp adds up */
     char *const to = shared + (((at->row * p->inverse >> 8) * slots + at->rank * at->stride + at->first) * N * 32 + lane) * 16;
     te__quantized_wait(p->split); /* the other blocks have started */
+    if (tile != at->tile) __syncthreads(); /* the fragments of the previous tile have been read */
     if (at->first < at->stride)
         TE_UNROLL for (int i = 0; i < N; i++) te__quantized_send(to + i * 512, at->row - (at->row * p->inverse >> 8) * p->split, c[i]);
     if (p->split == 1) __syncthreads();
@@ -498,11 +403,17 @@ TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_plac
         TE_UNROLL for (int j = 0; j < 4; j++)
         sums[(i * 8 + lane % 4 * 2 + j % 2) * TE_CELL_ROWS + lane / 4 + j / 2 * 8] = sum[i][j];
     __syncwarp();
-    te__quantized_store<F, T, te__quantized_memory<F, N>::DIRECT>(p, (tile * p->across + mine) * TE_CELL_ROWS, sums);
+    te__quantized_store<T>(p, (tile * p->across + mine) * TE_CELL_ROWS, sums);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
+/* Wait until all but the youngest stages - 1 groups of copies have arrived. */
+TE_FN void te__quantized_wait_stage(int stages) {
+    if (stages == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else if (stages == 3) asm volatile("cp.async.wait_group 2;" ::: "memory");
+    else asm volatile("cp.async.wait_group 3;" ::: "memory");
+}
 /* F: the format of W; T: of A; N: column tiles, 1, 2 or 4. */
 template <te_block_format F, te_dtype T, int N>
 TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
@@ -514,66 +425,42 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const te__quantized_place at = te__quantized_place_of(&p);
     const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
-    const int x_column = p.buffered * memory::X_STEP + memory::X_PAD;
-    const int x_lane = (lane / 4 & ((1 << p.columns_log) - 1)) * x_column + lane % 4 * 16;
-    const int sums_step = memory::MINS ? 64 << p.columns_log : memory::GROUPS * memory::SUMS_GROUP;
-    const int sums_lane = (memory::MINS ? (lane / 4 & ((1 << p.columns_log) - 1)) * 64 : 0) + lane % 4 * 16;
-    uint32_t *const amax = (uint32_t *)(void *)(shared + memory::AMAX); /* of three buffers one after the other */
-    int exponent = TE_QUANTIZED_EXPONENT, turn = 0;
-    char *const ring = shared + warp * memory::RING;
-    float *const expanded = (float *)(void *)(shared + memory::SCALES + warp * memory::EXPANDED);
+    const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD;
+    char *const x = shared + memory::X, *const x_lane = x + (lane / 4 & (p.columns - 1)) * x_column + lane % 4 * 16;
+    char *const ring = x + p.columns * x_column + warp * p.stages * memory::STEP;
+    char *const expanded = shared + warp * memory::EXPANDED;
+    const int whole = at.end - at.begin <= p.buffered; /* shared memory has A of all steps */
     te__quantized_loads loads;
-    te__quantized_x<memory::VECTORS> x;
-    int stage = 0, buffer = 0;
-    if (threadIdx.x < 3) amax[threadIdx.x] = 0;
+    int stage = 0;
     te__quantized_arrive(p.split);
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(loads.policy));
     te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
     if (!p.early_weights) te_kernel_wait();
-    TE_UNROLL_1 for (int i = 0; i < memory::STAGES; i++)
-        te__quantized_load<F, N>(&loads, &p, &at, ring + i * memory::STEP);
+    TE_UNROLL_1 for (int i = 0; i < p.stages; i++) te__quantized_load<F, N>(&loads, &p, &at, ring + i * memory::STEP);
     te_kernel_begin();
-    te__quantized_load_x<T>(&x, &p, at.begin * memory::STEP_K, end_k);
     TE_UNROLL_1 for (int tile = at.tile; tile < p.tiles; tile += at.next_tile) {
         float c[N][4];
         TE_UNROLL for (int i = 0; i < N; i++)
             TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
-        TE_UNROLL_1 for (int first = at.begin; first < at.end; first += p.buffered, buffer ^= 1) {
-            const int next = first + p.buffered, end = next < at.end ? next : at.end;
-            char *const of_x = shared + memory::X + buffer * memory::X_BYTES;
-            char *const of_sums = shared + memory::X_SUMS + buffer * memory::SUMS_BUFFER;
-            if (memory::DIRECT && M == TE_bf16) {
-                const uint32_t of_warp = te__quantized_amax(&x);
-                if (lane == 0) atomicMax(amax + turn, of_warp);
+        TE_UNROLL_1 for (int first = at.begin; first < at.end; first += p.buffered) {
+            const int end = first + p.buffered < at.end ? first + p.buffered : at.end;
+            if (!whole || tile == at.tile) {
+                if (!whole) __syncthreads(); /* all warps have read the steps before */
+                te__quantized_load_x<T, N>(x, &p, first * memory::STEP_K, end_k, memory::STEP_K);
                 __syncthreads();
-                const int e = te__quantized_exponent((int)(amax[turn] >> 7));
-                if (e != exponent)
-                    TE_UNROLL for (int i = 0; i < N; i++)
-                        TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = te__quantized_scaled(c[i][j], e - exponent);
-                exponent = e, turn = turn == 2 ? 0 : turn + 1;
-                if (threadIdx.x == 0) amax[turn] = 0; /* read for the last time two buffers ago */
             }
-            te__quantized_store_x<F, M, N>(of_x, of_sums, &p, &x, exponent);
-            __syncthreads();
-            if (next < at.end || tile + at.next_tile < p.tiles)
-                te__quantized_load_x<T>(&x, &p, (next < at.end ? next : at.begin) * memory::STEP_K, end_k);
             TE_UNROLL_1 for (int step = first + at.first; step < end; step += at.stride) {
                 char *const of_stage = ring + stage * memory::STEP;
-                asm volatile("cp.async.wait_group %0;" ::"n"(memory::STAGES - 1) : "memory");
+                te__quantized_wait_stage(p.stages);
                 __syncwarp(); /* the copies of all lanes have arrived */
-                te__quantized_multiply<F, M, N>(
-                    c, of_stage, of_x + (step - first) * memory::X_STEP + x_lane, 8 * x_column,
-                    of_sums + (step - first) * sums_step + sums_lane, expanded);
+                te__quantized_multiply<F, M, N>(c, of_stage, x_lane + (step - first) * memory::X_STEP, 8 * x_column,
+                                                expanded);
                 __syncwarp(); /* all lanes have read the stage and the scales */
                 te__quantized_load<F, N>(&loads, &p, &at, of_stage);
-                stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
+                stage = stage + 1 == p.stages ? 0 : stage + 1;
             }
         }
-        if (memory::DIRECT && exponent != TE_QUANTIZED_EXPONENT)
-            TE_UNROLL for (int i = 0; i < N; i++)
-                TE_UNROLL for (int j = 0; j < 4; j++)
-                c[i][j] = te__quantized_scaled(c[i][j], TE_QUANTIZED_EXPONENT - exponent);
-        te__quantized_reduce<F, T, N>(&p, &at, tile, c, shared + memory::SUMS);
+        te__quantized_reduce<T, N>(&p, &at, tile, c, shared + memory::SUMS);
     }
 }
 
@@ -583,7 +470,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
  * blocks that run at the same time on the last of these devices. */
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
-    int shared, step_k, step_bytes, x_bytes, slots; /* te__quantized_memory */
+    int step_k, step_bytes, fixed; /* fixed: bytes of shared memory besides A and the rings */
     uint64_t set;
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;
@@ -592,17 +479,14 @@ template <te_block_format F, te_dtype T, int N>
 TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
     typedef te__quantized_memory<F, N> memory;
     static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<F, T, N>,
-                                               memory::BYTES,
                                                memory::STEP_K,
                                                memory::STEP,
-                                               memory::X_BYTES,
-                                               memory::SLOTS,
+                                               memory::X,
                                                0,
                                                {0}};
     return &entry;
 }
-/* The kernel for a format of W and a number of columns of the product, or for fewer columns if the device has too
- * little shared memory. */
+/* The kernel for a format of W and a number of columns of the product. */
 template <te_dtype T>
 TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, int64_t columns) {
     switch ((int)f) {
@@ -626,7 +510,7 @@ TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split
     attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim.x = (unsigned)split;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     config.gridDim = dim3((unsigned)split), config.blockDim = dim3(TE_QUANTIZED_THREADS);
-    config.dynamicSmemBytes = (size_t)e->shared, config.attrs = &attribute, config.numAttrs = 1;
+    config.dynamicSmemBytes = (size_t)ctx->shared_bytes, config.attrs = &attribute, config.numAttrs = 1;
     const int ok = ctx->capability >= 900 && cudaFuncGetAttributes(&is, e->kernel) == cudaSuccess &&
                    is.ptxVersion >= 90 && cudaOccupancyMaxActiveClusters(&clusters, e->kernel, &config) == cudaSuccess;
     if (!ok) (void)cudaGetLastError();
@@ -635,37 +519,47 @@ TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split
 TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context *ctx) {
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&e->set, __ATOMIC_ACQUIRE) & bit) return TE_OK;
-    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, e->shared),
+    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     (int)ctx->shared_bytes),
                            "shared memory of the product of a quantized weight"));
     for (int i = 1; i <= TE_QUANTIZED_MAX_SPLIT; i++) e->clusters[i] = te__quantized_clusters(e, i, ctx);
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Choose `across` and `split`, and set what depends on them: the least time by a simple model, in bytes of W. The
+/* Choose how the work is divided, and set what depends on it, by a simple model of the time, in bytes of W. The
  * multiprocessor with the most work reads its part of W from memory; A from the L2, which costs about half for each
- * byte; and a reduction costs as long as some bytes of W. */
-TE_API void te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e) {
-    enum { CLUSTER_COST = 12000, TILE_COST = 3000 };
-    const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), column = (2 * e->step_k) << p->columns_log;
-    const int capacity = e->x_bytes / column; /* steps */
+ * byte, and a wait if shared memory does not hold all of it; and a reduction costs as long as some bytes of W. Returns
+ * the bytes of shared memory. */
+TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e, const te_context *ctx) {
+    enum { CLUSTER_COST = 12000, TILE_COST = 3000, ROUND_COST = 20000 };
+    const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), ring = TE_QUANTIZED_WARPS * e->step_bytes;
+    const int column = 2 * e->step_k * p->columns, pad = TE_QUANTIZED_X_PAD * p->columns;
+    const int free = (int)ctx->shared_bytes - e->fixed - pad; /* for A and the rings */
     int64_t least = -1;
-    for (int across = 1; across <= TE_QUANTIZED_WARPS && across <= te_max(row_tiles, 1); across++) {
+    for (int across = 1; across <= TE_QUANTIZED_WARPS; across++) {
         const int stride = TE_QUANTIZED_WARPS / across, tiles = (int)te_ceil_div(row_tiles, across);
         for (int split = 1; split <= te_min(TE_QUANTIZED_MAX_SPLIT, across); split++) {
-            if (stride > capacity || te_ceil_div(across, split) * split * stride > e->slots) continue;
+            const int steps = (int)te_ceil_div(p->steps, split);
+            if (te_ceil_div(across, split) * split * stride > TE_QUANTIZED_SLOTS) continue;
             if (split > 1 && (split > p->steps || tiles > e->clusters[split])) continue;
-            const int64_t waves = split > 1 ? 1 : te_ceil_div(tiles, e->clusters[1]), steps = te_ceil_div(p->steps, split);
+            const int most = (free - 2 * ring) / column, buffered = steps <= most ? steps : most / stride * stride;
+            if (buffered < 1) continue;
+            const int64_t waves = split > 1 ? 1 : te_ceil_div(tiles, e->clusters[1]);
             const int64_t of_w = te_ceil_div(steps, stride) * (stride * across) * e->step_bytes;
-            const int64_t cost = waves * (of_w + steps * column / 2 + TILE_COST) + (split > 1 ? CLUSTER_COST : 0);
+            const int64_t rounds = te_ceil_div(steps, buffered), of_x = (int64_t)steps * column / 2;
+            const int64_t cost = waves * (of_w + TILE_COST + (rounds > 1 ? rounds * ROUND_COST + of_x : 0)) +
+                                 (rounds > 1 ? 0 : of_x) + (split > 1 ? CLUSTER_COST : 0);
             if (least >= 0 && cost >= least) continue;
-            least = cost, p->across = across, p->split = split, p->tiles = tiles, p->buffered = capacity / stride * stride;
+            least = cost, p->across = across, p->split = split, p->tiles = tiles, p->buffered = buffered;
         }
     }
+    p->inverse = 256 / p->split + 1, p->stages = (int)te_min(TE_QUANTIZED_MAX_STAGES, (free - p->buffered * column) / ring);
+    p->buffered_inverse = (uint32_t)(0xffffffffu / (unsigned)(p->buffered * (e->step_k / 8)) + 1);
+    return e->fixed + pad + p->buffered * column + p->stages * ring;
 }
 /* The most rows of A for one launch. */
-TE_API int te__quantized_rows(te_dtype dtype, const te_context *ctx) {
-    const int columns = ctx->shared_bytes < TE_QUANTIZED_LARGE_SHARED ? 8 : 32;
-    return dtype == TE_f32 ? columns / 3 : columns;
+TE_API int te__quantized_rows(te_dtype dtype) {
+    return dtype == TE_f32 ? 10 : 32;
 }
 /* Multiply `rows` rows of A, from row m0 on, by a part of W, whose first row is row `first` of W. */
 template <te_dtype T>
@@ -683,16 +577,12 @@ TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, 
     p.out_f32 = g->out == TE_f32, p.alpha = g->alpha, p.beta = g->beta;
     p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n;
     p.steps = (int)te_ceil_div(g->k, e->step_k), p.early_weights = te__launch_follows_kernel(ctx);
-    while (1 << p.columns_log < columns) p.columns_log++;
-    te__quantized_choose(&p, e);
-#ifdef TRIAL
-    if (getenv("TE_SAY")) printf("[log %d split %d tiles %d buffered %d steps %d shared %d clusters %d %d %d]", p.across_log, p.split, p.tiles, p.buffered, p.steps, e->shared, e->clusters[2], e->clusters[4], e->clusters[8]);
-#endif
-    p.inverse = 256 / p.split + 1;
+    for (p.columns = 1; p.columns < columns;) p.columns *= 2;
+    const int shared = te__quantized_choose(&p, e, ctx);
     const int blocks = p.split > 1 ? p.tiles * p.split : (int)te_min(p.tiles, e->clusters[1]);
     return te__cuda_launch(ctx,
                            te__launch_of(e->kernel, "product of a quantized weight", te__grid_of(blocks, 1),
-                                         TE_QUANTIZED_THREADS, e->shared, p.split),
+                                         TE_QUANTIZED_THREADS, shared, p.split),
                            &p, sizeof p);
 }
 /* Whether the product is computed from W converted in the workspace. */
@@ -713,8 +603,8 @@ TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
         TE_TRY(te__dequantize_weight(g->scratch, T, w, g->k, ctx));
         return te_gemm_run(&converted, ctx);
     }
-    for (int64_t m0 = 0; m0 < g->m; m0 += te__quantized_rows(T, ctx)) {
-        const int64_t rows = te_min(te__quantized_rows(T, ctx), g->m - m0);
+    for (int64_t m0 = 0; m0 < g->m; m0 += te__quantized_rows(T)) {
+        const int64_t rows = te_min(te__quantized_rows(T), g->m - m0);
         for (int64_t i = 0, first = 0; i < w->parts; first += w->part[i++].rows)
             TE_TRY(te__quantized_part<T>(g, m0, rows, &w->part[i], first, ctx));
     }
