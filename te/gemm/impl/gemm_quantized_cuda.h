@@ -166,42 +166,32 @@ TE_FN uint4 te__bf16_part(const uint32_t x[8], const int part) {
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* Store eight values of a row in shared memory: columns 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane
- * c % 4, which is the order of mma's operands. t: which eight values of a group they are. */
-TE_FN void te__quantized_put_x(char *group, int t, uint4 v) {
-    char *const to = group + 2 * t % 4 * 16 + t / 2 * 8;
-    *(uint2 *)(void *)to = make_uint2(v.x, v.y), *(uint2 *)(void *)(to + 16) = make_uint2(v.z, v.w);
-}
-/* Copy p->buffered steps of A, from column k on and up to column `end`, to shared memory: [column][group][lane % 4]. */
-template <te_dtype T, int N>
-TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int end, int step_k) {
-    enum { BATCH = T == TE_f32 || N == 1 ? 4 : 8 }; /* loads in flight */
-    const int per_row = p->buffered * (step_k / 8), total = p->m * per_row;
+/* Start the copy of p->buffered steps of A, from column k on and up to column `end`, to shared memory: [column][group]
+ * [lane % 4]. Of a group, columns 4 c to 4 c + 3 are half c / 4 of the vector of lane c % 4, which is the order of mma's
+ * operands. A in f32 has been stored when the function ends. */
+template <te_dtype T>
+TE_FN void te__quantized_load_x(const char *buffer, const te__quantized *p, int k, int end, int step_k) {
+    const int per_row = p->buffered * (step_k / 8), total = p->m * per_row; /* vectors of eight */
     const int column = p->buffered * step_k * 2 + TE_QUANTIZED_X_PAD;
-    TE_UNROLL_1 for (int first = (int)threadIdx.x; first < total; first += BATCH * TE_QUANTIZED_THREADS) {
-        uint4 x[BATCH], more[BATCH];
-        TE_UNROLL for (int i = 0; i < BATCH; i++) {
-            const int v = first + i * TE_QUANTIZED_THREADS, row = (int)__umulhi((uint32_t)v, p->buffered_inverse);
-            const int col = k + (v - row * per_row) * 8;
-            const int64_t at = (int64_t)row * p->k + col;
-            x[i] = more[i] = make_uint4(0, 0, 0, 0);
-            if (v >= total || col >= end) continue;
-            const uint4 *const from = (const uint4 *)(const void *)((const char *)p->x + at * (T == TE_f32 ? 4 : 2));
-            x[i] = __ldg(from);
-            if (T == TE_f32) more[i] = __ldg(from + 1);
+    TE_UNROLL_1 for (int v = (int)threadIdx.x; v < total; v += TE_QUANTIZED_THREADS) {
+        const int row = (int)__umulhi((uint32_t)v, p->buffered_inverse), at = v - row * per_row, col = k + at * 8;
+        const char *const from = (const char *)p->x + ((int64_t)row * p->k + (col < end ? col : 0)) * (T == TE_f32 ? 4 : 2);
+        const char *const to = buffer + (T == TE_f32 ? 3 * row : row) * column + at / 4 * 64 + 2 * at % 4 * 16 + at % 4 / 2 * 8;
+        if (T != TE_f32) {
+            const uint32_t shared = te__shared_address(to);
+            TE_UNROLL for (int i = 0; i < 2; i++)
+                asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared + i * 16), "l"(from + i * 8),
+                             "r"(col < end ? 8 : 0)
+                             : "memory");
+            continue;
         }
-        TE_UNROLL for (int i = 0; i < BATCH; i++) {
-            const int v = first + i * TE_QUANTIZED_THREADS, row = (int)__umulhi((uint32_t)v, p->buffered_inverse);
-            const int at = v - row * per_row;
-            if (v >= total) continue;
-            char *const to = buffer + (T == TE_f32 ? 3 * row : row) * column + at / 4 * 64;
-            if (T != TE_f32) {
-                te__quantized_put_x(to, at % 4, x[i]);
-                continue;
-            }
-            const uint32_t w[8] = {x[i].x, x[i].y, x[i].z, x[i].w, more[i].x, more[i].y, more[i].z, more[i].w};
-            TE_UNROLL for (int part = 0; part < 3; part++)
-                te__quantized_put_x(to + part * column, at % 4, te__bf16_part(w, part));
+        const uint4 a = col < end ? __ldg((const uint4 *)(const void *)from) : make_uint4(0, 0, 0, 0);
+        const uint4 b = col < end ? __ldg((const uint4 *)(const void *)from + 1) : make_uint4(0, 0, 0, 0);
+        const uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        TE_UNROLL for (int part = 0; part < 3; part++) {
+            const uint4 x = te__bf16_part(w, part);
+            uint2 *const of_part = (uint2 *)(void *)(uintptr_t)(to + part * column);
+            of_part[0] = make_uint2(x.x, x.y), of_part[2] = make_uint2(x.z, x.w);
         }
     }
 }
@@ -332,8 +322,15 @@ TE_FN void te__quantized_put(void *y, int64_t i, float v, int wide) {
     else
         ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
 }
-/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. te__quantized_arrive and
- * te__quantized_wait: a barrier of the blocks of a cluster. */
+/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. A barrier of the blocks of a
+ * cluster: te__quantized_arrive, or te__quantized_arrive_relaxed if nothing has been stored that others read, and
+ * te__quantized_wait. */
+TE_FN void te__quantized_arrive_relaxed(int split) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (split > 1) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+    (void)split;
+}
 TE_FN void te__quantized_arrive(int split) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (split > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -427,37 +424,48 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
     const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD;
     char *const x = shared + memory::X, *const x_lane = x + (lane / 4 & (p.columns - 1)) * x_column + lane % 4 * 16;
-    char *const ring = x + p.columns * x_column + warp * p.stages * memory::STEP;
+    const char *const ring = x + p.columns * x_column + warp * p.stages * memory::STEP;
     char *const expanded = shared + warp * memory::EXPANDED;
     const int whole = at.end - at.begin <= p.buffered; /* shared memory has A of all steps */
     te__quantized_loads loads;
-    int stage = 0;
-    te__quantized_arrive(p.split);
+    const char *stage = ring, *const last_stage = ring + (p.stages - 1) * memory::STEP;
+    te__quantized_arrive_relaxed(p.split);
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(loads.policy));
     te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
-    if (!p.early_weights) te_kernel_wait();
-    TE_UNROLL_1 for (int i = 0; i < p.stages; i++) te__quantized_load<F, N>(&loads, &p, &at, ring + i * memory::STEP);
-    te_kernel_begin();
+    /* The first stage, if it may be loaded before the previous kernel ends; then A, which would wait behind all stages;
+     * then the other stages. */
+    TE_UNROLL_1 for (int i = 0; i <= p.stages; i++) {
+        if (i != p.early_weights) {
+            te__quantized_load<F, N>(&loads, &p, &at, ring + (i - (i > p.early_weights)) * memory::STEP);
+            continue;
+        }
+        te_kernel_begin();
+        te__quantized_load_x<T>(x, &p, at.begin * memory::STEP_K, end_k, memory::STEP_K);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    te__quantized_wait_stage(p.stages); /* A has arrived, and the first stage */
+    __syncthreads();
     TE_UNROLL_1 for (int tile = at.tile; tile < p.tiles; tile += at.next_tile) {
         float c[N][4];
         TE_UNROLL for (int i = 0; i < N; i++)
             TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
         TE_UNROLL_1 for (int first = at.begin; first < at.end; first += p.buffered) {
             const int end = first + p.buffered < at.end ? first + p.buffered : at.end;
-            if (!whole || tile == at.tile) {
-                if (!whole) __syncthreads(); /* all warps have read the steps before */
-                te__quantized_load_x<T, N>(x, &p, first * memory::STEP_K, end_k, memory::STEP_K);
+            if (!whole && (first > at.begin || tile > at.tile)) {
+                __syncthreads(); /* all warps have read the steps before */
+                te__quantized_load_x<T>(x, &p, first * memory::STEP_K, end_k, memory::STEP_K);
+                asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
                 __syncthreads();
             }
+            const char *of_x = x_lane + at.first * memory::X_STEP;
             TE_UNROLL_1 for (int step = first + at.first; step < end; step += at.stride) {
-                char *const of_stage = ring + stage * memory::STEP;
                 te__quantized_wait_stage(p.stages);
                 __syncwarp(); /* the copies of all lanes have arrived */
-                te__quantized_multiply<F, M, N>(c, of_stage, x_lane + (step - first) * memory::X_STEP, 8 * x_column,
-                                                expanded);
+                te__quantized_multiply<F, M, N>(c, stage, of_x, 8 * x_column, expanded);
                 __syncwarp(); /* all lanes have read the stage and the scales */
-                te__quantized_load<F, N>(&loads, &p, &at, of_stage);
-                stage = stage + 1 == p.stages ? 0 : stage + 1;
+                te__quantized_load<F, N>(&loads, &p, &at, stage);
+                stage = stage == last_stage ? ring : stage + memory::STEP;
+                of_x += at.stride * memory::X_STEP;
             }
         }
         te__quantized_reduce<T, N>(&p, &at, tile, c, shared + memory::SUMS);
