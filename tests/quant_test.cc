@@ -677,7 +677,8 @@ TEST_CASE("te_repack_weight is for CUDA") {
 }
 #endif
 
-// A repacked value, found as the kernels find it: lane 4 (row % 8) + col / 4 % 4 has four columns from 4 t on, and four from 16 + 4 t on.
+// A repacked value, found as the kernels find it: lane 4 (row % 8) + t has columns 8 t to 8 t + 7 of a group, in q6_k four from 4 t on and
+// four from 16 + 4 t on.
 TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
     source s(fresh_seed());
     for (const te_block_format f : formats) {
@@ -693,7 +694,7 @@ TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
         for (int64_t r = 0; r < 32; r++)
             for (int64_t col = 0; col < cols; col++) {
                 const uint8_t *cell = cells.data() + (size_t)(r / 16 * 3 + col / values) * 16 * (size_t)te_block_bytes(f);
-                const int group = (int)(col % values / 32), t = (int)(col / 4 % 4), i = (int)(col % 4 + col % 32 / 16 * 4), upper = (int)(r % 16 / 8), lane = (int)(r % 8) * 4 + t;
+                const int group = (int)(col % values / 32), half = f == TE_BLOCK_q6_k, t = (int)(half ? col / 4 % 4 : col % 32 / 8), i = (int)(half ? col % 4 + col % 32 / 16 * 4 : col % 8), upper = (int)(r % 16 / 8), lane = (int)(r % 8) * 4 + t;
                 const uint8_t *low = cell + (size_t)group * low_bytes, *high = cell + (size_t)groups * low_bytes + (size_t)group * high_bytes;
                 const int four = low[lane * 8 + i / 4 * 4 + i % 2 * 2 + i / 2 % 2] >> 4 * upper & 15;
                 int code = four;

@@ -15,8 +15,8 @@
  *     scales for each row the bytes of the block that are no codes; in formats of 32 values row r is followed by r + 8
  * The cells of a part are ordered by rows, then by columns. Rows are padded with zeros to a multiple of 16.
  *
- * In a group, lane 4 (row % 8) + column / 4 % 4 of a warp has the codes of two rows, row % 8 and row % 8 + 8, in the
- * columns 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3, with t = lane % 4. Below, i is the number of a code among the
+ * In a group, lane 4 (row % 8) + t of a warp, with t from 0 to 3, has the codes of two rows, row % 8 and row % 8 + 8, in
+ * the columns 8 t .. 8 t + 7; in q6_k, whose scales belong to 16 columns, in 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. Below, i is the number of a code among the
  * lane's eight codes of a row, and upper is 1 for the second row. Codes i and i + 1, with an even i, lie 16 bits apart.
  */
 #ifndef TE_REPACKED_BLOCKS_H
@@ -65,7 +65,8 @@ TE_BOTH int te__cell_high_bytes(te_block_format f) {
  * other bits of a code of five or six bits are its highest ones in the first row, its lowest ones in the second row, so
  * that a code's bits are adjacent when they are merged (te__cell_codes). */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
-    const int lane = row % 8 * 4 + col / 4 % 4, upper = row / 8, i = col % 4 + col / 16 * 4;
+    const int halves = f == TE_BLOCK_q6_k, upper = row / 8;
+    const int lane = row % 8 * 4 + (halves ? col / 4 % 4 : col / 8), i = halves ? col % 4 + col / 16 * 4 : col % 8;
     const int more = f == TE_BLOCK_q6_k ? 2 : te__cell_high_bytes(f) ? 1 : 0; /* bits of a code besides four */
     const int four = upper ? code >> more : code & 15, rest = upper ? code & ((1 << more) - 1) : code >> 4;
     if (f == TE_BLOCK_q8_0) {

@@ -51,6 +51,9 @@ struct te__cells_of {
                                         : -1,
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
         HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
+        /* the first column of a lane in a group is T_COLUMNS (lane % 4), and its fifth column is HALF further */
+        T_COLUMNS = HALVES ? 4 : 8,
+        HALF = HALVES ? 16 : 4,
         /* bytes from group to group of a step: of low and of high bits, which begin at 0 and at HIGH_AT */
         LOW_STRIDE = GROUPS == 1 ? CELL : LOW,
         HIGH_STRIDE = GROUPS == 1 ? CELL : HIGH,
@@ -195,11 +198,11 @@ typedef struct te__dequantize_args {
 } te__dequantize_args;
 enum { TE_DEQUANTIZE_THREADS = 256 };
 
-/* Store eight values of a row: four from element `at` on, and four from at + 16 on. */
-TE_FN void te__dequantize_store(void *y, int64_t at, const float v[8], te_dtype dtype) {
+/* Store eight values of a row: four from element `at` on, and four from at + half on. */
+TE_FN void te__dequantize_store(void *y, int64_t at, const int half, const float v[8], te_dtype dtype) {
     TE_UNROLL for (int part = 0; part < 2; part++) {
         const float *f = v + 4 * part;
-        const int64_t i = at + 16 * part;
+        const int64_t i = at + half * part;
         if (dtype == TE_f32)
             *(float4 *)(void *)((float *)y + i) = make_float4(f[0], f[1], f[2], f[3]);
         else
@@ -233,14 +236,14 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     TE_UNROLL for (int upper = 0; upper < 2; upper++)
         te__cell_scales<F>(scale[upper], offset[upper], at, groups, lane / 4 + 8 * upper, half);
     TE_UNROLL for (int i = 0; i < 4; i++) {
-        const int group = half * 4 + i, col = step * TE_STEP_K + group * TE_CELL_GROUP + lane % 4 * 4;
+        const int group = half * 4 + i, col = step * TE_STEP_K + group * TE_CELL_GROUP + lane % 4 * cells::T_COLUMNS;
         uint32_t q[2][4];
         if (group >= groups) break;
         te__cell_codes<F, TE_bf16>(q, at, group, lane);
         TE_UNROLL for (int upper = 0; upper < 2; upper++) {
             float v[8];
             te__dequantize_group(v, q[upper], scale[upper][i], offset[upper][i]);
-            if (row + 8 * upper < a.rows) te__dequantize_store(a.y, (row + 8 * upper) * a.k + col, v, a.dtype);
+            if (row + 8 * upper < a.rows) te__dequantize_store(a.y, (row + 8 * upper) * a.k + col, cells::HALF, v, a.dtype);
         }
     }
 }
@@ -270,7 +273,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         }
         te__dequantize_group(v, codes, s, o);
         TE_UNROLL for (int j = 0; j < 8; j++) v[j] = here ? v[j] : NAN;
-        te__dequantize_store(a.y, (int64_t)blockIdx.x * a.k + i * TE_CELL_GROUP + t * 4, v, a.dtype);
+        te__dequantize_store(a.y, (int64_t)blockIdx.x * a.k + i * TE_CELL_GROUP + t * cells::T_COLUMNS, cells::HALF, v, a.dtype);
     }
 }
 

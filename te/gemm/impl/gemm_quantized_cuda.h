@@ -55,14 +55,12 @@ typedef struct te__quantized {
     int columns;       /* of A in shared memory: a power of two, at least the columns of the product */
     int buffered;      /* steps of which shared memory has A at a time: all of a block, or a multiple of the warps that
                         * have different steps */
-    uint32_t buffered_inverse; /* v * buffered_inverse >> 32 is v / (vectors of eight activations of a row in the
-                                * buffer) */
     int stages;        /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
     int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
     int out_f32;       /* 1: y and c are in f32, else in the format of A */
 } te__quantized;
 
-/* Constants, and the layout of shared memory: scales of each warp, fragments, A, and rings. N: column tiles. */
+/* Constants, and the layout of shared memory: barriers, scales of each warp, fragments, A, and rings. N: column tiles. */
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
@@ -75,7 +73,9 @@ struct te__quantized_memory {
         EXPANDED_GROUP = 8 * 16 + 16,
         EXPANDED = (int)te__cells_of<F>::GROUPS > 1 ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16, /* bytes of the sums of a warp */
-        SUMS = (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
+        X_BARRIER = (int)TE_QUANTIZED_WARPS * (int)TE_QUANTIZED_MAX_STAGES * 8, /* behind those of the stages */
+        SCALES = (int)X_BARRIER + 64,
+        SUMS = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
         X = (int)SUMS + (int)TE_QUANTIZED_SLOTS * (int)FRAGMENT
     };
 };
@@ -104,12 +104,67 @@ TE_FN te__quantized_place te__quantized_place_of(const te__quantized *p) {
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
+/* A barrier in shared memory, at `bar`, that counts arrivals and the bytes of copies. */
+TE_FN void te__quantized_barrier_init(uint32_t bar, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+/* Make the barriers that this thread has initialised known to asynchronous copies. */
+TE_FN void te__quantized_barrier_fence(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+/* Wait until the phase of the barrier with this parity has ended. */
+TE_FN void te__quantized_barrier_wait(uint32_t bar, int parity) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
+                     "r"(bar), "r"(parity)
+                 : "memory");
+#else
+    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
+                     "r"(bar), "r"(parity)
+                 : "memory");
+#endif
+}
+/* Bulk copies exist from compute capability 9.0 on. They leave the load and store unit to the warps that multiply;
+ * behind cp.async, the loads of other warps from shared memory wait as long as memory is the bottleneck. In code for
+ * earlier GPUs all lanes of a warp copy by cp.async, and so many arrive at its barriers. */
+TE_FN int te__quantized_arrivals(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    return 1;
+#else
+    return 32;
+#endif
+}
+/* A warp starts the copy of `bytes` bytes, a multiple of 16, which arrive at the barrier. All lanes call it. */
+TE_FN void te__quantized_copy(uint32_t to, const char *from, int bytes, uint32_t bar) {
+    const int lane = (int)threadIdx.x % 32;
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (lane == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%2], %3;\n"
+                     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2]; // a weight" ::
+                         "r"(to), "l"(from), "r"(bar), "r"(bytes)
+                     : "memory");
+#else
+    for (int at = lane * 16; at < bytes; at += 512)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16; // a weight" ::"r"(to + (uint32_t)at), "l"(from + at) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
+/* The ring of a warp: the place of a stage, of which there are `stages` at memory + i STEP with barriers at bar + 8 i,
+ * and the parity of its barrier. */
+typedef struct te__quantized_ring {
+    uint32_t memory, bar;
+    int stage, parity;
+} te__quantized_ring;
+TE_FN void te__quantized_next_stage(te__quantized_ring *r, int stages) {
+    if (++r->stage == stages) r->stage = 0, r->parity ^= 1;
+}
 /* What a warp loads next. */
 typedef struct te__quantized_loads {
-    const char *from; /* this lane's first vector of the step */
-    int left;         /* bytes from the step's first on to the end of the row tile; not above 0 if there are none */
+    const char *from; /* the step's first byte */
+    int left;         /* bytes from there to the end of the row tile; not above 0 if there are none */
     int tile, step;   /* step: from `begin` on */
-    uint64_t policy;
 } te__quantized_loads;
 /* Go to the first step of a tile. */
 template <te_block_format F, int N>
@@ -121,33 +176,18 @@ TE_FN void te__quantized_loads_of_tile(te__quantized_loads *l, const te__quantiz
     l->step = at->begin + at->first, l->tile = tile;
     const int first = l->step * memory::STEP;
     l->left = tile < p->tiles && row_tile * TE_CELL_ROWS < p->rows ? row_bytes - first : 0;
-    l->from = p->cells + (l->left > 0 ? (int64_t)row_tile * row_bytes + first : 0) + (int)threadIdx.x % 32 * 16;
+    l->from = p->cells + (int64_t)row_tile * row_bytes + first;
 }
-/* Start the copy of `bytes` bytes, and fill the vector of 16 bytes with zeros. */
-TE_FN void te__quantized_copy(uint32_t to, const char *from, int bytes, uint64_t policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3; // a weight" ::"r"(to),
-                 "l"(from), "r"(bytes), "l"(policy)
-                 : "memory");
-}
-/* Start the copy of a step into a stage, with zeros behind the end of the rows, and go to the warp's next step. */
+/* Start the copy of the warp's next step, if there is one, into stage number `stage`, and go to the step behind it. */
 template <te_block_format F, int N>
 TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, const te__quantized_place *at,
-                              const char *stage) {
+                              const te__quantized_ring *ring, int stage) {
     enum { STEP = te__quantized_memory<F, N>::STEP };
-    const int lane = (int)threadIdx.x % 32;
-    const uint32_t to = te__shared_address(stage) + (uint32_t)(lane * 16);
     if (l->step >= at->end) te__quantized_loads_of_tile<F, N>(l, p, at, l->tile + at->next_tile);
-    if (l->left >= STEP) {
-        TE_UNROLL for (int byte = 0; byte < STEP; byte += 512)
-            if (byte + 512 <= STEP || lane < STEP % 512 / 16) te__quantized_copy(to + byte, l->from + byte, 16, l->policy);
-    } else if (l->step < at->end && l->tile < p->tiles) { /* the last step, or rows behind those of W */
-        TE_UNROLL_1 for (int byte = 0; byte + lane * 16 < STEP; byte += 512) {
-            const int exists = byte + lane * 16 < l->left;
-            te__quantized_copy(to + byte, exists ? l->from + byte : p->cells, exists ? 16 : 0, l->policy);
-        }
-    }
+    if (l->left > 0 && l->step < at->end)
+        te__quantized_copy(ring->memory + (uint32_t)(stage * STEP), l->from, l->left < STEP ? l->left : STEP,
+                           ring->bar + (uint32_t)(stage * 8));
     l->from += at->stride * STEP, l->left -= at->stride * STEP, l->step += at->stride;
-    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
@@ -166,34 +206,47 @@ TE_FN uint4 te__bf16_part(const uint32_t x[8], const int part) {
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* Start the copy of p->buffered steps of A, from column k on and up to column `end`, to shared memory: [column][group]
- * [lane % 4]. Of a group, columns 4 c to 4 c + 3 are half c / 4 of the vector of lane c % 4, which is the order of mma's
- * operands. A in f32 has been stored when the function ends. */
+/* Bring p->buffered steps of A, from column k on and up to column `end`, to shared memory: [column][k], with zeros from
+ * `end` on. In 16 bits they arrive at the barrier `bar`; A in f32 has been stored when the function ends. */
 template <te_dtype T>
-TE_FN void te__quantized_load_x(const char *buffer, const te__quantized *p, int k, int end, int step_k) {
-    const int per_row = p->buffered * (step_k / 8), total = p->m * per_row; /* vectors of eight */
-    const int column = p->buffered * step_k * 2 + TE_QUANTIZED_X_PAD;
-    TE_UNROLL_1 for (int v = (int)threadIdx.x; v < total; v += TE_QUANTIZED_THREADS) {
-        const int row = (int)__umulhi((uint32_t)v, p->buffered_inverse), at = v - row * per_row, col = k + at * 8;
-        const char *const from = (const char *)p->x + ((int64_t)row * p->k + (col < end ? col : 0)) * (T == TE_f32 ? 4 : 2);
-        const char *const to = buffer + (T == TE_f32 ? 3 * row : row) * column + at / 4 * 64 + 2 * at % 4 * 16 + at % 4 / 2 * 8;
-        if (T != TE_f32) {
-            const uint32_t shared = te__shared_address(to);
-            TE_UNROLL for (int i = 0; i < 2; i++)
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared + i * 16), "l"(from + i * 8),
-                             "r"(col < end ? 8 : 0)
+TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int end, int step_k, uint32_t bar) {
+    const int width = p->buffered * step_k, column = width * 2 + TE_QUANTIZED_X_PAD, lane = (int)threadIdx.x % 32;
+    const int count = end - k < width ? end - k : width; /* values of a row */
+    if (count < width) /* the row ends with a part of a step */
+        TE_UNROLL_1 for (int i = (int)threadIdx.x; i < p->columns * (step_k / 8); i += TE_QUANTIZED_THREADS) {
+            const int at = (count - 1) / step_k * step_k + i % (step_k / 8) * 8;
+            if (at >= count) *(uint4 *)(void *)(buffer + i / (step_k / 8) * column + at * 2) = make_uint4(0, 0, 0, 0);
+        }
+    if (T != TE_f32) {
+        if (threadIdx.x >= 32) return;
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+        if (lane == 0)
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(p->m * count * 2) : "memory");
+        __syncwarp();
+        if (lane < p->m)
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                             te__shared_address(buffer) + (uint32_t)(lane * column)),
+                         "l"((const uint16_t *)p->x + (int64_t)lane * p->k + k), "r"(count * 2), "r"(bar)
+                         : "memory");
+#else
+        for (int row = 0; row < p->m; row++)
+            for (int i = lane; i < count / 8; i += 32)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                                 te__shared_address(buffer) + (uint32_t)(row * column + i * 16)),
+                             "l"((const uint16_t *)p->x + (int64_t)row * p->k + k + i * 8)
                              : "memory");
-            continue;
-        }
-        const uint4 a = col < end ? __ldg((const uint4 *)(const void *)from) : make_uint4(0, 0, 0, 0);
-        const uint4 b = col < end ? __ldg((const uint4 *)(const void *)from + 1) : make_uint4(0, 0, 0, 0);
-        const uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        TE_UNROLL for (int part = 0; part < 3; part++) {
-            const uint4 x = te__bf16_part(w, part);
-            uint2 *const of_part = (uint2 *)(void *)(uintptr_t)(to + part * column);
-            of_part[0] = make_uint2(x.x, x.y), of_part[2] = make_uint2(x.z, x.w);
-        }
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+        return;
     }
+    TE_UNROLL_1 for (int row = 0; row < p->m; row++)
+        TE_UNROLL_4 for (int i = (int)threadIdx.x; i < count / 8; i += TE_QUANTIZED_THREADS) {
+            const uint4 *const from = (const uint4 *)(const void *)((const float *)p->x + (int64_t)row * p->k + k + i * 8);
+            const uint4 a = __ldg(from), b = __ldg(from + 1);
+            const uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            TE_UNROLL for (int part = 0; part < 3; part++)
+                *(uint4 *)(void *)(buffer + (3 * row + part) * column + i * 16) = te__bf16_part(w, part);
+        }
 }
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
@@ -260,6 +313,13 @@ TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const ch
         s.scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
     return s;
 }
+/* This lane's eight activations of a group. */
+template <te_block_format F>
+TE_FN uint4 te__quantized_operand(const char *x) {
+    if (!te__cells_of<F>::HALVES) return *(const uint4 *)(const void *)x;
+    const uint2 a = *(const uint2 *)(const void *)x, b = *(const uint2 *)(const void *)(x + 32);
+    return make_uint4(a.x, a.y, b.x, b.y);
+}
 /* c += one step, times the unit of the codes. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with
  * columns 2 (lane % 4) and 2 (lane % 4) + 1 of the column tile. x: this lane's first vector of the step; x_tile: bytes
  * from column tile to column tile. */
@@ -283,7 +343,7 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
                        second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]}, min[4] = {s.min[0], s.min[1], s.min[0], s.min[1]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
-            const uint4 b = *(const uint4 *)(const void *)(x + group * 64 + tile * x_tile);
+            const uint4 b = te__quantized_operand<F>(x + group * 64 + tile * x_tile);
             float part[4] = {0, 0, 0, 0};
             te__mma_sync(part, first, b.x, b.y, M);
             if (cells::HALVES) {
@@ -405,11 +465,18 @@ TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_plac
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Wait until all but the youngest stages - 1 groups of copies have arrived. */
-TE_FN void te__quantized_wait_stage(int stages) {
-    if (stages == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else if (stages == 3) asm volatile("cp.async.wait_group 2;" ::: "memory");
-    else asm volatile("cp.async.wait_group 3;" ::: "memory");
+/* Order this thread's stores to shared memory before asynchronous copies to the same place. */
+TE_FN void te__quantized_fence_async(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/* Fill a stage with zeros behind its first `bytes` bytes: a row of W ends with a part of a step. */
+template <int STEP>
+TE_FN void te__quantized_clear(char *stage, int bytes) {
+    for (int at = bytes + (int)threadIdx.x % 32 * 16; at < STEP; at += 512) *(uint4 *)(void *)(stage + at) = make_uint4(0, 0, 0, 0);
+    te__quantized_fence_async();
+    __syncwarp();
 }
 /* F: the format of W; T: of A; N: column tiles, 1, 2 or 4. */
 template <te_block_format F, te_dtype T, int N>
@@ -417,54 +484,67 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     te__quantized_kernel(const __grid_constant__ te__quantized p) {
     extern __shared__ uint4 te_quantized_memory[];
     typedef te__quantized_memory<F, N> memory;
+    typedef te__cells_of<F> cells;
     constexpr te_dtype M = T == TE_f16 ? TE_f16 : TE_bf16;
     char *const shared = (char *)te_quantized_memory;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const te__quantized_place at = te__quantized_place_of(&p);
     const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
-    const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD;
-    char *const x = shared + memory::X, *const x_lane = x + (lane / 4 & (p.columns - 1)) * x_column + lane % 4 * 16;
-    const char *const ring = x + p.columns * x_column + warp * p.stages * memory::STEP;
-    char *const expanded = shared + warp * memory::EXPANDED;
+    const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD; /* bytes of a column of A */
+    char *const x = shared + memory::X;
+    const char *const x_lane = x + (lane / 4 & (p.columns - 1)) * x_column + lane % 4 * (cells::T_COLUMNS * 2);
+    char *const stages = x + p.columns * x_column + warp * p.stages * memory::STEP;
+    char *const expanded = shared + memory::SCALES + warp * memory::EXPANDED;
+    const int row_bytes = p.k / cells::VALUES * cells::CELL;
     const int whole = at.end - at.begin <= p.buffered; /* shared memory has A of all steps */
+    const uint32_t x_bar = te__shared_address(shared) + memory::X_BARRIER;
+    te__quantized_ring ring = {te__shared_address(stages),
+                               te__shared_address(shared) + (uint32_t)(warp * TE_QUANTIZED_MAX_STAGES * 8), 0, 0};
     te__quantized_loads loads;
-    const char *stage = ring, *const last_stage = ring + (p.stages - 1) * memory::STEP;
+    int x_parity = 0;
     te__quantized_arrive_relaxed(p.split);
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(loads.policy));
     te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
-    /* The first stage, if it may be loaded before the previous kernel ends; then A, which would wait behind all stages;
-     * then the other stages. */
-    TE_UNROLL_1 for (int i = 0; i <= p.stages; i++) {
-        if (i != p.early_weights) {
-            te__quantized_load<F, N>(&loads, &p, &at, ring + (i - (i > p.early_weights)) * memory::STEP);
-            continue;
+    if (lane < p.stages) te__quantized_barrier_init(ring.bar + (uint32_t)(lane * 8), te__quantized_arrivals());
+    if (threadIdx.x == 0) te__quantized_barrier_init(x_bar, te__quantized_arrivals());
+    te__quantized_barrier_fence();
+    __syncwarp();
+    if (!p.early_weights) te_kernel_wait();
+    /* the first stage; then A, which would wait behind all stages; then the other stages */
+    TE_UNROLL_1 for (int i = 0; i < p.stages; i++) {
+        if (i == 1) {
+            te_kernel_begin();
+            te__quantized_load_x<T>(x, &p, at.begin * memory::STEP_K, end_k, memory::STEP_K, x_bar);
+            __syncthreads();
         }
-        te_kernel_begin();
-        te__quantized_load_x<T>(x, &p, at.begin * memory::STEP_K, end_k, memory::STEP_K);
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        te__quantized_load<F, N>(&loads, &p, &at, &ring, i);
     }
-    te__quantized_wait_stage(p.stages); /* A has arrived, and the first stage */
-    __syncthreads();
+    if (T != TE_f32) te__quantized_barrier_wait(x_bar, 0);
     TE_UNROLL_1 for (int tile = at.tile; tile < p.tiles; tile += at.next_tile) {
+        const int exists = (tile * p.across + at.row) * TE_CELL_ROWS < p.rows;
         float c[N][4];
         TE_UNROLL for (int i = 0; i < N; i++)
             TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
         TE_UNROLL_1 for (int first = at.begin; first < at.end; first += p.buffered) {
             const int end = first + p.buffered < at.end ? first + p.buffered : at.end;
             if (!whole && (first > at.begin || tile > at.tile)) {
+                x_parity ^= 1;
+                te__quantized_fence_async();
                 __syncthreads(); /* all warps have read the steps before */
-                te__quantized_load_x<T>(x, &p, first * memory::STEP_K, end_k, memory::STEP_K);
-                asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
+                te__quantized_load_x<T>(x, &p, first * memory::STEP_K, end_k, memory::STEP_K, x_bar);
                 __syncthreads();
+                if (T != TE_f32) te__quantized_barrier_wait(x_bar, x_parity);
             }
+            if (!exists) continue;
             const char *of_x = x_lane + at.first * memory::X_STEP;
             TE_UNROLL_1 for (int step = first + at.first; step < end; step += at.stride) {
-                te__quantized_wait_stage(p.stages);
-                __syncwarp(); /* the copies of all lanes have arrived */
-                te__quantized_multiply<F, M, N>(c, stage, of_x, 8 * x_column, expanded);
+                char *const of_stage = stages + ring.stage * memory::STEP;
+                te__quantized_barrier_wait(ring.bar + (uint32_t)(ring.stage * 8), ring.parity);
+                if (cells::GROUPS == 1 && row_bytes - step * memory::STEP < memory::STEP)
+                    te__quantized_clear<memory::STEP>(of_stage, row_bytes - step * memory::STEP);
+                te__quantized_multiply<F, M, N>(c, of_stage, of_x, 8 * x_column, expanded);
                 __syncwarp(); /* all lanes have read the stage and the scales */
-                te__quantized_load<F, N>(&loads, &p, &at, stage);
-                stage = stage == last_stage ? ring : stage + memory::STEP;
+                te__quantized_load<F, N>(&loads, &p, &at, &ring, ring.stage);
+                te__quantized_next_stage(&ring, p.stages);
                 of_x += at.stride * memory::X_STEP;
             }
         }
@@ -534,15 +614,27 @@ TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Choose how the work is divided, and set what depends on it, by a simple model of the time, in bytes of W. The
- * multiprocessor with the most work reads its part of W from memory; A from the L2, which costs about half for each
- * byte, and a wait if shared memory does not hold all of it; and a reduction costs as long as some bytes of W. Returns
- * the bytes of shared memory. */
+/* Choose how the work is divided, and set what depends on it, by a model of the time in clock cycles, whose constants
+ * were measured on an H200. Memory and the warps work at the same time; A is read from the L2. Returns the bytes of shared
+ * memory. */
 TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e, const te_context *ctx) {
-    enum { CLUSTER_COST = 12000, TILE_COST = 3000, ROUND_COST = 20000 };
+    enum {
+        MEMORY_RATE = 17,    /* bytes of a cycle for each multiprocessor, if all read */
+        L2_RATE = 24,        /* the same of the L2 */
+        MAX_RATE = 34,       /* bytes of a cycle that one multiprocessor reads from memory if others do not */
+        GROUP_LATENCY = 110, /* cycles of a warp for a group, .. */
+        STEP_LATENCY = 300,  /* and besides for a step */
+        GROUP_ISSUE = 30,    /* instructions for a group, .. */
+        TILE_ISSUE = 9,      /* and besides for each column tile */
+        CLUSTER = 800,       /* cycles for the reduction by a cluster */
+        TILE = 600,          /* and by a block */
+        ROUND = 2500         /* cycles for each time that A has to be loaded, if shared memory does not hold it */
+    };
     const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), ring = TE_QUANTIZED_WARPS * e->step_bytes;
     const int column = 2 * e->step_k * p->columns, pad = TE_QUANTIZED_X_PAD * p->columns;
     const int free = (int)ctx->shared_bytes - e->fixed - pad; /* for A and the rings */
+    const int groups = e->step_k / TE_CELL_GROUP, column_tiles = (int)te_ceil_div(p->columns, TE_QUANTIZED_TILE_COLUMNS);
+    const int issue = groups * (GROUP_ISSUE + TILE_ISSUE * column_tiles) / 4; /* a multiprocessor issues four at a time */
     int64_t least = -1;
     for (int across = 1; across <= TE_QUANTIZED_WARPS; across++) {
         const int stride = TE_QUANTIZED_WARPS / across, tiles = (int)te_ceil_div(row_tiles, across);
@@ -553,16 +645,18 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
             const int most = (free - 2 * ring) / column, buffered = steps <= most ? steps : most / stride * stride;
             if (buffered < 1) continue;
             const int64_t waves = split > 1 ? 1 : te_ceil_div(tiles, e->clusters[1]);
-            const int64_t of_w = te_ceil_div(steps, stride) * (stride * across) * e->step_bytes;
-            const int64_t rounds = te_ceil_div(steps, buffered), of_x = (int64_t)steps * column / 2;
-            const int64_t cost = waves * (of_w + TILE_COST + (rounds > 1 ? rounds * ROUND_COST + of_x : 0)) +
-                                 (rounds > 1 ? 0 : of_x) + (split > 1 ? CLUSTER_COST : 0);
+            const int64_t rounds = steps <= buffered ? 0 : waves * te_ceil_div(steps, buffered);
+            const int64_t of_x = (int64_t)steps * column * (rounds ? waves : 1) / L2_RATE;
+            const int64_t of_step = te_max(groups * GROUP_LATENCY + STEP_LATENCY, issue * stride * across * 5 / 4);
+            const int64_t of_warps = waves * (te_ceil_div(steps, stride) * of_step + TILE) + rounds * ROUND;
+            const int64_t all = (int64_t)row_tiles * p->steps * e->step_bytes / ctx->processors / MEMORY_RATE;
+            const int64_t busiest = waves * across * steps * e->step_bytes / MAX_RATE;
+            const int64_t cost = te_max(te_max(all, busiest), of_warps) + of_x / 2 + (split > 1 ? CLUSTER : 0);
             if (least >= 0 && cost >= least) continue;
             least = cost, p->across = across, p->split = split, p->tiles = tiles, p->buffered = buffered;
         }
     }
     p->inverse = 256 / p->split + 1, p->stages = (int)te_min(TE_QUANTIZED_MAX_STAGES, (free - p->buffered * column) / ring);
-    p->buffered_inverse = (uint32_t)(0xffffffffu / (unsigned)(p->buffered * (e->step_k / 8)) + 1);
     return e->fixed + pad + p->buffered * column + p->stages * ring;
 }
 /* The most rows of A for one launch. */
