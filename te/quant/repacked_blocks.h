@@ -15,9 +15,10 @@
  *     scales for each row the bytes of the block that are no codes; in formats of 32 values row r is followed by r + 8
  * The cells of a part are ordered by rows, then by columns. Rows are padded with zeros to a multiple of 16.
  *
- * In a group, lane 4 (row % 8) + t of a warp, with t from 0 to 3, has the codes of two rows, row % 8 and row % 8 + 8, in
- * the columns 8 t .. 8 t + 7; in q6_k, whose scales belong to 16 columns, in 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. Below, i is the number of a code among the
- * lane's eight codes of a row, and upper is 1 for the second row. Codes i and i + 1, with an even i, lie 16 bits apart.
+ * In a group, lane 4 (row % 8) + t of a warp, with t from 0 to 3, has the codes of two rows, row % 8 and row % 8 + 8,
+ * in the columns 8 t .. 8 t + 7; in q6_k, whose scales belong to 16 columns, in 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t
+ * + 3. Below, i is the number of a code among the lane's eight codes of a row, and upper is 1 for the second row. Codes
+ * i and i + 1, with an even i, lie 16 bits apart.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -46,11 +47,7 @@ typedef struct te__repacked_header {
 TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
 /* The number that is added to the codes of a block (te__block_codes) so that none is negative. */
 TE_BOTH int te__cell_zero(te_block_format f) {
-    return f == TE_BLOCK_q8_0   ? 128
-           : f == TE_BLOCK_q4_0 ? 8
-           : f == TE_BLOCK_q5_0 ? 16
-           : f == TE_BLOCK_q6_k ? 32
-                                : 0;
+    return f == TE_BLOCK_q8_0 ? 128 : f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0;
 }
 /* The bytes of a group's low and high bits. */
 TE_BOTH int te__cell_low_bytes(te_block_format f) { return f == TE_BLOCK_q8_0 ? 512 : 256; }
@@ -60,10 +57,10 @@ TE_BOTH int te__cell_high_bytes(te_block_format f) {
 
 /* ---- repacking --------------------------------------------------------------------------------------------------- */
 
-/* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. Codes of four bits and the
- * low or high four bits of longer ones: a byte has those of both rows of a lane, the first row's in its low half. The
- * other bits of a code of five or six bits are its highest ones in the first row, its lowest ones in the second row, so
- * that a code's bits are adjacent when they are merged (te__cell_codes). */
+/* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. Codes of four bits and
+ * the low or high four bits of longer ones: a byte has those of both rows of a lane, the first row's in its low half.
+ * The other bits of a code of five or six bits are its highest ones in the first row, its lowest ones in the second
+ * row, so that a code's bits are adjacent when they are merged (te__cell_codes). */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
     const int halves = f == TE_BLOCK_q6_k, upper = row / 8;
     const int lane = row % 8 * 4 + (halves ? col / 4 % 4 : col / 8), i = halves ? col % 4 + col / 16 * 4 : col % 8;
@@ -77,10 +74,10 @@ TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int co
     if (more == 2) high[lane * 4 + i % 2 * 2 + i / 4] |= (uint8_t)(rest << (i / 2 % 2 * 4 + 2 - 2 * upper));
     if (more == 1) high[lane * 2 + i % 2] |= (uint8_t)(rest << (i / 2 * 2 + 1 - upper));
 }
-/* The scales of q4_k and q5_k in a cell: for rows r and r + 8 of the cell 8 bytes with d and dmin of both; then for each
- * lane, which has the scales and mins of both rows for groups 2 t and 2 t + 1, 4 bytes with their low 4 bits: of group
- * 2 t a byte with the mins and a byte with the scales of both rows, then of group 2 t + 1; and 2 bytes with their high 2
- * bits, one for each group. */
+/* The scales of q4_k and q5_k in a cell: for rows r and r + 8 of the cell 8 bytes with d and dmin of both; then for
+ * each lane, which has the scales and mins of both rows for groups 2 t and 2 t + 1, 4 bytes with their low 4 bits: of
+ * group 2 t a byte with the mins and a byte with the scales of both rows, then of group 2 t + 1; and 2 bytes with their
+ * high 2 bits, one for each group. */
 TE_API void te__cell_store_scales_k(uint8_t *scales, int row, const uint8_t *b) {
     uint8_t scale[8], min[8];
     const int upper = row / 8;

@@ -4,8 +4,9 @@
  *
  * An integer in the low bits of a 16-bit float is that integer times the format's smallest number, 2^-133 in bf16 and
  * 2^-24 in f16, as long as it has 8 bits in bf16 or 11 in f16: subnormal numbers and the first normal ones are equally
- * spaced. So a mask makes floats of two codes, and one fma for two codes multiplies them by a power of two and subtracts
- * the zero of the format. The powers are chosen so that the results are q times the `unit` of te__cell_unit_log.
+ * spaced. So a mask makes floats of two codes, and one fma for two codes multiplies them by a power of two and
+ * subtracts the zero of the format. The powers are chosen so that the results are q times the `unit` of
+ * te__cell_unit_log.
  */
 /* target: cuda */
 #ifndef TE_GEMM_QUANTIZED_CELLS_H
@@ -243,7 +244,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         TE_UNROLL for (int upper = 0; upper < 2; upper++) {
             float v[8];
             te__dequantize_group(v, q[upper], scale[upper][i], offset[upper][i]);
-            if (row + 8 * upper < a.rows) te__dequantize_store(a.y, (row + 8 * upper) * a.k + col, cells::HALF, v, a.dtype);
+            if (row + 8 * upper < a.rows)
+                te__dequantize_store(a.y, (row + 8 * upper) * a.k + col, cells::HALF, v, a.dtype);
         }
     }
 }
@@ -273,7 +275,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         }
         te__dequantize_group(v, codes, s, o);
         TE_UNROLL for (int j = 0; j < 8; j++) v[j] = here ? v[j] : NAN;
-        te__dequantize_store(a.y, (int64_t)blockIdx.x * a.k + i * TE_CELL_GROUP + t * cells::T_COLUMNS, cells::HALF, v, a.dtype);
+        te__dequantize_store(a.y, (int64_t)blockIdx.x * a.k + i * TE_CELL_GROUP + t * cells::T_COLUMNS, cells::HALF, v,
+                             a.dtype);
     }
 }
 
@@ -296,7 +299,7 @@ TE_IF_USED TE_API const void *te__dequantize_kernel_of(te_block_format f, int lo
 TE_API const char *te__cells_at(const te_weight_part *part) { return (const char *)part->data + TE_REPACKED_HEADER; }
 /* y[rows, k] = the values of a repacked weight, as `dtype`. */
 TE_IF_USED TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const te_quantized_weight *w, int64_t k,
-                                       te_context *ctx) {
+                                                  te_context *ctx) {
     te__dequantize_args a;
     memset(&a, 0, sizeof a);
     a.dtype = dtype, a.k = (int)k;
@@ -313,7 +316,7 @@ TE_IF_USED TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const
 }
 /* y[i] = row tokens[i] of w, as `dtype`, for `rows` tokens; NaN if w has no such row. */
 TE_IF_USED TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows,
-                                      const te_quantized_weight *w, int64_t cols, te_context *ctx) {
+                                                 const te_quantized_weight *w, int64_t cols, te_context *ctx) {
     te__dequantize_args a;
     memset(&a, 0, sizeof a);
     a.y = y, a.dtype = dtype, a.k = (int)cols, a.tokens = tokens, a.count = rows;

@@ -3,9 +3,9 @@
  *
  * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below. A warp multiplies 16 rows of W, one step of its columns at a
  * time: it has a ring of stages in shared memory, each for a step, which it fills by copies of 16 bytes (cp.async). It
- * converts codes to bf16 or f16 in registers, multiplies them by A with mma.sync, and adds the sums of each group, times
- * the group's scale, in f32. The offset of a group is multiplied by the sum of the group's activations, which is a
- * product with ones. A in f32 is the exact sum of three bf16, which take three columns of the product.
+ * converts codes to bf16 or f16 in registers, multiplies them by A with mma.sync, and adds the sums of each group,
+ * times the group's scale, in f32. The offset of a group is multiplied by the sum of the group's activations, which is
+ * a product with ones. A in f32 is the exact sum of three bf16, which take three columns of the product.
  *
  * The warps of a block are `across` row tiles times as many parts of k. The steps of a tile can also be divided among
  * the blocks of a cluster. The fewer rows of W share A in shared memory, the more bytes of A are read from the L2; the
@@ -30,10 +30,10 @@ enum {
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
     TE_QUANTIZED_TILE_COLUMNS = 8, /* of a column tile: columns of the product that one mma computes */
     TE_QUANTIZED_MAX_STAGES = 4,
-    TE_QUANTIZED_X_PAD = 64,               /* bytes behind each column of A, so that they lie in different banks */
-    TE_QUANTIZED_SLOTS = 21,               /* fragments that a block holds when it adds them up */
-    TE_QUANTIZED_MAX_SPLIT = 8,            /* the most blocks of a cluster */
-    TE_QUANTIZED_MAX_M = 64,               /* rows up to which the skinny kernel is launched for some rows at a time */
+    TE_QUANTIZED_X_PAD = 64,           /* bytes behind each column of A, so that they lie in different banks */
+    TE_QUANTIZED_SLOTS = 21,           /* fragments that a block holds when it adds them up */
+    TE_QUANTIZED_MAX_SPLIT = 8,        /* the most blocks of a cluster */
+    TE_QUANTIZED_MAX_M = 64,           /* rows up to which the skinny kernel is launched for some rows at a time */
     TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones,
                                         * such as heads, are multiplied by the skinny kernel for any number of rows */
 };
@@ -60,19 +60,20 @@ typedef struct te__quantized {
     int out_f32;       /* 1: y and c are in f32, else in the format of A */
 } te__quantized;
 
-/* Constants, and the layout of shared memory: barriers, scales of each warp, fragments, A, and rings. N: column tiles. */
+/* Constants, and the layout of shared memory: barriers, scales of each warp, fragments, A, and rings. N: column tiles.
+ */
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
         STEP_K = F == TE_BLOCK_q8_0 ? 128 : TE_STEP_K, /* columns of a step */
         GROUPS = STEP_K / TE_CELL_GROUP,
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
-        X_STEP = (int)STEP_K * 2, /* bytes of a column of A */
-        /* bytes for each warp, where the scales of a step of a k-quant are first converted; rows are padded so that they
-         * lie in different banks */
+        X_STEP = (int)STEP_K * 2,                                                         /* bytes of a column of A */
+        /* bytes for each warp, where the scales of a step of a k-quant are first converted; rows are padded so that
+         * they lie in different banks */
         EXPANDED_GROUP = 8 * 16 + 16,
-        EXPANDED = (int)te__cells_of<F>::GROUPS > 1 ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
-        FRAGMENT = N * 32 * 16, /* bytes of the sums of a warp */
+        EXPANDED = (int)te__cells_of<F>::GROUPS > 1 ? (int)GROUPS *(int)EXPANDED_GROUP : 0,
+        FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */
         X_BARRIER = (int)TE_QUANTIZED_WARPS * (int)TE_QUANTIZED_MAX_STAGES * 8, /* behind those of the stages */
         SCALES = (int)X_BARRIER + 64,
         SUMS = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
@@ -82,8 +83,8 @@ struct te__quantized_memory {
 
 /* ---- what a warp computes ---------------------------------------------------------------------------------------- */
 
-/* The place of a warp: its row tile within the block's tile, and which of the steps from `begin` to `end` it takes: step
- * begin + first, and each `stride` steps behind. */
+/* The place of a warp: its row tile within the block's tile, and which of the steps from `begin` to `end` it takes:
+ * step begin + first, and each `stride` steps behind. */
 typedef struct te__quantized_place {
     int tile, next_tile; /* of the block; and by how much it grows */
     int rank;            /* of the block in its cluster */
@@ -117,13 +118,17 @@ TE_FN void te__quantized_barrier_fence(void) {
 /* Wait until the phase of the barrier with this parity has ended. */
 TE_FN void te__quantized_barrier_wait(uint32_t bar, int parity) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
-                     "r"(bar), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
+            "r"(bar),
+        "r"(parity)
+        : "memory");
 #else
-    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
-                     "r"(bar), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred done;\nwait:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(
+            bar),
+        "r"(parity)
+        : "memory");
 #endif
 }
 /* Bulk copies exist from compute capability 9.0 on. They leave the load and store unit to the warps that multiply;
@@ -141,13 +146,16 @@ TE_FN void te__quantized_copy(uint32_t to, const char *from, int bytes, uint32_t
     const int lane = (int)threadIdx.x % 32;
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (lane == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%2], %3;\n"
-                     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2]; // a weight" ::
-                         "r"(to), "l"(from), "r"(bar), "r"(bytes)
-                     : "memory");
+        asm volatile(
+            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%2], %3;\n"
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2]; // a weight" ::"r"(
+                to),
+            "l"(from), "r"(bar), "r"(bytes)
+            : "memory");
 #else
     for (int at = lane * 16; at < bytes; at += 512)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16; // a weight" ::"r"(to + (uint32_t)at), "l"(from + at) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16; // a weight" ::"r"(to + (uint32_t)at), "l"(from + at)
+                     : "memory");
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }
@@ -212,7 +220,7 @@ template <te_dtype T>
 TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int end, int step_k, uint32_t bar) {
     const int width = p->buffered * step_k, column = width * 2 + TE_QUANTIZED_X_PAD, lane = (int)threadIdx.x % 32;
     const int count = end - k < width ? end - k : width; /* values of a row */
-    if (count < width) /* the row ends with a part of a step */
+    if (count < width)                                   /* the row ends with a part of a step */
         TE_UNROLL_1 for (int i = (int)threadIdx.x; i < p->columns * (step_k / 8); i += TE_QUANTIZED_THREADS) {
             const int at = (count - 1) / step_k * step_k + i % (step_k / 8) * 8;
             if (at >= count) *(uint4 *)(void *)(buffer + i / (step_k / 8) * column + at * 2) = make_uint4(0, 0, 0, 0);
@@ -221,18 +229,20 @@ TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int
         if (threadIdx.x >= 32) return;
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
         if (lane == 0)
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(p->m * count * 2) : "memory");
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(p->m * count * 2)
+                         : "memory");
         __syncwarp();
         if (lane < p->m)
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                             te__shared_address(buffer) + (uint32_t)(lane * column)),
-                         "l"((const uint16_t *)p->x + (int64_t)lane * p->k + k), "r"(count * 2), "r"(bar)
-                         : "memory");
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                    te__shared_address(buffer) + (uint32_t)(lane * column)),
+                "l"((const uint16_t *)p->x + (int64_t)lane * p->k + k), "r"(count * 2), "r"(bar)
+                : "memory");
 #else
         for (int row = 0; row < p->m; row++)
             for (int i = lane; i < count / 8; i += 32)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                                 te__shared_address(buffer) + (uint32_t)(row * column + i * 16)),
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(te__shared_address(buffer) +
+                                                                               (uint32_t)(row * column + i * 16)),
                              "l"((const uint16_t *)p->x + (int64_t)row * p->k + k + i * 8)
                              : "memory");
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
@@ -241,18 +251,18 @@ TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int
     }
     TE_UNROLL_1 for (int row = 0; row < p->m; row++)
         TE_UNROLL_4 for (int i = (int)threadIdx.x; i < count / 8; i += TE_QUANTIZED_THREADS) {
-            const uint4 *const from = (const uint4 *)(const void *)((const float *)p->x + (int64_t)row * p->k + k + i * 8);
-            const uint4 a = __ldg(from), b = __ldg(from + 1);
-            const uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-            TE_UNROLL for (int part = 0; part < 3; part++)
-                *(uint4 *)(void *)(buffer + (3 * row + part) * column + i * 16) = te__bf16_part(w, part);
-        }
+        const uint4 *const from = (const uint4 *)(const void *)((const float *)p->x + (int64_t)row * p->k + k + i * 8);
+        const uint4 a = __ldg(from), b = __ldg(from + 1);
+        const uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        TE_UNROLL for (int part = 0; part < 3; part++)
+            *(uint4 *)(void *)(buffer + (3 * row + part) * column + i * 16) = te__bf16_part(w, part);
+    }
 }
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* What a group of a k-quant has for rows r and r + 8: two scales; and of q4_k and q5_k for each row its min twice, as an
- * operand of mma times the unit, of q6_k the scales of the second half of the group. */
+/* What a group of a k-quant has for rows r and r + 8: two scales; and of q4_k and q5_k for each row its min twice, as
+ * an operand of mma times the unit, of q6_k the scales of the second half of the group. */
 typedef struct te__quantized_scales {
     float2 scale, more;
     uint32_t min[2];
@@ -275,10 +285,13 @@ TE_FN float2 te__quantized_expand_k(char *to, const char *stage) {
     TE_UNROLL for (int i = 0; i < 2; i++) {
         const uint32_t select = i ? 0x7432 : 0x7410, twice = i ? 0x3232 : 0x1010;
         /* d scale = d (2^23 + scale) - d 2^23 */
-        const float a = fmaf(__uint_as_float(__byte_perm(scale[0], 0x4b000000u, select)), first.x, first.x * -8388608.0f);
-        const float b = fmaf(__uint_as_float(__byte_perm(scale[1], 0x4b000000u, select)), second.x, second.x * -8388608.0f);
+        const float a =
+            fmaf(__uint_as_float(__byte_perm(scale[0], 0x4b000000u, select)), first.x, first.x * -8388608.0f);
+        const float b =
+            fmaf(__uint_as_float(__byte_perm(scale[1], 0x4b000000u, select)), second.x, second.x * -8388608.0f);
         *(uint4 *)(void *)(to + (lane % 4 * 2 + i) * te__quantized_memory<F, 1>::EXPANDED_GROUP + row * 16) =
-            make_uint4(__float_as_uint(a), __float_as_uint(b), __byte_perm(min[0], 0, twice), __byte_perm(min[1], 0, twice));
+            make_uint4(__float_as_uint(a), __float_as_uint(b), __byte_perm(min[0], 0, twice),
+                       __byte_perm(min[1], 0, twice));
     }
     return make_float2(-first.y, -second.y);
 }
@@ -289,7 +302,8 @@ TE_FN void te__quantized_expand_q6_k(char *to, const char *stage) {
     te__cell_scales<TE_BLOCK_q6_k>(scale, offset, stage, TE_STEP_GROUPS, row, half);
     TE_UNROLL for (int i = 0; i < 4; i++) {
         float *at = (float *)(void *)(to + (half * 4 + i) * te__quantized_memory<TE_BLOCK_q6_k, 1>::EXPANDED_GROUP +
-                                      row % 8 * 16) + row / 8;
+                                      row % 8 * 16) +
+                    row / 8;
         at[0] = scale[i][0], at[2] = scale[i][1];
     }
 }
@@ -302,7 +316,8 @@ TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const ch
     te__quantized_scales s;
     s.more = make_float2(0, 0), s.min[0] = s.min[1] = 0;
     if (cells::GROUPS > 1) {
-        const uint4 v = *(const uint4 *)(const void *)(expanded + group * te__quantized_memory<F, 1>::EXPANDED_GROUP + row * 16);
+        const uint4 v =
+            *(const uint4 *)(const void *)(expanded + group * te__quantized_memory<F, 1>::EXPANDED_GROUP + row * 16);
         s.scale = make_float2(__uint_as_float(v.x), __uint_as_float(v.y)), s.min[0] = v.z, s.min[1] = v.w;
         s.more = make_float2(__uint_as_float(v.z), __uint_as_float(v.w));
     } else if (cells::OFFSET) {
@@ -312,6 +327,10 @@ TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const ch
     } else
         s.scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
     return s;
+}
+/* c += sum times the factor of each row, and sum becomes 0. */
+TE_FN void te__quantized_add(float c[4], float sum[4], float2 factor) {
+    TE_UNROLL for (int i = 0; i < 4; i++) c[i] += sum[i] * (i < 2 ? factor.x : factor.y), sum[i] = 0;
 }
 /* This lane's eight activations of a group. */
 template <te_block_format F>
@@ -331,39 +350,39 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
     const uint32_t one = te__cell_power(M, te__cell_unit_log(M)), ones[4] = {one, one, one, one};
     float2 dmin = make_float2(0, 0);
     float offset[N][4]; /* the sums of mins and activations */
-    TE_UNROLL for (int tile = 0; tile < N; tile++)
-        TE_UNROLL for (int i = 0; i < 4; i++) offset[tile][i] = 0;
-    if (MINS) dmin = te__quantized_expand_k<F, M>(expanded, stage);
-    else if (cells::GROUPS > 1) te__quantized_expand_q6_k(expanded, stage);
+    TE_UNROLL for (int tile = 0; tile < N; tile++) TE_UNROLL for (int i = 0; i < 4; i++) offset[tile][i] = 0;
+    if (MINS)
+        dmin = te__quantized_expand_k<F, M>(expanded, stage);
+    else if (cells::GROUPS > 1)
+        te__quantized_expand_q6_k(expanded, stage);
     if (cells::GROUPS > 1) __syncwarp();
     TE_UNROLL for (int group = 0; group < memory::GROUPS; group++) {
         const te__quantized_scales s = te__quantized_load_scales<F>(stage, expanded, group);
         uint32_t q[2][4];
         te__cell_codes<F, M>(q, stage, group, (int)threadIdx.x % 32);
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
-                       second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]}, min[4] = {s.min[0], s.min[1], s.min[0], s.min[1]};
+                       second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]},
+                       min[4] = {s.min[0], s.min[1], s.min[0], s.min[1]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
             const uint4 b = te__quantized_operand<F>(x + group * 64 + tile * x_tile);
             float part[4] = {0, 0, 0, 0};
             te__mma_sync(part, first, b.x, b.y, M);
             if (cells::HALVES) {
-                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? s.scale.x : s.scale.y), part[i] = 0;
+                te__quantized_add(c[tile], part, s.scale);
                 te__mma_sync(part, second, b.z, b.w, M);
-                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? s.more.x : s.more.y);
+                te__quantized_add(c[tile], part, s.more);
                 continue;
             }
             te__mma_sync(part, second, b.z, b.w, M);
-            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? s.scale.x : s.scale.y);
+            te__quantized_add(c[tile], part, s.scale);
             if (!cells::OFFSET) continue;
             te__mma_sync(offset[tile], MINS ? min : ones, b.x, b.y, M);
             te__mma_sync(offset[tile], MINS ? min : ones, b.z, b.w, M);
-            if (MINS) continue;
-            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += offset[tile][i] * (i < 2 ? s.more.x : s.more.y), offset[tile][i] = 0;
+            if (!MINS) te__quantized_add(c[tile], offset[tile], s.more);
         }
     }
-    if (MINS)
-        TE_UNROLL for (int tile = 0; tile < N; tile++)
-            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += offset[tile][i] * (i < 2 ? dmin.x : dmin.y);
+    TE_UNROLL for (int tile = 0; tile < N; tile++)
+        if (MINS) te__quantized_add(c[tile], offset[tile], dmin);
 }
 
 /* ---- the end of a tile ------------------------------------------------------------------------------------------- */
@@ -382,8 +401,8 @@ TE_FN void te__quantized_put(void *y, int64_t i, float v, int wide) {
     else
         ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
 }
-/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. A barrier of the blocks of a
- * cluster: te__quantized_arrive, or te__quantized_arrive_relaxed if nothing has been stored that others read, and
+/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. A barrier of the blocks of
+ * a cluster: te__quantized_arrive, or te__quantized_arrive_relaxed if nothing has been stored that others read, and
  * te__quantized_wait. */
 TE_FN void te__quantized_arrive_relaxed(int split) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
@@ -436,29 +455,29 @@ TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_plac
                                 char *shared) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, slots = p->split * at->stride;
     const int mine = warp * p->split + at->rank; /* the row tile that this warp adds up */
-    char *const to = shared + (((at->row * p->inverse >> 8) * slots + at->rank * at->stride + at->first) * N * 32 + lane) * 16;
-    te__quantized_wait(p->split); /* the other blocks have started */
+    char *const to =
+        shared + (((at->row * p->inverse >> 8) * slots + at->rank * at->stride + at->first) * N * 32 + lane) * 16;
+    te__quantized_wait(p->split);          /* the other blocks have started */
     if (tile != at->tile) __syncthreads(); /* the fragments of the previous tile have been read */
-    if (at->first < at->stride)
-        TE_UNROLL for (int i = 0; i < N; i++) te__quantized_send(to + i * 512, at->row - (at->row * p->inverse >> 8) * p->split, c[i]);
+    if (at->first < at->stride) TE_UNROLL for (int i = 0; i < N; i++)
+        te__quantized_send(to + i * 512, at->row - (at->row * p->inverse >> 8) * p->split, c[i]);
     if (p->split == 1) __syncthreads();
     te__quantized_arrive(p->split);
     te__quantized_wait(p->split);
     if (mine >= p->across) return;
     char *const from = shared + warp * slots * (N * 512);
     float sum[N][4];
-    TE_UNROLL for (int i = 0; i < N; i++)
-        TE_UNROLL for (int j = 0; j < 4; j++) sum[i][j] = 0;
-    TE_UNROLL_4 for (int slot = 0; slot < slots; slot++)
-        TE_UNROLL for (int i = 0; i < N; i++) {
+    TE_UNROLL for (int i = 0; i < N; i++) TE_UNROLL for (int j = 0; j < 4; j++) sum[i][j] = 0;
+    TE_UNROLL_4 for (int slot = 0; slot < slots; slot++) TE_UNROLL for (int i = 0; i < N; i++) {
         const float4 v = *(const float4 *)(const void *)(from + (slot * N + i) * 512 + lane * 16);
         sum[i][0] += v.x, sum[i][1] += v.y, sum[i][2] += v.z, sum[i][3] += v.w;
     }
     __syncwarp(); /* all lanes have read the first sums, which are replaced */
     float *const sums = (float *)(void *)from;
-    TE_UNROLL for (int i = 0; i < N; i++)
-        TE_UNROLL for (int j = 0; j < 4; j++)
-        sums[(i * 8 + lane % 4 * 2 + j % 2) * TE_CELL_ROWS + lane / 4 + j / 2 * 8] = sum[i][j];
+    TE_UNROLL for (int i = 0; i < 4 * N; i++) {
+        const int column = i / 4 * 8 + lane % 4 * 2 + i % 2, row = lane / 4 + i % 4 / 2 * 8;
+        sums[column * TE_CELL_ROWS + row] = sum[i / 4][i % 4];
+    }
     __syncwarp();
     te__quantized_store<T>(p, (tile * p->across + mine) * TE_CELL_ROWS, sums);
 }
@@ -474,7 +493,8 @@ TE_FN void te__quantized_fence_async(void) {
 /* Fill a stage with zeros behind its first `bytes` bytes: a row of W ends with a part of a step. */
 template <int STEP>
 TE_FN void te__quantized_clear(char *stage, int bytes) {
-    for (int at = bytes + (int)threadIdx.x % 32 * 16; at < STEP; at += 512) *(uint4 *)(void *)(stage + at) = make_uint4(0, 0, 0, 0);
+    for (int at = bytes + (int)threadIdx.x % 32 * 16; at < STEP; at += 512)
+        *(uint4 *)(void *)(stage + at) = make_uint4(0, 0, 0, 0);
     te__quantized_fence_async();
     __syncwarp();
 }
@@ -522,8 +542,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     TE_UNROLL_1 for (int tile = at.tile; tile < p.tiles; tile += at.next_tile) {
         const int exists = (tile * p.across + at.row) * TE_CELL_ROWS < p.rows;
         float c[N][4];
-        TE_UNROLL for (int i = 0; i < N; i++)
-            TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
+        TE_UNROLL for (int i = 0; i < N; i++) TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
         TE_UNROLL_1 for (int first = at.begin; first < at.end; first += p.buffered) {
             const int end = first + p.buffered < at.end ? first + p.buffered : at.end;
             if (!whole && (first > at.begin || tile > at.tile)) {
@@ -566,22 +585,18 @@ typedef struct te__quantized_kernel_entry {
 template <te_block_format F, te_dtype T, int N>
 TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
     typedef te__quantized_memory<F, N> memory;
-    static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<F, T, N>,
-                                               memory::STEP_K,
-                                               memory::STEP,
-                                               memory::X,
-                                               0,
-                                               {0}};
+    static te__quantized_kernel_entry entry = {
+        (const void *)te__quantized_kernel<F, T, N>, memory::STEP_K, memory::STEP, memory::X, 0, {0}};
     return &entry;
 }
 /* The kernel for a format of W and a number of columns of the product. */
 template <te_dtype T>
 TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, int64_t columns) {
     switch ((int)f) {
-#define TE_QUANTIZED_ENTRY(token)                                                     \
-    case TE_BLOCK_##token:                                                            \
-        return columns > 16  ? te__quantized_entry<TE_BLOCK_##token, T, 4>()          \
-               : columns > 8 ? te__quantized_entry<TE_BLOCK_##token, T, 2>()          \
+#define TE_QUANTIZED_ENTRY(token)                                            \
+    case TE_BLOCK_##token:                                                   \
+        return columns > 16  ? te__quantized_entry<TE_BLOCK_##token, T, 4>() \
+               : columns > 8 ? te__quantized_entry<TE_BLOCK_##token, T, 2>() \
                              : te__quantized_entry<TE_BLOCK_##token, T, 1>();
         TE_CELL_FORMATS(TE_QUANTIZED_ENTRY)
 #undef TE_QUANTIZED_ENTRY
@@ -607,16 +622,16 @@ TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split
 TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context *ctx) {
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&e->set, __ATOMIC_ACQUIRE) & bit) return TE_OK;
-    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     (int)ctx->shared_bytes),
-                           "shared memory of the product of a quantized weight"));
+    TE_TRY(te__cuda_status(
+        ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ctx->shared_bytes),
+        "shared memory of the product of a quantized weight"));
     for (int i = 1; i <= TE_QUANTIZED_MAX_SPLIT; i++) e->clusters[i] = te__quantized_clusters(e, i, ctx);
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
 /* Choose how the work is divided, and set what depends on it, by a model of the time in clock cycles, whose constants
- * were measured on an H200. Memory and the warps work at the same time; A is read from the L2. Returns the bytes of shared
- * memory. */
+ * were measured on an H200. Memory and the warps work at the same time; A is read from the L2. Returns the bytes of
+ * shared memory. */
 TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e, const te_context *ctx) {
     enum {
         MEMORY_RATE = 17,    /* bytes of a cycle for each multiprocessor, if all read */
@@ -633,8 +648,10 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
     const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), ring = TE_QUANTIZED_WARPS * e->step_bytes;
     const int column = 2 * e->step_k * p->columns, pad = TE_QUANTIZED_X_PAD * p->columns;
     const int free = (int)ctx->shared_bytes - e->fixed - pad; /* for A and the rings */
-    const int groups = e->step_k / TE_CELL_GROUP, column_tiles = (int)te_ceil_div(p->columns, TE_QUANTIZED_TILE_COLUMNS);
-    const int issue = groups * (GROUP_ISSUE + TILE_ISSUE * column_tiles) / 4; /* a multiprocessor issues four at a time */
+    const int groups = e->step_k / TE_CELL_GROUP,
+              column_tiles = (int)te_ceil_div(p->columns, TE_QUANTIZED_TILE_COLUMNS);
+    const int issue =
+        groups * (GROUP_ISSUE + TILE_ISSUE * column_tiles) / 4; /* a multiprocessor issues four at a time */
     int64_t least = -1;
     for (int across = 1; across <= TE_QUANTIZED_WARPS; across++) {
         const int stride = TE_QUANTIZED_WARPS / across, tiles = (int)te_ceil_div(row_tiles, across);
@@ -656,13 +673,12 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
             least = cost, p->across = across, p->split = split, p->tiles = tiles, p->buffered = buffered;
         }
     }
-    p->inverse = 256 / p->split + 1, p->stages = (int)te_min(TE_QUANTIZED_MAX_STAGES, (free - p->buffered * column) / ring);
+    p->inverse = 256 / p->split + 1,
+    p->stages = (int)te_min(TE_QUANTIZED_MAX_STAGES, (free - p->buffered * column) / ring);
     return e->fixed + pad + p->buffered * column + p->stages * ring;
 }
 /* The most rows of A for one launch. */
-TE_API int te__quantized_rows(te_dtype dtype) {
-    return dtype == TE_f32 ? 10 : 32;
-}
+TE_API int te__quantized_rows(te_dtype dtype) { return dtype == TE_f32 ? 10 : 32; }
 /* Multiply `rows` rows of A, from row m0 on, by a part of W, whose first row is row `first` of W. */
 template <te_dtype T>
 TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, const te_weight_part *part,
