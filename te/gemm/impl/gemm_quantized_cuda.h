@@ -49,15 +49,20 @@ typedef struct te__quantized {
     int tiles, steps;  /* tiles of W, each of 16 across rows, and steps of a tile */
     int split;         /* blocks of a cluster, among which the steps of a tile are divided; if above 1, each cluster
                         * computes one tile */
-    int inverse;       /* row tile * inverse >> 8 is the row tile / split */
-    int across;        /* warps of a block that have different rows; so many other warps have the same rows and other
-                        * steps; the rest is idle */
-    int columns;       /* of A in shared memory: a power of two, at least the columns of the product */
-    int buffered;      /* steps of which shared memory has A at a time: all of a block, or a multiple of the warps that
-                        * have different steps */
-    int stages;        /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
-    int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
-    int out_f32;       /* 1: y and c are in f32, else in the format of A */
+    int split_inverse; /* row tile * split_inverse >> 8 is the row tile / split */
+    int more_steps;    /* so many blocks of a cluster have steps_of_block + 1 steps, the others steps_of_block */
+    int steps_of_block;
+    int row_bytes;      /* of 16 rows of W */
+    int across;         /* warps of a block that have different rows; so many other warps have the same rows and other
+                         * steps; the rest is idle */
+    int across_inverse; /* warp * across_inverse >> 8 is the warp / across */
+    int stride;         /* warps with different steps */
+    int columns;        /* of A in shared memory: a power of two, at least the columns of the product */
+    int buffered;       /* steps of which shared memory has A at a time: all of a block, or a multiple of the warps that
+                         * have different steps */
+    int stages;         /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
+    int early_weights;  /* 1: the previous kernel does not write W, which is loaded before it ends */
+    int out_f32;        /* 1: y and c are in f32, else in the format of A */
 } te__quantized;
 
 /* Constants, and the layout of shared memory: barriers, scales of each warp, fragments, A, and rings. N: column tiles.
@@ -94,11 +99,15 @@ TE_FN te__quantized_place te__quantized_place_of(const te__quantized *p) {
     const int warp = (int)threadIdx.x / 32;
     te__quantized_place at;
     at.tile = (int)blockIdx.x, at.rank = 0, at.next_tile = (int)gridDim.x, at.begin = 0, at.end = p->steps;
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (p->split > 1) {
-        at.tile /= p->split, at.rank = (int)blockIdx.x % p->split;
-        at.begin = p->steps * at.rank / p->split, at.end = p->steps * (at.rank + 1) / p->split;
+        asm("mov.u32 %0, %%clusterid.x;" : "=r"(at.tile));
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(at.rank));
+        at.begin = at.rank * p->steps_of_block + (at.rank < p->more_steps ? at.rank : p->more_steps);
+        at.end = at.begin + p->steps_of_block + (at.rank < p->more_steps);
     }
-    at.first = warp / p->across, at.row = warp - at.first * p->across, at.stride = TE_QUANTIZED_WARPS / p->across;
+#endif
+    at.first = warp * p->across_inverse >> 8, at.row = warp - at.first * p->across, at.stride = p->stride;
     if (at.first >= at.stride) at.first = p->steps; /* the warp is idle */
     return at;
 }
@@ -179,12 +188,11 @@ template <te_block_format F, int N>
 TE_FN void te__quantized_loads_of_tile(te__quantized_loads *l, const te__quantized *p, const te__quantized_place *at,
                                        int tile) {
     typedef te__quantized_memory<F, N> memory;
-    const int row_bytes = p->k / te__cells_of<F>::VALUES * te__cells_of<F>::CELL;
     const int row_tile = tile * p->across + at->row;
     l->step = at->begin + at->first, l->tile = tile;
     const int first = l->step * memory::STEP;
-    l->left = tile < p->tiles && row_tile * TE_CELL_ROWS < p->rows ? row_bytes - first : 0;
-    l->from = p->cells + (int64_t)row_tile * row_bytes + first;
+    l->left = tile < p->tiles && row_tile * TE_CELL_ROWS < p->rows ? p->row_bytes - first : 0;
+    l->from = p->cells + (int64_t)row_tile * p->row_bytes + first;
 }
 /* Start the copy of the warp's next step, if there is one, into stage number `stage`, and go to the step behind it. */
 template <te_block_format F, int N>
@@ -456,11 +464,11 @@ TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_plac
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, slots = p->split * at->stride;
     const int mine = warp * p->split + at->rank; /* the row tile that this warp adds up */
     char *const to =
-        shared + (((at->row * p->inverse >> 8) * slots + at->rank * at->stride + at->first) * N * 32 + lane) * 16;
+        shared + (((at->row * p->split_inverse >> 8) * slots + at->rank * at->stride + at->first) * N * 32 + lane) * 16;
     te__quantized_wait(p->split);          /* the other blocks have started */
     if (tile != at->tile) __syncthreads(); /* the fragments of the previous tile have been read */
     if (at->first < at->stride) TE_UNROLL for (int i = 0; i < N; i++)
-        te__quantized_send(to + i * 512, at->row - (at->row * p->inverse >> 8) * p->split, c[i]);
+        te__quantized_send(to + i * 512, at->row - (at->row * p->split_inverse >> 8) * p->split, c[i]);
     if (p->split == 1) __syncthreads();
     te__quantized_arrive(p->split);
     te__quantized_wait(p->split);
@@ -515,7 +523,6 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     const char *const x_lane = x + (lane / 4 & (p.columns - 1)) * x_column + lane % 4 * (cells::T_COLUMNS * 2);
     char *const stages = x + p.columns * x_column + warp * p.stages * memory::STEP;
     char *const expanded = shared + memory::SCALES + warp * memory::EXPANDED;
-    const int row_bytes = p.k / cells::VALUES * cells::CELL;
     const int whole = at.end - at.begin <= p.buffered; /* shared memory has A of all steps */
     const uint32_t x_bar = te__shared_address(shared) + memory::X_BARRIER;
     te__quantized_ring ring = {te__shared_address(stages),
@@ -523,21 +530,21 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     te__quantized_loads loads;
     int x_parity = 0;
     te__quantized_arrive_relaxed(p.split);
-    te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
-    if (lane < p.stages) te__quantized_barrier_init(ring.bar + (uint32_t)(lane * 8), te__quantized_arrivals());
-    if (threadIdx.x == 0) te__quantized_barrier_init(x_bar, te__quantized_arrivals());
-    te__quantized_barrier_fence();
+    if (lane == 0) {
+        TE_UNROLL for (int i = 0; i < TE_QUANTIZED_MAX_STAGES; i++)
+            te__quantized_barrier_init(ring.bar + (uint32_t)(i * 8), te__quantized_arrivals());
+        if (warp == 0) te__quantized_barrier_init(x_bar, te__quantized_arrivals());
+        te__quantized_barrier_fence();
+    }
     __syncwarp();
+    te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
     if (!p.early_weights) te_kernel_wait();
     /* the first stage; then A, which would wait behind all stages; then the other stages */
-    TE_UNROLL_1 for (int i = 0; i < p.stages; i++) {
-        if (i == 1) {
-            te_kernel_begin();
-            te__quantized_load_x<T>(x, &p, at.begin * memory::STEP_K, end_k, memory::STEP_K, x_bar);
-            __syncthreads();
-        }
-        te__quantized_load<F, N>(&loads, &p, &at, &ring, i);
-    }
+    te__quantized_load<F, N>(&loads, &p, &at, &ring, 0);
+    te_kernel_begin();
+    te__quantized_load_x<T>(x, &p, at.begin * memory::STEP_K, end_k, memory::STEP_K, x_bar);
+    TE_UNROLL_1 for (int i = 1; i < p.stages; i++) te__quantized_load<F, N>(&loads, &p, &at, &ring, i);
+    __syncthreads();
     if (T != TE_f32) te__quantized_barrier_wait(x_bar, 0);
     TE_UNROLL_1 for (int tile = at.tile; tile < p.tiles; tile += at.next_tile) {
         const int exists = (tile * p.across + at.row) * TE_CELL_ROWS < p.rows;
@@ -558,8 +565,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
             TE_UNROLL_1 for (int step = first + at.first; step < end; step += at.stride) {
                 char *const of_stage = stages + ring.stage * memory::STEP;
                 te__quantized_barrier_wait(ring.bar + (uint32_t)(ring.stage * 8), ring.parity);
-                if (cells::GROUPS == 1 && row_bytes - step * memory::STEP < memory::STEP)
-                    te__quantized_clear<memory::STEP>(of_stage, row_bytes - step * memory::STEP);
+                if (cells::GROUPS == 1 && p.row_bytes - step * memory::STEP < memory::STEP)
+                    te__quantized_clear<memory::STEP>(of_stage, p.row_bytes - step * memory::STEP);
                 te__quantized_multiply<F, M, N>(c, of_stage, of_x, 8 * x_column, expanded);
                 __syncwarp(); /* all lanes have read the stage and the scales */
                 te__quantized_load<F, N>(&loads, &p, &at, &ring, ring.stage);
@@ -577,7 +584,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
  * blocks that run at the same time on the last of these devices. */
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
-    int step_k, step_bytes, fixed; /* fixed: bytes of shared memory besides A and the rings */
+    int step_k, step_bytes, cell, values, fixed; /* fixed: bytes of shared memory besides A and the rings */
     uint64_t set;
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;
@@ -585,8 +592,14 @@ typedef struct te__quantized_kernel_entry {
 template <te_block_format F, te_dtype T, int N>
 TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
     typedef te__quantized_memory<F, N> memory;
-    static te__quantized_kernel_entry entry = {
-        (const void *)te__quantized_kernel<F, T, N>, memory::STEP_K, memory::STEP, memory::X, 0, {0}};
+    static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<F, T, N>,
+                                               memory::STEP_K,
+                                               memory::STEP,
+                                               te__cells_of<F>::CELL,
+                                               te__cells_of<F>::VALUES,
+                                               memory::X,
+                                               0,
+                                               {0}};
     return &entry;
 }
 /* The kernel for a format of W and a number of columns of the product. */
@@ -636,12 +649,13 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
     enum {
         MEMORY_RATE = 17,    /* bytes of a cycle for each multiprocessor, if all read */
         L2_RATE = 24,        /* the same of the L2 */
-        MAX_RATE = 34,       /* bytes of a cycle that one multiprocessor reads from memory if others do not */
+        MAX_RATE = 20,       /* bytes of a cycle that a multiprocessor reads from memory if others do not */
         GROUP_LATENCY = 110, /* cycles of a warp for a group, .. */
+        TILE_LATENCY = 30,   /* besides for each column tile but one, .. */
         STEP_LATENCY = 300,  /* and besides for a step */
         GROUP_ISSUE = 30,    /* instructions for a group, .. */
         TILE_ISSUE = 9,      /* and besides for each column tile */
-        CLUSTER = 800,       /* cycles for the reduction by a cluster */
+        CLUSTER = 1500,      /* cycles for the reduction by a cluster */
         TILE = 600,          /* and by a block */
         ROUND = 2500         /* cycles for each time that A has to be loaded, if shared memory does not hold it */
     };
@@ -652,6 +666,7 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
               column_tiles = (int)te_ceil_div(p->columns, TE_QUANTIZED_TILE_COLUMNS);
     const int issue =
         groups * (GROUP_ISSUE + TILE_ISSUE * column_tiles) / 4; /* a multiprocessor issues four at a time */
+    const int latency = groups * (GROUP_LATENCY + TILE_LATENCY * (column_tiles - 1)) + STEP_LATENCY;
     int64_t least = -1;
     for (int across = 1; across <= TE_QUANTIZED_WARPS; across++) {
         const int stride = TE_QUANTIZED_WARPS / across, tiles = (int)te_ceil_div(row_tiles, across);
@@ -664,16 +679,19 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
             const int64_t waves = split > 1 ? 1 : te_ceil_div(tiles, e->clusters[1]);
             const int64_t rounds = steps <= buffered ? 0 : waves * te_ceil_div(steps, buffered);
             const int64_t of_x = (int64_t)steps * column * (rounds ? waves : 1) / L2_RATE;
-            const int64_t of_step = te_max(groups * GROUP_LATENCY + STEP_LATENCY, issue * stride * across * 5 / 4);
+            const int64_t of_step = te_max(latency, issue * stride * across * 5 / 4);
             const int64_t of_warps = waves * (te_ceil_div(steps, stride) * of_step + TILE) + rounds * ROUND;
             const int64_t all = (int64_t)row_tiles * p->steps * e->step_bytes / ctx->processors / MEMORY_RATE;
             const int64_t busiest = waves * across * steps * e->step_bytes / MAX_RATE;
-            const int64_t cost = te_max(te_max(all, busiest), of_warps) + of_x / 2 + (split > 1 ? CLUSTER : 0);
+            const int64_t cost =
+                te_max(te_max(all, busiest), of_warps) + of_warps / 4 + of_x / 2 + (split > 1 ? CLUSTER : 0);
             if (least >= 0 && cost >= least) continue;
             least = cost, p->across = across, p->split = split, p->tiles = tiles, p->buffered = buffered;
         }
     }
-    p->inverse = 256 / p->split + 1,
+    p->split_inverse = 256 / p->split + 1, p->across_inverse = 256 / p->across + 1;
+    p->stride = TE_QUANTIZED_WARPS / p->across;
+    p->steps_of_block = p->steps / p->split, p->more_steps = p->steps % p->split;
     p->stages = (int)te_min(TE_QUANTIZED_MAX_STAGES, (free - p->buffered * column) / ring);
     return e->fixed + pad + p->buffered * column + p->stages * ring;
 }
@@ -694,7 +712,8 @@ TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, 
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? (const char *)g->bias + (size_t)first * in : 0;
     p.out_f32 = g->out == TE_f32, p.alpha = g->alpha, p.beta = g->beta;
     p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n;
-    p.steps = (int)te_ceil_div(g->k, e->step_k), p.early_weights = te__launch_follows_kernel(ctx);
+    p.row_bytes = p.k / e->values * e->cell, p.steps = (int)te_ceil_div(g->k, e->step_k),
+    p.early_weights = te__launch_follows_kernel(ctx);
     for (p.columns = 1; p.columns < columns;) p.columns *= 2;
     const int shared = te__quantized_choose(&p, e, ctx);
     const int blocks = p.split > 1 ? p.tiles * p.split : (int)te_min(p.tiles, e->clusters[1]);
