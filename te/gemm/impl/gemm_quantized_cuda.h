@@ -233,8 +233,17 @@ TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int
             const int at = (count - 1) / step_k * step_k + i % (step_k / 8) * 8;
             if (at >= count) *(uint4 *)(void *)(buffer + i / (step_k / 8) * column + at * 2) = make_uint4(0, 0, 0, 0);
         }
-    if (T != TE_f32) {
-        if (threadIdx.x >= 32) return;
+    if (T == TE_f32) {
+        TE_UNROLL_1 for (int row = 0; row < p->m; row++)
+            TE_UNROLL_4 for (int i = (int)threadIdx.x; i < count / 8; i += TE_QUANTIZED_THREADS) {
+            const uint4 *const from =
+                (const uint4 *)(const void *)((const float *)p->x + (int64_t)row * p->k + k + i * 8);
+            const uint4 a = __ldg(from), b = __ldg(from + 1);
+            const uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            TE_UNROLL for (int part = 0; part < 3; part++)
+                *(uint4 *)(void *)(buffer + (3 * row + part) * column + i * 16) = te__bf16_part(w, part);
+        }
+    } else if (threadIdx.x < 32) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
         if (lane == 0)
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(p->m * count * 2)
@@ -255,15 +264,6 @@ TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int
                              : "memory");
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
-        return;
-    }
-    TE_UNROLL_1 for (int row = 0; row < p->m; row++)
-        TE_UNROLL_4 for (int i = (int)threadIdx.x; i < count / 8; i += TE_QUANTIZED_THREADS) {
-        const uint4 *const from = (const uint4 *)(const void *)((const float *)p->x + (int64_t)row * p->k + k + i * 8);
-        const uint4 a = __ldg(from), b = __ldg(from + 1);
-        const uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        TE_UNROLL for (int part = 0; part < 3; part++)
-            *(uint4 *)(void *)(buffer + (3 * row + part) * column + i * 16) = te__bf16_part(w, part);
     }
 }
 
