@@ -123,7 +123,7 @@ typedef struct te_scale_rule {
     int power_of_two; /* 1: the scale is rounded down to a power of two */
 } te_scale_rule;
 
-/* The rule of current scaling: the scale is computed from the tensor's own amax. */
+/* Returns the rule of current scaling: the scale is computed from the amax of the tensor itself, in this step. */
 TE_API te_scale_rule te__scale_rule_current(void) {
     const te_scale_rule r = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
     return r;
@@ -297,7 +297,8 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     TE_REQUIRE(start, ctx, TE_ERROR_MEMORY, "te_scales_init: cannot allocate %zu bytes", s->bytes);
     for (int i = 0; i < count; i++) {
         const size_t at = (size_t)i;
-        start[part + at] = start[4 * part + at * TE_SCALES_INVERSE_STRIDE] = 1.0f; /* scale, inverse */
+        /* the tensor's scale and its inverse */
+        start[part + at] = start[4 * part + at * TE_SCALES_INVERSE_STRIDE] = 1.0f;
         start[2 * part + at] = te_fp8_max(formats[i]);
     }
     te_status status = te_copy(ctx, memory, start, s->bytes);
@@ -317,7 +318,8 @@ TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats
     te_status status = te_copy(ctx, all, s->memory, bytes);
     if (status == TE_OK) status = te_synchronize(ctx);
     for (size_t i = 0; status == TE_OK && known && i < (size_t)s->count; i++) {
-        const float max = te_fp8_max(formats[i]), old = all[2 * part + i], ratio = max / old; /* a power of two */
+        /* the formats' maxima, 448 and 57344, differ by a power of two, so the new scale is exact */
+        const float max = te_fp8_max(formats[i]), old = all[2 * part + i], ratio = max / old;
         known = old == TE_E4M3_MAX || old == TE_E5M2_MAX;
         all[2 * part + i] = max, all[part + i] *= ratio;
         all[4 * part + i * TE_SCALES_INVERSE_STRIDE] /= ratio;

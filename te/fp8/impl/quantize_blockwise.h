@@ -31,10 +31,10 @@ typedef struct te_quantize_blockwise {
     float *y_inverse, *yt_inverse;  /* 1 / scale of each block of y and of yt; target memory */
     const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to the next multiple of 128; the additional columns are zeros */
+    int64_t yt_cols; /* at least rows, at most the next multiple of 128; columns of yt from index `rows` on are zeros */
     te_dtype to;
     int square_blocks;  /* 1: blocks of 128 x 128, 0: of 1 x 128 */
-    te_scale_rule rule; /* epsilon, margin and power_of_two are used */
+    te_scale_rule rule; /* of the rule only epsilon, margin and power_of_two are used: there is no history */
 } te_quantize_blockwise;
 
 TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t cols) {
@@ -54,7 +54,7 @@ enum {
     TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* the pitch of the array amax below, in words; padded so that
                                                             the lanes of a warp write to different banks */
 };
-/* The part of the tile that a lane holds in registers. */
+/* The 8 x 8 pieces of x that a lane holds in registers while the scales are computed. */
 typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_blockwise_registers;
 /* In the arrays below, a line is a row or a column of the tile; their first index is 0 for rows and 1 for columns. */
 typedef struct te_blockwise_shared {
@@ -254,7 +254,7 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     TE_REQUIRE(q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
                "%s: %lld columns; tiles of 128 elements are of rows of multiples of 16", who, (long long)q->cols);
     TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
-               (long long)q->cols); /* so that the bytes of a row fit into 32 bits in te__blockwise_load */
+               (long long)q->cols); /* te__blockwise_load computes the bytes of a row in 32 bits */
     TE_REQUIRE((q->x && (!q->y || q->y_inverse) && (!q->yt || q->yt_inverse)) || !q->rows || !q->cols, ctx,
                TE_ERROR_NULL, "%s: x, or where the scales go, is null", who);
     TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0 && (uintptr_t)q->y_inverse % TE_ACCESS == 0 &&
@@ -263,8 +263,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* the number of blocks per SM; x takes more
-                                                                      registers in f32 */
+/* the number of blocks that must fit on an SM, for which the compiler limits registers; in f32 x takes more of them */
+#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3)
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context
  * *ctx). */

@@ -224,7 +224,7 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
         memset(sum, 0, sizeof sum);
         for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
             const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            /* in place of a row beyond the last one, the last row is loaded; its results are then not stored */
+            /* Beyond the last row of the weight, the last row is loaded again; the results for it are not stored. */
             for (int r = 0; r < TE__SKINNY_N; r++)
                 te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
             for (int i = 0; i < (int)g->m; i++) {
