@@ -49,7 +49,8 @@ enum { TE_GRAPH_BLOCKS = 1024 };
  * that use it. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    /* bytes: the pool's size; used: the bytes in use now; high: the largest offset at which a piece has ended so far */
+    /* bytes: the pool's size; used: the bytes in use now; high: the size that the pool has needed so far, which is the
+     * highest end of a piece */
     size_t bytes, used, high;
     int measures;             /* 1: the pool has no memory and only computes `high`, the number of bytes that would be
                                * needed */

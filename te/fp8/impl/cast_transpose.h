@@ -55,10 +55,10 @@ typedef struct te_fp8_out {
     uint32_t stream;
 } te_fp8_out;
 
-/* The two functions that a kernel is made from. load: loads from each input the eight elements that begin at (row,
- * col); only the first n of them lie in the tensor. compute: computes eight results from these elements. arg: the
- * kernel's arguments. aligned: a compile-time constant; 1 if n is 8 and the index of the first element is a multiple of
- * eight. */
+/* The types of the two functions from which TE_FP8_KERNELS makes a kernel. load: loads from each input the eight
+ * elements that begin at (row, col); only the first n of them lie in the tensor. compute: computes eight results from
+ * these elements. arg: the kernel's arguments. aligned: a compile-time constant; 1 if n is 8 and the index of the first
+ * element is a multiple of eight. */
 typedef void (*te_fp8_load_fn)(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned);
 typedef void (*te_fp8_compute_fn)(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col);
 
@@ -247,9 +247,10 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
     return te__grid_of(te_ceil_div(o->rows, TE_FP8_TILE) * te_ceil_div(o->cols, TE_FP8_TILE), 1);
 }
 
-/* Define two kernels of a producer, one for cols that are a multiple of eight and one for other cols, and te_status
- * name_run(const type *, ctx), which launches the one that fits. resident: the number of blocks that must fit on an SM,
- * for which the compiler limits the registers of a thread; inputs: how many vectors the function load fills. */
+/* Define two kernels that cast the results of `compute`, one for cols that are a multiple of eight and one for other
+ * cols, and te_status name_run(const type *, ctx), which launches the one that fits. resident: the number of blocks
+ * that must fit on an SM, for which the compiler limits the registers of a thread; inputs: how many vectors the
+ * function load fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \
@@ -260,8 +261,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
         return o->cols % 8 == 0 ? name##_aligned_launch(ctx, te__fp8_grid(o), args)                                \
                                 : name##_unaligned_launch(ctx, te__fp8_grid(o), args);                             \
     }
-/* Define one kernel of a producer. aligned: 1 if it is for cols that are a multiple of eight. stochastic: 1 if it
- * rounds stochastically, for which aligned must be 1. */
+/* Define one kernel that casts the results of `compute`. aligned: 1 if it is for cols that are a multiple of eight.
+ * stochastic: 1 if it rounds stochastically, for which aligned must be 1. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
                        te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \

@@ -28,7 +28,7 @@
 #include "../../core/rank_group.h"  /* te_group, TE_HAS_COMM_OVERLAP */
 #include "../../core/target.h" /* TE_TRY, te_launch, TE_KERNEL */
 #if TE_CUDA
-#include <cuda.h> /* CUdeviceptr; no function of libcuda is linked */
+#include <cuda.h> /* CUdeviceptr, CUresult; libcuda is not linked: its functions are looked up at run time */
 
 #include "../../core/impl/peer_packet.h" /* te_nanoseconds, te_flag_load */
 #endif

@@ -30,8 +30,9 @@ typedef struct te__gemm_plan {
     /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: the product's algorithms were timed; 0: not yet;
      * -1: they cannot be timed */
     int found, timed;
-    const void *bias, *aux; /* bias, aux, a_inverse, b_inverse: the pointers that are set in the descriptor at
-                             * present */
+    /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor holds at present; it is changed only if a
+     * call has other ones */
+    const void *bias, *aux;
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;

@@ -103,10 +103,10 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 enum {
-    TE_SM90_EPILOGUE_PARTS = 32,   /* number of parts of a quarter of a tile: a quarter has 128 rows, a part has four of
-                                    * them */
-    /* 32-bit words of the epilogue's input for eight elements of D. The input has at most three vectors of eight 16-bit
-     * elements: one from each half of the source, or one from each of three other ranks */
+    /* number of parts of a quarter of a tile, which has 128 rows; a part has four of them */
+    TE_SM90_EPILOGUE_PARTS = 32,
+    /* The number of 32-bit words of the epilogue's input for eight elements of D. The input has at most three vectors
+     * of eight 16-bit elements: one from each half of the source, or one from each of three other ranks. */
     TE_SM90_GEMM_SOURCE_WORDS = 12
 };
 
@@ -268,8 +268,8 @@ TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te_
             TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
         }
         const int behind = pair + q->slice.stride;
-        /* after the last pair of parts there is no next pair: the source of the last pair is loaded again, and not
-         * used */
+        /* After the last pair of parts its own source is loaded again, and not used, so that the loop has no branch
+         * here. */
         const int then = behind < PAIRS ? behind : pair;
         TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
             te__load16_readonly(next[i], te__sm90_epilogue_source_at(

@@ -24,8 +24,8 @@ enum {
     /* number of blocks in a cluster; the tiles of its two blocks lie one below the other, and need the same part of
      * B */
     TE_CLUSTER = 2,
-    /* number of rows of cluster tiles in a group; the group's tiles in one column are computed before those in the next
-     * column */
+    /* The tiles of D are computed in groups of this many rows of cluster tiles (of 256 x 256), and within a group
+     * column by column, so that the operands in use stay in the L2. */
     TE_SM90_GEMM_GROUP_M = 8,
     TE_SM90_GEMM_A_BYTES = TE_TILE_M * TE_TILE_K * 2,
     TE_SM90_GEMM_STAGE_BYTES = (TE_TILE_M + TE_TILE_N) * TE_TILE_K * 2,
@@ -130,7 +130,9 @@ typedef struct te__sm90_gemm_config {
     int reads_source;
     int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
                             * its rows */
-    te__sm90_gemm_pairing pairing; /* if pairing.group is not 0, B must be stored [n, k] */
+    /* which vectors of a row of D a te_epilogue_pair_fn gets together; group 0: the epilogue needs no pairs. With pairs
+     * B must be stored [n, k]. */
+    te__sm90_gemm_pairing pairing;
     int reduce_scatter;    /* 1: each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
     int column_sums;       /* 1: the kernel can store column sums in params.column_sums */
 } te__sm90_gemm_config;
@@ -227,7 +229,7 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
 }
 
 /* Returns which quarter of a tile (0: the first 64 columns, .., 3: the last 64) is passed to the epilogue as the i-th
- * one, i = 0 to 3. */
+ * one, i = 0 to 3: quarter i, unless pairing.swap_middle swaps the second and the third. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }
