@@ -35,16 +35,18 @@
  * rows of the N operand. Except for a wgrad, the M operand is A and the N operand is B. For a wgrad the M operand is B
  * and the N operand is A, because the kernel then computes a tile of the transpose of D. */
 enum {
-    TE_SM90_BLOCKWISE_SUBTILE = 64, /* number of rows of the N operand in a subtile; one batch of wgmma multiplies a
-                                     * subtile */
+    /* number of rows of the N operand (of which a tile has 256) in a subtile; one batch of wgmma multiplies a
+     * subtile */
+    TE_SM90_BLOCKWISE_SUBTILE = 64,
     /* number of subtiles of a tile; it must be even, because successive subtiles use the two accumulators in turn */
     TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE,
     /* number of steps in one iteration of the mainloop; at its end no wgmma is in flight (te__sm90_blockwise_steps) */
     TE_SM90_BLOCKWISE_UNROLL = 4,
-    /* The offset in bytes, within a stage, of the scales of the M operand's rows. */
+    /* The offset in bytes, within a stage, of the scales of the M operand, which is the operand of which a tile has 128
+     * rows: one scale per row. */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
-    /* The offset in bytes, within a stage, of the N operand's scales. A wgrad has 256 of them, one per row; every other
-     * GEMM has those of two blocks of 128 x 128. */
+    /* The offset in bytes, within a stage, of the scales of the N operand, which is the operand of which a tile has 256
+     * rows. A wgrad has one scale per row; every other GEMM has one for each of the two blocks of 128 x 128. */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
@@ -53,11 +55,12 @@ enum {
 };
 
 typedef struct te__sm90_blockwise_params {
-    /* Parameters of the GEMM. The kernel reads only a_map (the tensor map of the M operand), b_map (of the N operand),
-     * m and n (the number of rows of the M and of the N operand), k, alpha and tiles. */
+    /* Parameters of the GEMM. The kernel reads only a_map (the tensor map of the M operand, of which a tile has 128
+     * rows), b_map (of the N operand, of which it has 256), m and n (the numbers of rows of the M and the N operand),
+     * k, alpha and tiles. */
     te__sm90_gemm_params gemm;
-    /* tensor maps of the M and the N operand's scales. Scales of 1 x 128 elements are stored as [steps, rows]; scales
-     * of 128 x 128 as [blocks of 128 rows, steps], copied in boxes of 2 x 4 */
+    /* tensor maps of the scales of the M and of the N operand. Scales of 1 x 128 elements are stored as [steps, rows],
+     * scales of 128 x 128 as [blocks of 128 rows, steps]; TMA copies the latter in boxes of 2 blocks x 4 steps */
     CUtensorMap m_scales_map, n_scales_map;
     void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
@@ -420,7 +423,7 @@ te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
 
 enum { TE_SM90_BLOCKWISE_MIN_K = (int)TE_SM90_BLOCKWISE_UNROLL * TE_FP8_BLOCK };
 
-/* Return whether the product is a weight gradient. In that case both operands have one scale per 1 x 128 elements. */
+/* Returns whether the GEMM is a weight gradient: only then B, like A, has one scale per 1 x 128 elements. */
 TE_API int te__sm90_blockwise_is_wgrad(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_BLOCKWISE_1D; }
 TE_API int te__sm90_blockwise_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30;

@@ -38,8 +38,9 @@ typedef struct te__gemm_scatter_params {
     const uint32_t *epoch;                /* the number of the current handshake; a flag is set by storing this number
                                            * in it */
     int ranks;
-    int two_kernels; /* 1: the sums of this rank's own rows are stored in a slot, too, and a second kernel adds up all
-                      * slots */
+    /* 1: this kernel stores the sums of this rank's own rows in a slot, too, and a second kernel adds up all slots; 0:
+     * this kernel adds them up */
+    int two_kernels;
 } te__gemm_scatter_params;
 
 /* The number of other ranks whose sums a lane loads while it still processes the previous part of the tile. The sums of
