@@ -1,6 +1,6 @@
 /* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one for
- * each 1 x 128 (fp8_block) or one for each row (fp8_row). A group of lanes holds all numbers of such a tile or row in
- * registers, so the kernel that produces a GEMM's operand also quantizes the operand, without another pass over it.
+ * each tile of 1 x 128 elements (fp8_block) or one for each row (fp8_row). A group of lanes holds all elements of such
+ * a tile or row in registers, so the kernel that produces a GEMM's operand also quantizes it, without another pass.
  * The result is bitwise identical to that of two passes, which round the result to the list's format and then quantize
  * it with quantize_blockwise.h or quantize_rowwise.h.
  *
@@ -58,9 +58,9 @@ TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwis
     return scale;
 }
 #if TE_CUDA
-/* Quantizes `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES lanes share k.chunks tiles of each row:
- * each of these lanes has one vector of each of the tiles. A lane computes the scales of some of the tiles and passes
- * these scales to the other lanes by shuffles. */
+/* Quantizes `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES = 16 lanes share k.chunks tiles of each
+ * row: each of these lanes has one vector of each of the tiles. Each lane computes the scales of other tiles, and
+ * passes them to the lanes that share these tiles by shuffles. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
@@ -109,7 +109,7 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
         amax_bits = bits > amax_bits ? bits : amax_bits;
     }
     float amax =
-        /* a NaN is replaced by infinity, because the maximum over the lanes would drop the NaN */
+        /* replace a NaN by infinity, because te_lanes_max would drop the NaN */
         te_float_of_bits(amax_bits < 0x7f800000u ? amax_bits : 0x7f800000u);
     te_lanes_max(&amax, g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), TE_E4M3_MAX, &c->scaled.rule);
@@ -166,7 +166,7 @@ TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_
     if (scaled) te_pointwise_store_quantized(c, k, result, count, g);
 }
 /* The body of the kernel: a group of lanes works on the rows from p->first on, p->step apart. If `adjacent` is 1, the
- * group works on only one batch of these rows, else on all of them up to the last row. */
+ * group works on only one batch of te_map_batch(k) rows, else on all rows up to the last row of the tensor. */
 TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                              te_lanes *g, const te_pointwise_part *p, const int adjacent, const int scaled) {
     const int batch = te_map_batch(k);

@@ -25,8 +25,8 @@
 #include "pointwise_elementwise.h" /* te_stages_fn, te_lane */
 #include "pointwise_norm.h" /* te_norm_of8 */
 
-/* The elements of a tile that a lane holds in registers. half[0]: in a row's first or only half; half[1]: in the second
- * half of the row, in the backward of a gated op. */
+/* The elements of a tile that a lane holds in registers. half[0]: elements of the first (or only) half of each row;
+ * half[1]: elements of the second half, in the backward of a gated op. */
 typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_pointwise_tiles_held;
 
 /* A piece of 8 x 8 elements. row: its first row; vector: its columns are 8 * vector to 8 * vector + 7; rows: how many
@@ -72,17 +72,17 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* The statistics of a row. Together with gamma and beta of a piece's columns they are what the norm needs in addition
- * to x. These statistics are loaded together with x, because a load that is issued after the stores of a row would wait
- * for these stores. */
+/* What the norm of a piece of 8 x 8 elements reads in addition to x: gamma and beta of the piece's eight columns, and
+ * the statistics of its eight rows. All of this is loaded together with x, because a load that is issued after the
+ * stores of a row would wait for these stores. */
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
     te_row_stats row[8];
 } te__piece_norm;
 TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
                                          te__tile_piece p) {
-    if (!TE_CUDA) memset(n, 0, sizeof *n); /* avoids a warning of gcc; those elements of *n that are not loaded are
-                                            * never read */
+    /* This avoids a warning of gcc. The elements of *n that are not loaded below are never read. */
+    if (!TE_CUDA) memset(n, 0, sizeof *n);
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
     const int has_mean = te_norm_has_mean(k.norm_options.code);
@@ -171,9 +171,9 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
         if (k.out_halves == 2) te_vec8_of_pairs(&p->x[1][r], l.g, k.out);
     }
 }
-/* The address in shared memory of one lane's sum over its eight rows, for one column. down: the lane's position, from
- * the top of the tile, among the lanes that have this column; the sums of these lanes are then added up. The sums use
- * the memory of the tile's amaxes, which are computed later. */
+/* Return the address in shared memory of the sum of one column over the eight rows of a piece. down: the index of the
+ * piece among the pieces that contain this column, from the top of the tile; their sums are added up later. The sums
+ * use the shared memory of the tile's amaxes, which are computed only after the sums have been read. */
 TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
     return (float *)(void *)s->u.amax + (half * TE_BLOCKWISE_LANES_A_SIDE + down) * TE_FP8_TILE + col;
 }
@@ -247,9 +247,8 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
 /* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows beyond
- * the last row of the tensor are computed like the other rows. Computing these rows is safe: the results for these rows
- * are not stored, and the only tensor that an op reads there is the input, whose elements beyond the last row count as
- * zero. */
+ * the last row of the tensor are computed like the other rows. This does no harm: their results are
+ * not stored, and the only tensor that an op reads there is the input, which was loaded as zeros. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
@@ -261,8 +260,8 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
         /* skip rows beyond the tensor, which were loaded as zeros; zero has the same bits in FP8 */
         if (k.backward && r >= at.rows) continue;
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
-        /* the place of the row in the result: after a gated op, a row of the result has half as many columns as a row
-         * of x */
+        /* the coordinates of the row in the result: after a gated op, a row of the result has half as many columns as a
+         * row of x */
         l.at = te_place_of(k, at.row + r, at.vector, 1);
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
@@ -314,8 +313,10 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_
     if (k.backward) te_pointwise_store_amax(c, k, b, g, amax_bits);
 }
 
-/* The type of a function that launches the kernels which a call needs: the row kernel, the tile kernel, or both. */
+/* The type of a function that launches one kernel of a step, either its row kernel or its tile kernel. */
 typedef te_status (*te__pointwise_rows_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
+/* Launches the kernels that a call needs: the row kernel (`rows`), the tile kernel (`tiles`) or, if a norm's result is
+ * stored in both layouts, first the row kernel and then the tile kernel. */
 TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c,
                                             const te_pointwise_shape k, te__pointwise_rows_fn rows,
                                             te__pointwise_rows_fn tiles) {
