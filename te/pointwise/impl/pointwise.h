@@ -99,7 +99,8 @@ typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to
  * list's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
-    /* widths: a row of x has half * in_halves columns, a row of y half * out_halves; a gated op halves or doubles them */
+    /* widths: a row of x has half * in_halves columns, a row of y half * out_halves. One of the two is 2 if there is a
+     * gated op */
     int half, in_halves, out_halves;
     int aligned;               /* whether half is a multiple of eight */
     int norm;                  /* the position of the norm among the ops of the kernel; -1: there is no norm */
@@ -187,9 +188,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 /* The number of lanes of a group in the low-latency norm kernel, which runs in forward if there are at most as many
  * rows as multiprocessors: one lane for each vector of a row. In these calls most of the time is spent on instruction
  * cache misses, because the GEMM before the kernel has evicted the kernel's code from the L2; with one vector per lane
- * the code is half as long. With 64 rows, a Transformer layer of 4096 columns takes 127.5 us, instead of 130.2 with the
- * kernel for many rows. With 8192 rows, the low-latency kernel would be slower: 58 us for a LayerNorm, instead of 35.
- */
+ * the code is half as long. With 64 rows, a Transformer layer of 4096 columns takes 127.5 us, instead of 130.2 with
+ * the kernel for many rows. With 8192 rows, the low-latency kernel would be slower: 58 us for a LayerNorm, instead of
+ * 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* In a kernel without a norm and without sums over rows, a block takes a few neighbouring rows, and as many columns of
  * each as it can. If a block takes rows that lie far apart, or few columns of many rows, the kernel takes up to a tenth

@@ -62,9 +62,9 @@ typedef struct te_pointwise_exit {
 } te_pointwise_exit;
 
 /* Returns whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
- * forward also saves the result in the list's format. In training under fp8_block, backward needs the transpose of the
- * operand as well; only a tile kernel stores it, so in a step without a tile kernel another kernel quantizes the
- * operand. */
+ * forward also saves the result in the list's format. If the transpose of the operand is needed as well (training under
+ * fp8_block), only a tile kernel can store both; a step without a tile kernel leaves the quantizing to the GEMM's
+ * step. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
