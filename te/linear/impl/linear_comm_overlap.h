@@ -16,7 +16,7 @@
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
  * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks). In this case the
  * preceding pointwise kernel (te__gathered_consumer), or a cast, stores a rank's rows in FP8 before the gather.
- * Otherwise rows are gathered in the list's format, and the GEMM starts after the gather.
+ * Otherwise rows are gathered in the model's number format, and the GEMM starts after the gather.
  *
  * A GEMM and a collective do not overlap in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are
  * not a multiple of 256, or if the gathered tensor must be in memory that other ranks have not mapped
@@ -154,8 +154,8 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
  * deferred GEMM, dy and under a recipe dy's transpose, stay in the workspace until that GEMM has run. Measurements:
  * docs/notes/linear.md. */
 
-/* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, whose operands are in the list's format,
- * not in FP8. dweight is in f32. */
+/* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, whose operands are in the model's number
+ * format, not in FP8. dweight is in f32. */
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te__input_of(r, i);
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));

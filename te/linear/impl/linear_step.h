@@ -11,7 +11,8 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the GEMM y = x weight^T of linear i, with its sizes and formats, for operands in the list's format. */
+/* Returns the GEMM y = x weight^T of linear i, with its sizes and formats, for operands in the model's number
+ * format. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
@@ -19,7 +20,7 @@ TE_API te_gemm te__linear_product(const te_run *r, int i) {
     return g;
 }
 /* Sets the operands of g, the GEMM y = x weight^T of linear i, which is not in FP8. x is the current value, converted
- * to the list's format. */
+ * to the model's number format. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));

@@ -31,8 +31,8 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
-/* The functions of a list with the option (weights, quantized). On CUDA these are templates of the list's format, so
- * that a program contains only the kernels for the formats of its lists. */
+/* The functions of a list with the option (weights, quantized). On CUDA these are templates of the model's number
+ * format, so that a program contains only the kernels for the formats of its lists. */
 #if TE_CUDA
 template <te_dtype T>
 static const te_quantized_ops te__quantized_ops = {te__quantized_scratch, te__quantized_run<T>,
@@ -90,7 +90,8 @@ TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewh
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Returns whether all values that the step's ops write, and all fork values that they add, are in the list's format. */
+/* Returns whether all values that the step's ops write, and all fork values that they add, are in the model's number
+ * format. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {

@@ -1,6 +1,7 @@
 /* pointwise_quantize_transpose.h -- tile kernels: they store the result of a pointwise kernel in FP8, both untransposed
  * and transposed, in one pass. The GEMM for the weight's gradient reads the transpose. The result is bitwise identical
- * to rounding to the list's format followed by a separate quantize pass (quantize_blockwise.h) or a separate transpose.
+ * to rounding to the model's number format followed by a separate quantize pass (quantize_blockwise.h) or a separate
+ * transpose.
  *
  *   fp8_block, training           both layouts, each with a scale for each 128 elements of a row of that layout
  *   recipes with one scale per    a gradient in both layouts, with the scale known beforehand, the gradient's
@@ -12,7 +13,7 @@
  * the tile kernel then normalises the norm's input again and stores the transpose of the result. If the kernel sums a
  * gradient over rows, each tile stores one partial sum for each of its columns.
  *
- * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit list
+ * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit model
  * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With
  * one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that its ops read, and 2 + 1 for a recomputed
  * transpose. The speed of the kernels is limited by the number of their instructions. Measurements, including those of
@@ -237,7 +238,8 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 /* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
 /* Rounds the eight elements v to FP8 and returns them in x. If the elements belong to a gradient, the function also
- * stores them untransposed. rounded (a constant): whether the elements are first rounded to the list's format. */
+ * stores them untransposed. rounded (a constant): whether the elements are first rounded to the model's number
+ * format. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);

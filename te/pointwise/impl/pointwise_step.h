@@ -3,8 +3,8 @@
  *
  * The kernel runs the ops of the step on values in registers. Some intermediate values must be in memory as well,
  * because backward reads them or because they are the values of forks; the op that produces such a value stores it to
- * te_stage.out. The policy of the op that consumes the step's result decides how that result is stored: in the list's
- * format, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
+ * te_stage.out. The policy of the op that consumes the step's result decides how that result is stored: in the model's
+ * number format, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
  */
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
@@ -62,9 +62,9 @@ typedef struct te_pointwise_exit {
 } te_pointwise_exit;
 
 /* Returns whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
- * forward also saves the result in the list's format. If the transpose of the operand is needed as well (training under
- * fp8_block), only a tile kernel can store both; a step without a tile kernel leaves the quantizing to the GEMM's
- * step. */
+ * forward also saves the result in the model's number format. If the transpose of the operand is needed as well
+ * (training under fp8_block), only a tile kernel can store both; a step without a tile kernel leaves the quantizing to
+ * the GEMM's step. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -103,8 +103,8 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     return TE_OK;
 }
 /* For TE_RESULT_with_scales: makes the kernel store v, the operand of GEMM i, in FP8 with scales that the kernel
- * computes. If v->data is not null, the kernel stores v there as well, in the list's format. On return *v describes the
- * FP8 tensor. */
+ * computes. If v->data is not null, the kernel stores v there as well, in the model's number format. On return *v
+ * describes the FP8 tensor. */
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
                                                const te_pointwise_shape k) {
     c->y = v->data;
@@ -153,7 +153,8 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
-/* Makes the kernel compute the amax of v, the operand of GEMM i, which the kernel stores in the list's format. */
+/* Makes the kernel compute the amax of v, the operand of GEMM i, which the kernel stores in the model's number
+ * format. */
 TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
