@@ -9,19 +9,19 @@
  *     TE_TRY(te_buckets_init(&buckets, models, 3, &config, &ctx));       // after bind, tie and freeze
  *     ... each step: the backwards of all micro-batches but the last ...
  *     TE_TRY(te_buckets_begin(&buckets, &ctx));
- *     ... the backwards of the last micro-batch, each list once, in the same order on all ranks ...
+ *     ... the backwards of the last micro-batch, each model once, in the same order on all ranks ...
  *     TE_TRY(te_buckets_finish(&buckets, &ctx));                         // work enqueued later waits for the sums
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
  * Between te_buckets_begin and te_buckets_finish only these backwards may access the gradients: an optimizer step,
- * te_reduce_gradients and a second backward of a list return an error. A captured step (te_graph) must contain both
+ * te_reduce_gradients and a second backward of a model return an error. A captured step (te_graph) must contain both
  * calls. Frozen parameters are left out. A gradient that is a partial sum on each tensor rank is first summed over the
  * tensor group, on the context's stream.
  *
  * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
  * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; DMA engines add in the
- * order of the ranks. Runs with the same lists, config.bytes and ranks are bitwise identical. On the host nothing
+ * order of the ranks. Runs with the same models, config.bytes and ranks are bitwise identical. On the host nothing
  * overlaps: backward waits for each reduction. */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
@@ -154,7 +154,7 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     k->count++, k->from = p->grad, k->elements += elements;
 }
 /* Counts the uses of each gradient, and marks the exposed buckets, whose reduction cannot run at the same time as a
- * GEMM of backward. Backward goes from the last op of the last list to the first op of the first list; the last GEMM
+ * GEMM of backward. Backward goes from the last op of the last model to the first op of the first model; the last GEMM
  * that it runs belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before
  * it, the bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
@@ -319,7 +319,7 @@ TE_API te_status te__buckets_check(const te_buckets *b, const char *who, te_cont
                "%s: a model has other gradients, or others are frozen or tied, since te_buckets_init", who);
     return TE_OK;
 }
-/* Call this before the backwards of the step's last micro-batch. Each list may run one backward between this call and
+/* Call this before the backwards of the step's last micro-batch. Each model may run one backward between this call and
  * te_buckets_finish, and the gradients are reduced while these backwards run. */
 TE_API te_status te_buckets_begin(te_buckets *b, te_context *ctx) {
     TE_TRY(te__buckets_check(b, "te_buckets_begin", ctx));

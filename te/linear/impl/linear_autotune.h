@@ -88,7 +88,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    /* r->x and r->y, the list's input and output, are memory of the trial, too */
+    /* r->x and r->y, the model's input and output, are memory of the trial, too */
     r->x.data = base + at, at += widest;
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];

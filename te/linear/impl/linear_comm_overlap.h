@@ -5,9 +5,9 @@
  * this file defers a weight gradient until rows are sent between the ranks.
  *
  * The fusion list has no patterns for such overlap: each pattern that begins with a linear would need another pattern,
- * and a list would be fused differently with one rank than with several. Instead a step finds in the plan, at run time,
- * that the next step can take over its work. The next step decides by the shapes whether to overlap that work or to
- * finish it first; the results are those of two separate steps, and the workspace does not depend on the decision.
+ * and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at run
+ * time, that the next step can take over its work. The next step decides by the shapes whether to overlap that work or
+ * to finish it first; the results are those of two separate steps, and the workspace does not depend on the decision.
  *
  * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
  * te_group_reduce_scatter through mapped memory, with one exception: the tiles run in another order, so if the last
@@ -169,7 +169,7 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_deferred_wgrad *wgrad = &r->deferred_wgrad;
     te_value a = te__no_value(), b = te__no_value();
     const int dry = r->dry;
-    /* a linear that the list declares as frozen has no weight gradient, and forward has saved no x for it */
+    /* a linear that the model declares as frozen has no weight gradient, and forward has saved no x for it */
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
     wgrad->runs = te_is_trained(r->param[i]);
     r->dry |= !wgrad->runs;

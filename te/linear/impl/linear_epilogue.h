@@ -123,13 +123,14 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 
 /* ---- what is known of the arguments ------------------------------------------------------------------------------
  *
- * The list determines at compile time which ops of a step save an output and in which form the step stores its result.
- * But a call may need fewer outputs (inference saves nothing) or other outputs (in the first optimizer step under
- * fp8_delayed no scale is known yet). Therefore an FP8 kernel contains up to three variants of its epilogue and tests
- * once which of them fits its arguments. The first variant stores all outputs of training, the second stores the result
- * alone; neither contains branches on the arguments. The third variant tests each pointer and handles all other calls.
- * Branches cost more in FP8, because an FP8 tile takes half the time of a 16-bit tile: in training, linear_bias_gelu of
- * 8192 x 16384 x 4096 took 945 us with branches and 858 us without; the GEMM alone takes 830 us (one H200). */
+ * The model's list of ops determines at compile time which ops of a step save an output and in which form the step
+ * stores its result. But a call may need fewer outputs (inference saves nothing) or other outputs (in the first
+ * optimizer step under fp8_delayed no scale is known yet). Therefore an FP8 kernel contains up to three variants of its
+ * epilogue and tests once which of them fits its arguments. The first variant stores all outputs of training, the
+ * second stores the result alone; neither contains branches on the arguments. The third variant tests each pointer and
+ * handles all other calls. Branches cost more in FP8, because an FP8 tile takes half the time of a 16-bit tile: in
+ * training, linear_bias_gelu of 8192 x 16384 x 4096 took 945 us with branches and 858 us without; the GEMM alone takes
+ * 830 us (one H200). */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
@@ -261,7 +262,7 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0, 0)
-/* Defines the fused kernels of a step in a list that names a recipe. If the linear's recipe has one scale per tensor
+/* Defines the fused kernels of a step in a model that names a recipe. If the linear's recipe has one scale per tensor
  * (name##_by_tensor), the persistent kernel takes FP8 operands: x and the weight in forward, dy and the weight's
  * transpose in backward (linear_fp8.h). The skinny kernel takes FP8 operands in forward under any recipe
  * (name##_skinny_form). If the GEMM is in FP8 (name##_in_fp8), the step has no 16-bit kernels, because such kernels
@@ -462,8 +463,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* For each kind of list, the macro that defines the kernels of a step. fixed: the list's widths are constants; dims:
- * the widths are known only at run time; _fp8: the list names a recipe; fixed_training: the list names a recipe, and
+/* For each kind of model, the macro that defines the kernels of a step. fixed: the model's widths are constants; dims:
+ * the widths are known only at run time; _fp8: the model names a recipe; fixed_training: the model names a recipe, and
  * its pointwise kernels include tile kernels (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8

@@ -1,6 +1,6 @@
 /* linear_fp8.h -- the operands of a linear whose GEMMs run in FP8, by recipe. x and the weight are e4m3. dy is e4m3
- * under fp8_block, and if the list has the option (gradients, e4m3); otherwise dy is e5m2. FP8 GEMMs read both operands
- * along k, so three transposes are needed as well, weight_t, dy_t and x_t:
+ * under fp8_block, and if the model has the option (gradients, e4m3); otherwise dy is e5m2. FP8 GEMMs read both
+ * operands along k, so three transposes are needed as well, weight_t, dy_t and x_t:
  *
  *     y[rows, out] = x[rows, in]  weight[out, in]^T
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
@@ -287,10 +287,10 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
                                                   : te__tensorwise_backward(w, x, r, i, dy);
 }
 
-/* Defines the FP8 kernels of a list that names `recipe`, and the table of them, `name`##_fp8. An op may have another
- * recipe than its list, but fp8_block and fp8_row are allowed only where the list names the same recipe
- * (te/ops/linear.h). weights, rounding: the list's options (declare.h). backward: te__fp8_backward, or 0 if the list is
- * for inference only. */
+/* Defines the FP8 kernels of a model that names `recipe`, and the table of them, `name`##_fp8. An op may have another
+ * recipe than its model, but fp8_block and fp8_row are allowed only where the model names the same recipe
+ * (te/ops/linear.h). weights, rounding: the model's options (declare.h). backward: te__fp8_backward, or 0 if the model
+ * is for inference only. */
 #define TE_FP8_OPS(name, dtype, weights, rounding, recipe, backward)       \
     TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, rounding, backward)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current

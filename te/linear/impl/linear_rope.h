@@ -122,7 +122,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const
     te_store8(p->y, (int64_t)row * p->n + other, mate, 8, 1, h.dtype);
 }
 
-/* The epilogue as a template. Its only template arguments are the constants of the heads, so all lists and passes with
+/* The epilogue as a template. Its only template arguments are the constants of the heads, so all models and passes with
  * the same heads share one kernel. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,

@@ -23,7 +23,7 @@ typedef struct te__linear_kernels {
 } te__linear_kernels;
 
 /* Returns whether one kernel for the whole step can store the step's result in the format that the consumer reads. Such
- * a kernel can store FP8 only if the list names a recipe. Under a recipe, a step with a gated op runs as one kernel
+ * a kernel can store FP8 only if the model names a recipe. Under a recipe, a step with a gated op runs as one kernel
  * only in inference (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
@@ -31,8 +31,8 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
-/* The functions of a list with the option (weights, quantized). On CUDA these are templates of the model's number
- * format, so that a program contains only the kernels for the formats of its lists. */
+/* The functions of a model with the option (weights, quantized). On CUDA these are templates of the model's number
+ * format, so that a program contains only the kernels for the formats of its models. */
 #if TE_CUDA
 template <te_dtype T>
 static const te_quantized_ops te__quantized_ops = {te__quantized_scratch, te__quantized_run<T>,

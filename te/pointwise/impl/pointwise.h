@@ -9,7 +9,7 @@
  *
  * Roles: pointwise_elementwise.h and pointwise_norm.h contain the bodies of the kernels; pointwise_quantize.h and
  * pointwise_quantize_transpose.h store FP8 operands with scales; pointwise_kernel.h picks a body; pointwise_macros.h
- * generates the kernels of a list; pointwise_step.h fills in the arguments and launches the kernels.
+ * generates the kernels of a model; pointwise_step.h fills in the arguments and launches the kernels.
  *
  * Floor (lower bound of the time): the bytes that a kernel reads and writes, divided by the memory's bandwidth.
  * Measurements: docs/notes/pointwise.md.
@@ -30,7 +30,7 @@ typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem
  * result is not stored in FP8; `amax` then receives the amax of the result in the model's number format, for a later
  * cast to FP8. All pointers are to memory of the target: the GPU, or the host in CPU builds. */
 typedef struct te_pointwise_fp8 {
-    /* [rows, out], the result: e4m3 in forward; in backward e4m3 or e5m2, as the list chooses for gradients */
+    /* [rows, out], the result: e4m3 in forward; in backward e4m3 or e5m2, as the model chooses for gradients */
     void *y;
     const float *scale; /* the scale: y = the result * scale */
     /* raised to the largest |result|, if that is larger than the old value of *amax; null: no amax is computed */
@@ -98,7 +98,7 @@ typedef struct te_lane {
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
 /* The properties for which a kernel is compiled. All members are compile-time constants, with one exception: if the
- * list's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
+ * model's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     /* widths: a row of x has half * in_halves columns, a row of y half * out_halves. One of the two is 2 if there is a
@@ -122,7 +122,7 @@ typedef struct te_kernel_shape {
     int resident;              /* the number of blocks per multiprocessor that the kernel is compiled for */
     int smem_gamma;            /* bytes of shared memory that hold gamma; 0: gamma is held in registers */
     /* the FP8 format, a te_dtype, in which the result may be stored; 0: the result is never stored in FP8, because the
-     * list names no recipe */
+     * model names no recipe */
     int fp8;
     te_scaling scaled;         /* the kind of scales that the kernel computes itself for its FP8 result
                                 * (pointwise_quantize.h) */

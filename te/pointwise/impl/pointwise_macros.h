@@ -237,7 +237,7 @@
     TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
         kernel##_body)
 
-/* Defines the kernel of a step in a list with constant widths: it is compiled for exactly the width of the step. */
+/* Defines the kernel of a step in a model with constant widths: it is compiled for exactly the width of the step. */
 #define TE__POINTWISE_FIXED(name, dtype, pass, eps, ...)                                                              \
     TE__POINTWISE_BY_NORM(pass, __VA_ARGS__)(name, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)
 #define TE__POINTWISE_BY_NORM(pass, ...)                                                                              \
@@ -293,10 +293,10 @@
 #define TE__POINTWISE_LAUNCH_IF(name, suffix, columns, is_aligned)                                                    \
     if (TE__POINTWISE_FITS(name, columns, is_aligned)) return name##_##suffix##_launch(ctx, grid, c);
 
-/* ---- kernels of lists under a recipe ----------------------------------------------------------------------------- */
+/* ---- kernels of models under a recipe ---------------------------------------------------------------------------- */
 
-/* Each macro defines the kernels of a step in one kind of list. The macro's suffix says whether the list's widths are
- * constants (fixed) or known only at run time (dims), and whether the list names a recipe (fp8). The macros
+/* Each macro defines the kernels of a step in one kind of model. The macro's suffix says whether the model's widths are
+ * constants (fixed) or known only at run time (dims), and whether the model names a recipe (fp8). The macros
  * TE__PRODUCT_fixed etc. in linear_epilogue.h have the same suffixes. Only a kernel whose consumer reads scales for
  * rows or tiles contains code that computes such scales. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
@@ -331,7 +331,7 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
         return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe()));                                      \
     }                                                                                                                  \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
-/* Defines the kernels of a step in a list that has constant widths and trains under a recipe: a row kernel and a tile
+/* Defines the kernels of a step in a model that has constant widths and trains under a recipe: a row kernel and a tile
  * kernel (pointwise_quantize_transpose.h). name##_launch launches one of them or both. */
 #define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
     TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \

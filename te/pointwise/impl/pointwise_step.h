@@ -72,8 +72,8 @@ TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_sh
     if (o->scaling != TE_SCALING_BLOCKWISE_1D || saved) return 0;
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
-/* Decides how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the format of the
- * result in the list; saved: as for te__pointwise_quantizes. */
+/* Decides how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the number format
+ * of the result in the model; saved: as for te__pointwise_quantizes. */
 TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
