@@ -217,8 +217,8 @@ TE_API void te__bucket_reducer_close(te_bucket_reducer *s) {
     s->staging = 0;
 }
 /* Prepares the reduction of buckets. bytes: the size of a bucket, counting 4 bytes for each element
- * (te_buckets_config.bytes). dtype: the format in which gradients are sent and summed. dma: 1: use DMA engines if the
- * ranks have symmetric memory. */
+ * (te_buckets_config.bytes). dtype: the format in which gradients and their sums are sent. dma: 1: use DMA engines if
+ * the ranks have symmetric memory. */
 TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_t bytes, te_dtype dtype, int dma,
                                                     te_context *ctx) {
     s->ctx = ctx, s->staging = 0;
@@ -237,7 +237,7 @@ TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s,
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
     return te_group_all_reduce(&s->data, x, x, count, dtype, ctx);
 }
-/* Replaces x[count], in f32, by its sum over the group. The values are sent and summed in the format s->dtype. */
+/* Replaces x[count], in f32, by its sum over the group. The values and the sums are sent in the format s->dtype. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, float *x, int64_t count, int hidden,
                                                   te_context *ctx) {
     if (s->dtype == TE_f32) return te__bucket_all_reduce_as(s, x, count, TE_f32, hidden, ctx);

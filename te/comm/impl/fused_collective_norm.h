@@ -3,8 +3,8 @@
  *
  *   all_reduce [bias] [dropout] add [fork] norm                    All ranks have all rows. One-shot or two-shot, like
  *                                                                  an all_reduce that is not fused.
- *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     Sequence parallelism, between two parts of a block:
- *                                                                  rank r has rows [r * pitch, (r + 1) * pitch).
+ *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     Sequence parallelism: rank r computes the norm of
+ *                                                                  rows [r * pitch, (r + 1) * pitch).
  *
  * For each row a lane sends its packets to the other ranks, waits for the packets of the other ranks, adds all packets
  * in f32 in rank order, rounds once, and continues with the sum in registers. The results are bitwise identical to
@@ -114,7 +114,7 @@ TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
     TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
     te_packet_escape(w);
 }
-/* Return the address, within `buffer`, of the slot in which rank `from` sends vector `vector` (eight elements in FP8)
+/* Return the address, within `buffer`, of the slot into which rank `from` sends vector `vector` (eight elements in FP8)
  * of its row `row`. */
 TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
                                uint32_t epoch, int from, int64_t row, int vector) {
