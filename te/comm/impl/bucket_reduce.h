@@ -166,8 +166,8 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* Replaces row g->rank of this rank's x[ranks, count] by the sum over all ranks of their rows g->rank, and leaves the
- * other rows as they are. */
+/* x is [ranks, count]. With r, the number of this rank in g: replaces row r of x by the sum of row r over all ranks,
+ * and leaves the other rows as they are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -249,8 +249,8 @@ TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, fl
     }
     return TE_OK;
 }
-/* Replaces row `rank` of this rank's x[ranks, count] by the sum over all ranks of their rows `rank`, where `rank` is
- * the number of this rank. dtype: the format of x. hidden: as for te__bucket_all_reduce_as. */
+/* x is [ranks, count] in the format `dtype`. With r, the number of this rank in the group: replaces row r of x by the
+ * sum of row r over all ranks. hidden: as for te__bucket_all_reduce_as. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                          te_dtype dtype, int hidden, te_context *ctx) {
     char *const local = (char *)x + (size_t)(s->data.rank * count) * te_dtype_bytes(dtype);

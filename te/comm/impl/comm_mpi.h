@@ -214,7 +214,7 @@ TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_
     const int error = MPI_Iallgather(&mine, 2, MPI_INT32_T, all, 2, MPI_INT32_T, ((const te__mpi *)w->handle)->comm,
                                      &request);
     const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", 2, ctx);
-    if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` stays: MPI may still write to it */
+    if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` is not freed: MPI may write to it */
     status = te__comm_compare(all, w->size, status, ctx);
     free(all);
     return status;

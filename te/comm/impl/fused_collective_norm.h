@@ -337,10 +337,10 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
     te__peer_epoch_advance(&p->peers, b, epoch, k.lanes * k.groups);
 }
 
-/* The kernels of a pattern. */
+/* The fused kernels of a pattern. */
 typedef struct te_fused_collective {
     te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: no fused kernel */
-    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* only for all_reduce */
+    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* or null */
     int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time; blocks_per_sm: the number
                                 * of blocks per multiprocessor */
 } te_fused_collective;

@@ -68,7 +68,7 @@ typedef struct te_peer_memory {
     int64_t collectives, fused, fused_fp8, gemms;
 } te_peer_memory;
 
-/* A kernel's arguments. */
+/* The arguments of a kernel that exchanges packets. */
 typedef struct te_peer_args {
     void *y;
     const void *x;

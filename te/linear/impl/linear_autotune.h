@@ -217,7 +217,7 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     te_gemm_choice c;
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
-    if (g->b_quantized) return TE_OK; /* there is one kernel */
+    if (g->b_quantized) return TE_OK; /* a quantized weight has only one GEMM kernel */
     /* an FP8 GEMM with an array of scales (one for each row or tile) has no epilogue that could be compared with the
      * default strategy */
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK;

@@ -72,10 +72,11 @@ enum {
     TE_LOSS_ROWS = 128,
     /* the number of columns of a piece of the logits is a multiple of the width of a GEMM tile */
     TE_LOSS_COLUMNS = 256,
-    /* If te_batch.loss_in_backward is set, the logits are computed only once, in backward, if a piece has at least this
-     * many rows: reading and writing dweight for each piece then takes less time than a second GEMM for the logits */
+    /* te_batch.loss_in_backward, with which the logits are computed only in backward, is followed if a piece has at
+     * least this many rows: reading and writing dweight for each piece then takes less time than computing the logits a
+     * second time */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
-    /* or if dweight has at most this many elements, because dweight then stays in the L2 */
+    /* te_batch.loss_in_backward is also followed if dweight has at most this many elements: it then stays in the L2 */
     TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22
 };
 /* The shape of a piece of the logits. columns: the vocabulary's size, or less if the piece has only a part of the

@@ -76,7 +76,7 @@ typedef struct te_norm_row {
     te_vec8 *x;          /* the input of the norm for one row, in registers (te_norm_row_load) */
     uint32_t *amax_bits; /* the bits of the largest |y| that this lane has stored so far (te_store_fn) */
     const void *source;  /* an extra argument of the load function, or null (see te_norm_load_fn) */
-    float mean, rstd;    /* set by te_norm_forward */
+    float mean, rstd;    /* of this row; te_norm_forward sets them */
 } te_norm_row;
 TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, const void *source) {
     te_norm_row n;

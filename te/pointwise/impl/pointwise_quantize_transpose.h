@@ -108,7 +108,7 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
     te_store_saved(l, s, k.norm_out);
     stages(l, c, k.norm + 1, TE_MAX_PATTERN);
 }
-/* A piece in registers. */
+/* A piece of 8 x 8 elements in registers. */
 typedef struct te__piece {
     te__tile_piece at;
     /* x[0]: the eight rows of the piece; x[1]: for a gated op, the same rows in the second half of the columns */
@@ -156,7 +156,7 @@ TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, c
     te__pointwise_tiles_load_norm(&p->norm, c, k, at);
     TE_UNROLL for (int j = 0; j < 16; j++) p->sums[j] = 0;
 }
-/* Run the kernel's ops on a piece. */
+/* Run the kernel's ops on a piece of 8 x 8 elements. */
 TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                      te__piece *p) {
     te__piece_ahead ahead;

@@ -48,10 +48,10 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 /* In which form the kernel stores the result of the step. */
 typedef enum te_result_form {
     TE_RESULT_in_list_format,
-    /* in FP8 with one scale, that of the consuming GEMM, which is known before the kernel runs */
+    /* the result is stored in FP8 with one scale: that of the consuming GEMM, which is known before the kernel runs */
     TE_RESULT_in_fp8,
-    TE_RESULT_with_scales  /* in FP8, with a scale for each row or for each 1 x 128 tile; the kernel computes these
-                            * scales */
+    /* the result is stored in FP8 with a scale for each row or for each 1 x 128 tile; the kernel computes the scales */
+    TE_RESULT_with_scales
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
@@ -308,7 +308,7 @@ typedef struct te_sum_blocks { int count, max; } te_sum_blocks;
 /* Reserves memory for the partial column sums that add up to the gradients of op i's parameters. */
 TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_stage *st, te_sum_blocks blocks) {
     const te_op *op = &r->plan->op[i];
-    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* parameters */
+    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* the largest allowed number */
     TE_REQUIRE(op->params <= most, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s): a map sums the gradients of its parameters (TE_SUMS), at most three", r->plan->name,
                op->kind, op->name);
