@@ -107,8 +107,9 @@ TE_API te_status te__gather_rows_now(te_run *r) {
 }
 /* Decides where the gathered rows of A, the GEMM's first operand, are stored, and sets ranks->to: for each rank, the
  * address in that rank's memory to which this rank's rows are sent. If the current value is in memory that all ranks
- * have mapped, A is stored there. If not, A is stored in the group's buffer, and becomes the current value, provided
- * that the current value is a workspace block and the buffer is large enough. Otherwise the function returns 0. */
+ * have mapped, A is stored there. If not, A is stored in the group's buffer, which then becomes the current value; if
+ * this is impossible, because the current value is not a workspace block or the buffer is too small, the function
+ * returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);

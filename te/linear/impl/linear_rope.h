@@ -60,7 +60,8 @@ typedef struct te__rope_kernels {
 
 typedef struct te_rope_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; };
-    /* only for the skinny kernel, which has no table: the positions of the rows, and the frequencies of the pairs */
+    /* only for the skinny kernel, which computes its cosines and sines itself: the positions of the rows, and the
+     * frequencies of the pairs */
     te_rope_args positions;
     int n;
     const void *bias;   /* [n]; null: there is no bias */

@@ -48,8 +48,8 @@ static const te_quantized_ops te__quantized_ops TE_UNUSED = {te__quantized_scrat
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
 /* Runs the GEMM g: by one of the library's kernels `unfused` (may be null), if one of these is chosen for g, else by
- * the back end (cuBLASLt, or a loop on the host). On the host the GEMM gets scratch memory from the workspace. rows:
- * which size of g is the call's number of rows. */
+ * the back end (such as cuBLASLt). On the host the GEMM gets scratch memory from the workspace. rows: which size of g
+ * is the call's number of rows. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
     /* g with as many rows as the workspace is sized for, so that the memory does not depend on the call */
     te_gemm capacity = *g;

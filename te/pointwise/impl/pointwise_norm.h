@@ -115,8 +115,8 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     const te_quantized_rows result = {n->row, 0, 0, n->x, k.chunks};
     if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
-/* The type of a function that stores the normalised row n. te_norm_store passes each vector to `store`;
- * te_norm_store_quantized instead stores FP8 with computed scales, in calls that ask for it. */
+/* The type of a function that normalises row n, runs the ops after the norm and stores the result. te_norm_store passes
+ * each vector to `store`; te_norm_store_quantized instead stores FP8 with computed scales, in calls that ask for it. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_norm_row *n);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
