@@ -1,13 +1,13 @@
-/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps the deferred work with its own
- * work. Steps that defer their work: an all_gather before a linear and a linear before a reduce_scatter, both in
- * backward as well (te/gemm/impl/gemm_comm_overlap.h); and a linear before a pattern that begins with an all_reduce,
- * where the GEMM's kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). The last part of
- * this file defers a weight gradient until rows are sent between the ranks.
+/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps this work with its own. In three
+ * cases a step does so: an all_gather before a linear, and a linear before a reduce_scatter, in forward and in backward
+ * (te/gemm/impl/gemm_comm_overlap.h); and a linear before a pattern that begins with an all_reduce, where the GEMM's
+ * kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). The last part of this file defers
+ * the GEMM of a weight gradient, so that it runs while rows are gathered.
  *
- * The fusion list has no patterns for such overlap: each pattern that begins with a linear would need another pattern,
- * and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at run
- * time, that the next step can take over its work. The next step decides by the shapes whether to overlap that work or
- * to finish it first; the results are those of two separate steps, and the workspace does not depend on the decision.
+ * The fusion list has no patterns for such overlap: it would need two variants of each pattern that begins with a
+ * linear, and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at
+ * run time, that the next step can take over its work. The next step decides by the shapes whether to overlap that work
+ * or to finish it first; the results are those of two separate steps, and the workspace does not depend on this choice.
  *
  * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
  * te_group_reduce_scatter through mapped memory, with one exception: the tiles run in another order, so if the last

@@ -9,12 +9,13 @@
  *   recompute in backward         where forward saved no transpose: the transpose alone, under any recipe
  *
  * A block works on a tile of 128 x 128. Each lane runs the kernel's ops on pieces of 8 x 8 elements of the tile, and
- * holds the pieces in registers. If the pattern has a norm, the row kernel runs first and stores y and the statistics;
- * the tile kernel then normalises the norm's input again and stores the transpose of the result. If the kernel sums a
- * gradient over rows, each tile stores one partial sum for each of its columns.
+ * holds the pieces in registers. If the pattern has a norm, the row kernel (the ordinary pointwise kernel, in which a
+ * group of lanes works on a row) runs first and stores y and the statistics; the tile kernel then normalises the norm's
+ * input again and stores the transpose of the result. If the kernel sums a gradient over rows, each tile stores one
+ * partial sum for each of its columns.
  *
  * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit model
- * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With
+ * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; gelu's backward, which reads x as well, 6.06; a norm 6.06. With
  * one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that its ops read, and 2 + 1 for a recomputed
  * transpose. The speed of the kernels is limited by the number of their instructions. Measurements, including those of
  * a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
