@@ -18,7 +18,7 @@
  */
 #ifndef TE_INFERENCE_H
 #define TE_INFERENCE_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
@@ -60,6 +60,8 @@
 #define TE__DECLARE_inference(widths, link, name)                                                                      \
     static_assert((int)name##_weights == (int)name##_dtype || (int)name##_weights == (int)TE_quantized,                \
                   "te: " #name ": (weights, f32) is of a list that trains; te_fp8_weights_load takes any format");     \
+    static_assert((int)name##_weights != (int)TE_quantized || TE__HAS_QUANTIZED_OPS,                                   \
+                  "te: " #name ": (weights, quantized) needs te/infer.h; te/te.h leaves its kernels out");             \
     link te_status name##_bind(name *m, void *params, te_context *ctx);                                                \
     TE__NOT_IN_INFERENCE(name, te_status, name##_forward)                                                              \
     TE__NOT_IN_INFERENCE(name, te_status, name##_backward)                                                             \

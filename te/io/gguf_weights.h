@@ -26,8 +26,8 @@
 #ifndef TE_GGUF_WEIGHTS_H
 #define TE_GGUF_WEIGHTS_H
 
-#include "../plan/bind.h"           /* te_use_quantized, te_shard_layout_of */
-#include "../quant/block_formats.h" /* te_dequantize_row, te_weight_part */
+#include "../fuse/quantized_weights.h" /* te_use_quantized, te_repack_weight, te_dequantize_row */
+#include "../plan/bind.h"           /* te_shard_layout_of */
 #include "gguf.h"                   /* te_gguf */
 #include "packed.h"                 /* te_packed, te__packed_param */
 

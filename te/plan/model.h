@@ -8,7 +8,6 @@
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h" /* te_tensor, te_batch */
 #include "../fp8/scales.h" /* te_scales */
-#include "../quant/repacked_blocks.h" /* te_quantized_weight, te_repack_weight */
 
 /* How an op takes part in a kernel.
  *   map     works on each element by itself                            bias, gelu, dropout, add, ...
@@ -243,6 +242,7 @@ typedef struct te_fp8_ops {
                            * read */
 } te_fp8_ops;
 
+typedef struct te_quantized_weight te_quantized_weight; /* te/quant/block_formats.h */
 /* The functions for weights in few bits (te/quant/block_formats.h), of a list with the option (weights, quantized). The
  * library calls them only through this table, so a program whose lists do not name the option contains no such code. */
 typedef struct te_quantized_ops {

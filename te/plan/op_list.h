@@ -13,7 +13,7 @@
  */
 #ifndef TE_OP_LIST_H
 #define TE_OP_LIST_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 

@@ -8,7 +8,7 @@
  */
 #ifndef TE_DECLARE_H
 #define TE_DECLARE_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
@@ -47,6 +47,10 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 /* Expands to `yes` if the list has the option (weights, quantized), else to `no`. */
 #define TE__IF_QUANTIZED(of, yes, no) TE_IF_MARKED(TE_JOIN1(TE__QUANTIZED_MARK_, TE_OPTION(of, weights, none)), yes, no)
 #define TE__QUANTIZED_MARK_quantized ,
+/* Which functions a list with the option (weights, quantized) has, and whether the program includes them.
+ * te/fuse/quantized_weights.h defines both macros anew. */
+#define TE__QUANTIZED_OPS_OF(dtype) 0
+#define TE__HAS_QUANTIZED_OPS 0
 #define TE_TAKES_list_width TE_INTEGER
 #define TE_TAKES_list_rows TE_TOKEN /* the option `rows` of a list: the kind of rows of x and of an embedding's output,
                                      * tokens or shard */

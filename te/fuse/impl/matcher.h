@@ -21,7 +21,7 @@
  */
 #ifndef TE_MATCHER_H
 #define TE_MATCHER_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
