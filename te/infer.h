@@ -5,7 +5,7 @@
  *     #include "te/infer.h"
  *     TE_INFERENCE(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
- * GEMMs are not autotuned, because the code of the autotuner would be a fourteenth of the program. To autotune them
+ * The program does not contain the GEMM autotuner, whose code would be a fourteenth of it. To autotune GEMMs
  * nevertheless, define TE_TUNE before the include. Without TE_TUNE, a program can still load the choices that another
  * program has measured (te_gemm_load).
  *
