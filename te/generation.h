@@ -8,20 +8,19 @@
  *     TE_TRY(te_context_reserve(&ctx, te_generation_workspace_bytes(&config, &ctx)));
  *     te_generation_memory m = {device, te_generation_bytes(&config), host, te_generation_host_bytes(&config)};
  *     TE_TRY(te_generation_init(&g, &config, &m, &ctx));
- *
  *     te_generation_request r = te_generation_request_of(prompt, tokens);
  *     r.temperature = 0.8f, r.seed = 1, r.max_tokens = 200, r.stop = &end_of_text, r.stop_count = 1;
  *     TE_TRY(te_generation_add(&g, &r, &id, &ctx));
- *     while (te_generation_running(&g)) {                     // sequences may be added between steps
+ *     while (te_generation_running(&g)) {          // sequences may be added between steps
  *         TE_TRY(te_generation_step(&g, &ctx));
  *         while (te_generation_next(&g, &event)) put(event.id, event.token);
  *     }
  *     te_generation_close(&g);
  *
  * The caller provides all memory. A step allocates nothing, and on CUDA it waits only for the step before it. Steps in
- * which all sequences decode are replayed from captured graphs, of which there is one for each of a few numbers of
- * sequences. On the host target a step is complete when te_generation_step returns. docs/inference.md says when a
- * sequence has bitwise identical results alone and beside others.
+ * which all sequences decode are replayed from captured graphs, for 1, 2, 4, .. sequences. On the host target a step is
+ * complete when te_generation_step returns. docs/inference.md says when a sequence has bitwise identical results alone
+ * and beside others.
  */
 #ifndef TE_GENERATION_H
 #define TE_GENERATION_H
@@ -115,7 +114,7 @@ typedef struct te__generation_sequence {
     int64_t id; /* 0: this entry has no sequence */
     te_generation_request of;
     int32_t stop[TE_GENERATION_MAX_STOPS];
-    int32_t *prompt; /* memory for as many tokens as the cache can hold for a sequence: a copy of the prompt */
+    int32_t *prompt; /* a copy of the prompt, in memory for as many tokens as the cache can hold for one sequence */
     int length;      /* how many tokens of the sequence are in the cache */
     int generated;   /* how many tokens of the sequence have been generated */
     int pages;       /* how many pages of the cache are reserved for the sequence */
@@ -130,8 +129,8 @@ typedef struct te__generation_step {
     te__generation_result out;
     te__generation_row *row; /* [config.sequences]: what the step does for each sequence; only the first `sequences`
                               * entries are in use */
-    uint32_t *prompt;        /* [sequences, words]: for each sequence that begins in this step, a bit mask of the tokens
-                              * in its prompt */
+    uint32_t *prompt;        /* [config.sequences, (vocabulary + 31) / 32]: for each sequence that begins in this step,
+                              * a bit mask of the tokens in its prompt */
     void *event;             /* a cudaEvent_t; once it completes, the step is done and its results are in host memory */
     int sequences;           /* how many entries of `row` are in use */
     int is_pending;          /* 1: the step was enqueued, and its results have not been read yet */

@@ -201,11 +201,12 @@
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
 #define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* WIDTH / N; or 0, which does not compile as a
                                                                        * width, if N does not divide WIDTH */
-/* The two linears whose output columns are divided among the ranks: the linear for q, k and v, and the first linear of
- * the MLP. HALVES: 2 if the MLP is gated, because its first linear then produces two matrices; else 1. */
+/* The linear for q, k and v of a tensor-parallel layer; its output columns are divided among the ranks. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \
     (linear, b##_qkv, H, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N), (shard, columns), (parts, 3),              \
      (first_part, (HEADS) / (KV)))
+/* The first linear of a tensor-parallel MLP; its output columns are divided among the ranks. HALVES: 2 if the MLP is
+ * gated, because this linear then produces two matrices; else 1. */
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
 /* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. ENTER, LEAVE: the collectives before

@@ -128,7 +128,7 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
  * function uses integer arithmetic, because conversions between integers and floats run at an eighth of its rate. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
     const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* least: the exponent field of the smallest
-                                                                        * float that is not subnormal in FP8 */
+                                                                        * float that is a normal number in FP8 */
     const uint32_t e = exponent > least ? exponent : least;
     const uint32_t mantissa = (a & 0x7fffffu) | (exponent ? 0x800000u : 0u);
     *first = (e - least) << fraction;
@@ -303,7 +303,8 @@ TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
 }
-/* Store v to element i of p, in f32, bf16 or f16; te_store8 calls this function, for the same reason. */
+/* Store v to element i of p, in f32, bf16 or f16. te_store8 calls this function rather than te_store, which also
+ * supports FP8, to save the compile time of a branch for FP8. */
 TE_BOTH void te__store_wide(void *p, int64_t i, float v, te_dtype t) {
     if (t == TE_f32) ((float *)p)[i] = v;
     else ((uint16_t *)p)[i] = t == TE_bf16 ? te_bf16_of_float(v) : te_f16_of_float(v);

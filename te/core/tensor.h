@@ -90,18 +90,18 @@ typedef struct te_sampling {
     int32_t *token;        /* [rows], required: the token chosen for each row. -1: no token can be drawn, because none
                             * is allowed, all logits are -infinity, or the logit of an allowed token is NaN; y is then
                             * NaN */
-    int32_t *top_token;    /* [rows, top]: the tokens to which the model gives the highest probabilities, the likeliest
-                            * first */
+    int32_t *top_token;    /* [rows, top]: the `top` tokens to which the model gives the highest probabilities, the
+                            * likeliest first; required if `top` is not 0 */
     float *top_log_prob;   /* [rows, top]: the log-probabilities of the tokens in top_token. If a row has fewer than
                             * `top` finite logits, its remaining entries are -1 in top_token and -infinity in this
                             * array */
     /* state of each row */
-    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, at most 65535; null: there
-                            * are no penalties */
-    const uint64_t *seed;  /* [rows]: the seed of Philox, the random number generator, for each row; required if
-                            * temperature is given */
-    uint64_t *counter;     /* [rows]: how many draws have been made with the row's seed; the op adds 1. Required if
-                            * temperature is given */
+    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, at most 65535; null: never,
+                            * and frequency and presence penalties are not permitted */
+    const uint64_t *seed;  /* [rows]: the seed of each row's random numbers (core/philox.h); required if `temperature`
+                            * is not null */
+    uint64_t *counter;     /* [rows]: how many random numbers have been drawn with the row's seed; the op adds 1.
+                            * Required if `temperature` is not null */
     /* parameters */
     const float *temperature; /* [rows]: the temperature by which the logits are divided. If the pointer is null, or an
                                * entry is below 1e-5, the op is greedy: it takes the most likely token (if several are
@@ -112,16 +112,17 @@ typedef struct te_sampling {
                                * the probability mass; null pointer, or an entry of 1: all are kept */
     const float *min_p;       /* [rows]: only tokens with at least min_p times the probability of the likeliest token
                                * are kept; null pointer, or an entry of 0: all are kept */
-    const float *repetition_penalty; /* [rows]: the penalty for tokens that have occurred: a positive logit is divided
-                                      * by the penalty, any other logit is multiplied by it */
+    const float *repetition_penalty; /* [rows]: the penalty for tokens that have occurred (in `history` or in `prompt`):
+                                      * a positive logit is divided by it, any other logit is multiplied by it; null: 1,
+                                      * no penalty */
     const float *frequency_penalty;  /* [rows]: a penalty that is subtracted from a token's logit as many times as the
-                                      * token occurs in `history` */
+                                      * token occurs in `history`; null: 0 */
     const float *presence_penalty;   /* [rows]: a penalty that is subtracted once from the logit of each token that
-                                      * occurs in `history` */
+                                      * occurs in `history`; null: 0 */
     const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 is 1 if token t may be
                                * chosen; null: all tokens may be */
-    const uint32_t *prompt;   /* [rows, (vocabulary + 31) / 32], bits as in `allowed`: the tokens that count as occurred
-                               * for the repetition penalty, in addition to those in `history` */
+    const uint32_t *prompt;   /* [rows, (vocabulary + 31) / 32], bits as in `allowed`: tokens that count as occurred for
+                               * the repetition penalty, in addition to those in `history`; null: none */
     int update_history;       /* 1: the op counts the chosen token in `history` */
     int top;                  /* the number of columns of top_token and top_log_prob: 0 to 128, and at most the
                                * vocabulary */
@@ -165,7 +166,7 @@ TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows 
 /* Find, by binary search, the sequence of tile number `tile`, or the last sequence before it if the number belongs to
  * no tile. If size is 0, `tile` is the index of a row instead. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
-    int low = 0, high = s->count; /* throughout the loop, the index of the sequence is in [low, high) */
+    int low = 0, high = s->count; /* the loop keeps the index of the sequence in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;
     while (high - low > 1) {
         const int i = low + (high - low) / 2, first = te_sequence_first(s, i);
@@ -204,7 +205,7 @@ typedef struct te_sequence_cursor {
     int next_tile;   /* the number of the first tile of the next sequence */
 } te_sequence_cursor;
 
-/* Move the cursor to sequence i, without those of its rows that lie before row `from`. */
+/* Move the cursor to sequence i, without those of its rows that lie before row `from`. size: the rows of a tile. */
 TE_BOTH void te__sequence_cursor_enter(te_sequence_cursor *w, const te_sequences *s, int i, int from, int size) {
     w->index = i, w->at = te_sequence_from(s, i, from), w->tile = w->at.first / size + i;
     w->next = te_sequence_first(s, i + 1);
@@ -216,7 +217,7 @@ TE_BOTH te_sequence_cursor te_sequence_cursor_begin(const te_sequences *s, int s
     te__sequence_cursor_enter(&w, s, 0, 0, size);
     return w;
 }
-/* Move the cursor to the sequence to which tile number `tile` belongs. */
+/* Move the cursor to the sequence of tile number `tile`. size: the rows of a tile. */
 TE_BOTH void te_sequence_cursor_seek(te_sequence_cursor *w, const te_sequences *s, int tile, int size) {
     if (tile < w->tile) te__sequence_cursor_enter(w, s, 0, 0, size);
     while (tile >= w->next_tile && w->index + 1 < s->count)

@@ -66,7 +66,7 @@ enum {
     TE_PARAMS_REPLICATED = 1 << 23, /* the columns of the op's values are sharded over the ranks, but each rank holds
                                      * all of the op's parameters */
     TE_TAKES_PRODUCT = 1 << 24,     /* a collective that sums over ranks, and that can run the GEMM of the linear before
-                                     * it: this GEMM may be deferred, so that it overlaps with the collective */
+                                     * it: this GEMM is deferred to the collective, so that the two overlap */
     TE_PASSES_VALUE = 1 << 25,      /* in forward the op's output is its unchanged input, in the same memory
                                      * (copy_to_group) */
     TE_PASSES_GRAD = 1 << 26,       /* in backward the op passes the gradient on unchanged, in the same memory
@@ -91,14 +91,14 @@ typedef enum te_init {
  * te_batch. */
 typedef enum te_rows {
     TE_ROWS_tokens,    /* one row for each token: te_batch.batch * te_batch.seq rows */
-    TE_ROWS_sequences, /* one row for each sequence: te_batch.batch rows */
+    TE_ROWS_sequences, /* one row for each sequence: te_batch.sequences rows or, if that is 0, te_batch.batch rows */
     TE_ROWS_shard, /* one row for each token of this rank's shard. The tensor group splits the tokens into n equal parts
                     * for its n ranks, in the order of the ranks (sequence parallelism) */
     TE_ROWS_memory /* one row for each row that cross_attention attends to (the encoder's output): te_batch.batch *
                     * te_batch.memory_seq rows */
 } te_rows;
 
-/* How a value is laid out over the ranks of the tensor group. The layout is known at compile time;
+/* How a value is laid out over the ranks of the tensor group. The layout is known at compile time, and
  * te/fuse/impl/list_checks.h checks that each op accepts the layout of its input. */
 typedef enum te_rank_layout {
     TE_LAYOUT_any,          /* no op so far has determined the layout */
@@ -122,8 +122,9 @@ typedef enum te_shard {
 
 /* How the operands of a GEMM are stored in FP8; all other values of a list have the list's dtype. An FP8 number is
  * stored multiplied by its scale. With one scale per tensor, x and the weight are e4m3, and the gradient dy is e5m2 or
- * e4m3 (Micikevicius et al. 2022). With one scale per 1 x 128 tile or 128 x 128 block, all three are e4m3 (DeepSeek-V3,
- * 2024). With one scale per row, x and the weight are e4m3, and backward runs in the list's dtype. */
+ * e4m3 (Micikevicius et al. 2022). With one scale per 1 x 128 tile of x and dy and per 128 x 128 block of the weight,
+ * all three are e4m3 (DeepSeek-V3, 2024). With one scale per row, x and the weight are e4m3, and backward runs in the
+ * list's dtype. */
 typedef enum te_recipe {
     TE_RECIPE_none,
     TE_RECIPE_fp8_current, /* one scale per tensor, computed from the tensor's own amax */
@@ -210,17 +211,17 @@ typedef struct te_fp8_ops {
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx);
     te_status (*quantize_dy)(const struct te_quantize *q, te_context *ctx);
     te_status (*transpose_fp8)(const struct te_quantize *q, te_context *ctx);
-    /* the function that runs a GEMM under recipes with one scale per tensor */
+    /* runs a GEMM under recipes with one scale per tensor */
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
-    /* For fp8_block: the function that casts, the one that runs a GEMM, and the one that says whether the GEMM's
-     * epilogue can add a bias. All three are null if the list has another recipe. */
+    /* For fp8_block: functions that cast a tensor, run a GEMM, and return whether the GEMM's epilogue can add a bias.
+     * All three are null if the list has another recipe. */
     te_status (*quantize_blockwise)(const struct te_quantize_blockwise *q, te_context *ctx);
     te_status (*gemm_blockwise)(const struct te_gemm *g, te_context *ctx);
     int (*blockwise_takes_bias)(const struct te_gemm *g, te_context *ctx);
     /* For fp8_row: the function that casts a tensor with one scale per row; null if the list has another recipe. */
     te_status (*quantize_rowwise)(const struct te_quantize_rowwise *q, te_context *ctx);
-    /* Functions that cast many weights in one launch: cast_weights with one scale per weight, the others with one scale
-     * per block or per row. A function that the list's recipe does not need is null. */
+    /* Functions that cast many weights in one launch: with one scale per weight (cast_weights), per 128 x 128 block, or
+     * per row. A function that the list's recipe does not need is null. */
     te_status (*cast_weights)(const struct te_quantize_multi_tensor *t, te_context *ctx);
     te_status (*cast_weights_by_block)(const struct te_multi_tensor *t, te_context *ctx);
     te_status (*cast_weights_by_row)(const struct te_multi_tensor *t, te_context *ctx);
@@ -235,8 +236,8 @@ typedef struct te_fp8_ops {
      * goes to y, its transpose to yt, 1 / scale to `inverse`; each of these three pointers may be null. */
     te_status (*cast)(struct te_run *r, struct te_value v, const struct te_fp8_product *f, int index, te_dtype to,
                       void *y, void *yt, float *inverse);
-    int fixed_widths;     /* 1: all widths of the list are constants; only then can pointwise kernels store tiles or
-                           * whole rows in FP8 */
+    int fixed_widths;     /* 1: all widths of the list are constants. Only then can pointwise kernels store FP8 with one
+                           * scale per tile or per row */
     int saves_inputs;     /* 1: the list has the option (inputs, saved): forward saves GEMM inputs even where backward
                            * could recompute them */
     te_dtype gradients;   /* the format of dy under recipes with one scale per tensor: e5m2 or e4m3 */
@@ -245,7 +246,7 @@ typedef struct te_fp8_ops {
                            * to FP8 read them */
 } te_fp8_ops;
 
-/* The functions for weights in few bits (te/quant/block_formats.h), of a list with the option (weights, quantized). The
+/* The functions for quantized weights (te/quant/block_formats.h), of a list with the option (weights, quantized). The
  * library calls them only through this table, so a program whose lists do not name the option contains no such code. */
 typedef struct te_quantized_ops {
     size_t (*scratch)(const struct te_gemm *g);                     /* bytes of scratch memory that `product` needs */
@@ -313,7 +314,7 @@ typedef struct te_plan {
 typedef struct te_fp8_renewal {
     te_status (*renew)(void *of, te_context *ctx);
     void *of;              /* the te_recipes */
-    const te_context *ctx; /* the context with which all weights were cast last */
+    const te_context *ctx; /* the context of the last cast of all weights */
     uint64_t loaded;       /* ctx->loaded at that time */
 } te_fp8_renewal;
 
@@ -380,13 +381,16 @@ typedef struct te_watch {
     int armed;  /* 1: backward calls this listener; 0: backward does not call it */
     int slices; /* the number of slices into which the buffer of reduced gradients is cut: with ZeRO-1, each rank gets
                  * one slice; 1: each rank gets all gradients */
-    /* Returns an error if backward of m must not run now, because it would write gradients that are being reduced. */
+    /* Return an error if backward of m must not run now, because it would overwrite gradients that are being
+     * reduced. */
     te_status (*allows)(const struct te_watch *w, const struct te_model *m, te_context *ctx);
+    /* Backward calls this when it will not write the gradient of p again. */
     te_status (*is_final)(struct te_watch *w, const te_param *p, te_context *ctx);
 } te_watch;
 
-/* One instance of a list: the first member of the struct that TE_SEQUENTIAL declares. The instance's parameters follow
- * in the same struct, in list order. An instance must stay where it was bound: calls return an error for a copy. */
+/* One instance of a list, the first member of the struct that TE_SEQUENTIAL declares. The instance's parameters follow
+ * in the same struct, in list order. An instance must not move in memory after it was bound: calls return an error for
+ * a copy. */
 typedef struct te_model {
     const te_plan *plan;
     te_param *param;

@@ -156,8 +156,8 @@
 #define TE_IF_PAIR(a, yes, no) TE_THIRD(TE_STRIP a, yes, no, ~)
 #define TE_TAKE_NO(a, yes, no) no
 
-/* The value of the op's option `name`, or `otherwise` if the op does not have this option. An op may have up to twelve
- * arguments behind its kind and name; the macro compares the name with each of them. */
+/* Expands to the value of the op's option `name`, or to `otherwise` if the op does not have this option. An op may have
+ * up to twelve arguments behind its kind and name; the macro compares the name with each of them. */
 #define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
 #define TE_OPTION__(name, otherwise, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                           \
@@ -170,7 +170,7 @@
     TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
 
-/* A constant expression: 1 if the op has the option `name`, else 0. */
+/* Expands to a constant expression: 1 if the op has the option `name`, else 0. */
 #define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
 #define TE_HAS_OPTION__(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                   \

@@ -85,7 +85,8 @@ typedef struct te__new_file {
 enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried; a name can be taken, if an earlier
                                   * process with the same id was killed and left its temporary file behind */
 
-enum { TE__STICKY = 01000 }; /* S_ISVTX, which the system's headers hide with -std=c11 */
+enum { TE__STICKY = 01000 }; /* the sticky bit of a folder's mode, S_ISVTX, which the system's headers hide with
+                              * -std=c11 */
 /* Return whether the symbolic link at `path` may be followed. Anybody can leave a link in a folder to which all may
  * write, such as /tmp. Such folders are sticky, and in them the Linux kernel (fs.protected_symlinks) follows a link
  * only if it belongs to the user or to the folder's owner. This function makes the same check, because realpath reads a
@@ -130,8 +131,8 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
                strerror(errno));
     return TE_OK;
 }
-/* The temporary file's name begins with the target's name, or with the first 200 bytes of a longer one, so that it has
- * at most 255 bytes, as file systems allow. */
+/* The temporary file's name begins with the target's name, or with the first TE__FILE_STEM bytes of a longer one, so
+ * that it has at most 255 bytes, the limit of file systems. */
 enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* TE__FILE_SUFFIX: at most so many bytes follow, including the
                                                   * final NUL */ };
 /* Return how many bytes of the target's path begin the temporary file's path. A UTF-8 character is not split. */

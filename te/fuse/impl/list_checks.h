@@ -290,17 +290,17 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
  *     (linear, fc1, H, F / N, (shard, columns)), (gelu, act), (linear, fc2, F / N, H, (shard, rows)),
  *     (reduce_scatter, s), ...
  *
- *   behind                                         the layout is                and these ops may follow
- *   all_gather, copy_to_group                      partial_grad                 products (shard, columns), ops without
+ *   The output of                                  has the layout               which these ops accept
+ *   all_gather, copy_to_group                      partial_grad                 linears (shard, columns), ops without
  *                                                                               parameters
  *   (linear, .., (shard, columns))                 columns                      bias, mul_param, head_norm, maps,
- *                                                                               attention, products (shard, rows),
+ *                                                                               attention, linears (shard, rows),
  *                                                                               (cross_entropy, .., (ranks, N))
  *   (linear, .., (shard, rows)),                   partial_sum                  reduce_scatter, all_reduce
  *   (embedding, .., (ranks, N))
  *   reduce_scatter, all_reduce                     replicated                   everything else
  *
- * The layout of x, the list's input, is TE_LAYOUT_any, which every op accepts. A family can replace these defaults:
+ * The layout of x, the list's input, is TE_LAYOUT_any, which every op accepts. A family of ops can replace two defaults:
  *     the output of an op has the same layout as its input    TE_LAYOUT_<family>(op, in) states another layout
  *     an op with parameters accepts only replicated inputs;   TE_LAYOUT_FITS_<family>(op, in) states whether the op
  *     an op without parameters accepts all but partial sums   accepts an input with the layout `in` */

@@ -39,7 +39,8 @@ TE_API int te__backward_stop_of(const te_run *r) {
     }
     return r->loss_in_backward ? count - 1 : count;
 }
-/* The number of steps that backward runs: all steps up to and including the one that contains the backward stop. */
+/* Return the number of steps that backward runs: all steps up to and including the one that contains the backward
+ * stop. */
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;

@@ -103,7 +103,7 @@ typedef struct te_run {
                                                * of its last step (last_step_input); te__in_place compares the two */
     te_pool pool;                  /* the workspace */
 
-    /* the values that forward saves: their addresses in te_saved or, while a recompute region is open, in the
+    /* the addresses of the values that forward saves: in te_saved or, while a recompute region is open, in the
      * workspace */
     te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps again
                                     * for a recompute region */
@@ -115,8 +115,8 @@ typedef struct te_run {
                                     * which te__saved_input_of() locates */
     uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM it is 1 if the GEMM's input is saved
                                             * transposed */
-    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its block of the workspace; null `data`:
-                                                * the region is closed */
+    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: the workspace block in which its values are
+                                                * saved; null `data`: the region is closed */
 
     /* random numbers */
     te_rng *rng;                   /* the copy of the random state that belongs to this forward; it lies in te_saved, so
@@ -139,8 +139,8 @@ typedef struct te_run {
     te_watch *watch;               /* the listener that backward tells which gradients are final; null: there is none */
 } te_run;
 
-/* The policy of op i in the current pass: in which format the op's operand is stored, and whether it is saved for
- * backward. */
+/* Return the policy of op i in the current pass: in which format the op's operand is stored, and whether it is saved
+ * for backward. */
 TE_API const te_operand_policy *te__policy(const te_run *r, int i) {
     return &r->policy[r->pass == TE_BACKWARD][i];
 }
@@ -172,9 +172,9 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
 }
 /* Return the number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
-/* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has.
- * Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that run
- * did not know the number of sequences. */
+/* Return the number of rows for which each block of the workspace is sized, whichever kind of rows the block's value
+ * has. Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that
+ * run did not know the number of sequences. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
@@ -299,7 +299,7 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
     te_param *p = m->param;
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }
-/* Returns a te_run for a dry run with this many rows, which only measures how many bytes of te_saved.memory and of
+/* Return a te_run for a dry run with this many rows, which only measures how many bytes of te_saved.memory and of
  * workspace a call with these rows needs. */
 TE_API te_run te__run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
     te_run r;

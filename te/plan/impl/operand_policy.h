@@ -34,7 +34,7 @@ typedef enum te_recipe_use {
 typedef enum te_input_source {
     TE_INPUT_not_needed,   /* backward does not read x in FP8: it computes no weight gradient, or computes it in the
                             * list's format */
-    TE_INPUT_saved_fp8,    /* forward saves the input x in FP8, as it is or transposed */
+    TE_INPUT_saved_fp8,    /* forward saves the input x in FP8, row-major or transposed */
     TE_INPUT_saved_for_others, /* forward saves the input x in the list's format anyway, because another op's backward
                                 * needs it; backward casts x to FP8, with the scale that forward used */
     TE_INPUT_recomputed    /* backward recomputes the input x: it runs the kernel that produced x once more, from that
@@ -74,7 +74,7 @@ TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED
  * passes the value through (no two such ops follow each other). next_flags: the flags of the next op. passes_through:
  * the flag of such ops, which is TE_PASSES_VALUE in forward and TE_PASSES_GRAD in backward. */
 TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return next_flags & passes_through ? 2 : 1; }
-/* How a recipe scales operands: with one scale per tensor, one per row, or one per 1 x 128 tile. */
+/* Return how a recipe scales operands: with one scale per tensor, per row, or per 1 x 128 tile. */
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
@@ -127,7 +127,8 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
         return TE_INPUT_recomputed;
     return TE_INPUT_saved_fp8;
 }
-/* Return whether GEMM i runs in FP8 in forward or in inference, under the assumption or choice `use`. */
+/* Return whether GEMM i runs in FP8 in forward or in inference. use: which GEMMs do (te_recipe_use). param[i]: the
+ * first parameter of op i. */
 TE_API int te__recipe_is_on(const te_plan *p, int i, te_recipe_use use, te_param *const *param) {
     if (p->op[i].recipe == TE_RECIPE_none) return 0;
     return use == TE_USE_as_bound ? param[i]->fp8.on : use != TE_USE_off;
@@ -185,8 +186,8 @@ TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const
         for (int pass = 0; pass < 2; pass++)
             policy[pass][i].output_read = policy[pass][i].output_saved = (unsigned char)read;
     }
-    for (int k = 0; k < p->region_count; k++) { /* forward saves the output of the op before each recompute region,
-                                                 * because it is the region's input */
+    for (int k = 0; k < p->region_count; k++) { /* if anything of region k must be recomputed, forward saves the output
+                                                 * of the op before the region, which is the region's input */
         const int before = p->region[k].first - 1;
         for (int j = before + 1; before >= 0 && j < p->region[k].last; j++)
             if (te__is_lost(p, policy[0], k, j)) policy[0][before].output_saved = policy[1][before].output_saved = 1;
