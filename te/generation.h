@@ -103,7 +103,7 @@ typedef struct te_generation_event {
     te_generation_end end;
     const int32_t *top_token;  /* [config.top]: the tokens to which the model gave the highest probabilities, valid
                                 * until the next step; null if config.top is 0 */
-    const float *top_log_prob; /* [config.top] */
+    const float *top_log_prob; /* [config.top]: the log-probabilities of the tokens in top_token */
 } te_generation_event;
 
 /* ---- the generation ---------------------------------------------------------------------------------------------- */

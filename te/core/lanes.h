@@ -175,7 +175,7 @@ TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
  * maximum is infinite; if an element is NaN, the maximum is NaN. A maximum does not depend on the order of comparison,
  * so the results are bitwise identical on CUDA and on the host. */
 
-/* The bits of |x|. */
+/* Return the bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
 /* Return the maximum of m and of the bits of |v[0]| to |v[7]|, compared as integers. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {

@@ -175,7 +175,7 @@ TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
     }
     return low;
 }
-/* The index of a row within its sequence. */
+/* Return the index of a row within its sequence. */
 TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     if (!s->first) return row % s->max_seqlen;
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));

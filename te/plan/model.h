@@ -42,7 +42,7 @@ enum {
     TE_OF_SEQUENCES = 1 << 4, /* an extra input with one row for each sequence (TE_ROWS_sequences) */
     TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory, e.g. the output of an encoder */
     TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: stores the op's input for the caller as well */
-    /* the ends of a list */
+    /* the first and the last op of a list */
     TE_FROM_TOKENS = 1 << 15, /* must be the first op of its list, which then reads tokens instead of x (embedding) */
     TE_TO_LOSS = 1 << 16,     /* must be the last op of its list, whose y is then one f32 loss for each row
                                * (cross_entropy) */
@@ -101,12 +101,12 @@ typedef enum te_rows {
 /* How a value is laid out over the ranks of the tensor group. The layout is known at compile time, and
  * te/fuse/impl/list_checks.h checks that each op accepts the layout of its input. */
 typedef enum te_rank_layout {
-    TE_LAYOUT_any,          /* no op so far has determined the layout */
+    TE_LAYOUT_any,          /* the layout of x, until an op determines another one */
     TE_LAYOUT_replicated,   /* each rank has the whole value and its whole gradient; for values of kind TE_ROWS_shard:
                              * all columns of the rank's rows */
     TE_LAYOUT_partial_grad, /* each rank has the whole value, but only a partial sum of its gradient: the backward of
                              * the preceding all_gather or copy_to_group adds up the partial sums */
-    TE_LAYOUT_columns,      /* each rank has a part of the columns */
+    TE_LAYOUT_columns,      /* each rank has its own part of the columns */
     TE_LAYOUT_partial_sum   /* each rank has a partial sum of each element; the value is the sum of these over the
                              * ranks */
 } te_rank_layout;
@@ -163,9 +163,9 @@ enum { TE_MAX_PARAMS = 3,                         /* the largest number of param
        TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };     /* the number of 32-bit words in a bit set that has one bit for each
                                                    * op */
 
-/* One op of a list: constants. */
+/* One op of a list. All members are constants. */
 typedef struct te_op {
-    const char *kind, *name; /* "gelu", "act": for messages */
+    const char *kind, *name; /* the op (gelu, act) has kind "gelu" and name "act" */
     te_class op_class;
     int in, out;                  /* widths, in elements of a row, of the op's input (in) and of its output (out) */
     te_dtype in_dtype, out_dtype; /* number formats of the op's input (in_dtype) and output (out_dtype) */
@@ -298,8 +298,9 @@ typedef struct te_plan {
     const te_recompute_region *region; /* the list's recompute regions. They do not change which ops are fused into
                                         * which steps, so results are bitwise identical to those without regions */
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
-    const te_fp8_ops *fp8; /* null: the list names no recipe */
-    const te_quantized_ops *quantized; /* null: the list does not have the option (weights, quantized) */
+    const te_fp8_ops *fp8; /* the FP8 functions; null: the list names no recipe */
+    const te_quantized_ops *quantized; /* the functions for quantized weights; null: the list does not have the option
+                                        * (weights, quantized) */
     const te_training *(*training)(
         void); /* returns the functions for training; null: the list is for inference only, and has no forward or
                 * backward steps (inference.h) */
@@ -313,9 +314,9 @@ typedef struct te_plan {
 /* How te__renew_weights casts weights that were written after their last cast: it calls renew(of, ctx). */
 typedef struct te_fp8_renewal {
     te_status (*renew)(void *of, te_context *ctx);
-    void *of;              /* the te_recipes */
+    void *of;              /* the argument of `renew`: the te_recipes */
     const te_context *ctx; /* the context of the last cast of all weights */
-    uint64_t loaded;       /* ctx->loaded at that time */
+    uint64_t loaded;       /* the value of ctx->loaded at the last cast of all weights */
 } te_fp8_renewal;
 
 /* The FP8 state of a GEMM that has a recipe; the te_param of the GEMM's weight holds it (te/optim/recipes.h). */
@@ -324,7 +325,7 @@ typedef struct te_fp8_product {
     int current;                   /* 1: each scale is computed from the current tensor's amax (fp8_current); 0: from
                                     * the amaxes of earlier optimizer steps (fp8_delayed) */
     int common;                    /* 1: all ranks of the group have the same FP8 scales */
-    const te_scales *scales;       /* the scales of the whole instance */
+    const te_scales *scales;       /* the FP8 scales of all GEMMs of the instance */
     int x, weight, dy;             /* the indices, within the te_scales, of the scales of this GEMM's three operands */
     void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows], which is
                                     * null under fp8_row */

@@ -293,7 +293,7 @@ typedef enum te_produces {
 #define TE_FLAGS(op)      TE_TUPLE_OR(TE_FACT(FLAGS, op)(op), 0)
 #define TE_STATS(op)      TE_TUPLE_OR(TE_FACT(STATS, op)(op), 0)
 #define TE_PARAMS(op, in, out) TE_TUPLE_OR(TE_FACT(PARAMS, op)(op, in, out), ((end, ~)))
-#define TE_COUNT_PARAMS(op)    TE_COUNT_ARGS(TE_UNWRAP(TE_PARAMS(op, 0, 0))) /* of an op that has parameters */
+#define TE_COUNT_PARAMS(op)    TE_COUNT_ARGS(TE_UNWRAP(TE_PARAMS(op, 0, 0))) /* only for an op that has parameters */
 #define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))
 #define TE_PARTS(op)           TE_TUPLE_OR(TE_FACT(PARTS, op)(op), 1)
 #define TE_FIRST_PART(op)      TE_TUPLE_OR(TE_FACT(FIRST_PART, op)(op), 1)

@@ -109,7 +109,7 @@ TE_FN void te__barrier_wait_acquire_cluster(uint32_t bar, int phase) {
                  "r"(phase)
                  : "memory");
 }
-/* The index of this block in its cluster. */
+/* Return the index of this thread block in its cluster. */
 TE_FN int te__cluster_rank(void) {
     int rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

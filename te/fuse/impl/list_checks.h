@@ -300,7 +300,7 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
  *   (embedding, .., (ranks, N))
  *   reduce_scatter, all_reduce                     replicated                   everything else
  *
- * The layout of x, the list's input, is TE_LAYOUT_any, which every op accepts. A family of ops can replace two defaults:
+ * The layout of x, the list's input, is TE_LAYOUT_any, which every op accepts. A family can replace two defaults:
  *     the output of an op has the same layout as its input    TE_LAYOUT_<family>(op, in) states another layout
  *     an op with parameters accepts only replicated inputs;   TE_LAYOUT_FITS_<family>(op, in) states whether the op
  *     an op without parameters accepts all but partial sums   accepts an input with the layout `in` */

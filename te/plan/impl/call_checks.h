@@ -206,7 +206,7 @@ TE_API int te__reads_x(const te_plan *p) {
     return (p->op[i].flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i) ||
            (p->region_count && p->region[0].first <= i);
 }
-/* Whether backward reads the forward's y. */
+/* Return whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
 TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;

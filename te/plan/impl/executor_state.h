@@ -65,7 +65,7 @@ typedef struct te_run {
     /* the call */
     const te_plan *plan;
     const te_batch *batch;
-    const te_model *model;         /* null where only sizes are measured */
+    const te_model *model;         /* the instance; null while only sizes are measured */
     te_context *ctx;
     te_pass pass;
     int dry;                       /* 1: this is a dry run, which makes checks, measures the workspace and launches
