@@ -237,8 +237,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    /* backward continues with the fork in front of the load, because by now all uses of that fork have contributed to
-     * its gradient */
+    /* backward continues with the gradient of the fork in front of the load: all uses of that fork come later in the
+     * list, so they have contributed to it */
     te__set_current(r, r->edge[i - 1]);
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;

@@ -49,7 +49,7 @@
 #define TE__BIAS_DIM1(op) TE__IF_RELATIVE(op, (TE_OPTION(op, max_distance, 128)), TE__BIAS_KEYS(op))
 #define TE__BIAS_VARIANT(op) TE__BIAS_KIND(op), TE__BIAS_DIM0(op), TE__BIAS_DIM1(op), TE__MAX_LOGIT(op)
 
-/* The list of an attention's parameters: sinks, then the score bias, as far as the op has them. */
+/* The list of an attention's parameters: sinks and the score bias, in this order, each only if the op has it. */
 #define TE__ATTENTION_PARAMS(op, heads)                                                                        \
     TE__IF_SINKS(op, TE__IF_SCORE_BIAS(op, ((sinks, 1, heads, zero), TE__BIAS_PARAM(op, heads)),               \
                                        ((sinks, 1, heads, zero))),                                             \
