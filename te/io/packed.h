@@ -153,10 +153,10 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* Units of a parameter, and the units of a tensor of the file that they are. */
+/* A range of a parameter's units, and where these units lie in a tensor of the file. */
 typedef struct te__packed_range {
-    int64_t first, units;         /* of the parameter: the first one, and how many */
-    int64_t file_first, file_all; /* of the tensor: the first one, and how many the tensor has */
+    int64_t first, units;         /* first: index of the range's first unit in the parameter; units: their number */
+    int64_t file_first, file_all; /* file_first: index of that unit in the tensor; file_all: all units of the tensor */
 } te__packed_range;
 /* Add the views of a range of a parameter. If this rank has some of the columns of every row (TE_SHARD_rows), there is
  * one view. Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that the

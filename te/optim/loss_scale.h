@@ -46,7 +46,8 @@ typedef struct te_loss_scaler { te_loss_scale_state *state; /* target memory */ 
 #define TE_LOSS_SCALE_MIN 5.421010862427522e-20f /* 2^-64 */
 #define TE_LOSS_SCALE_MAX 1.8446744073709552e19f /* 2^64 */
 
-/* Called by one thread of the device for each step: what follows from whether the gradients were finite. */
+/* Update the scale after a step whose gradients were all finite (finite 1) or were not (0). One thread of the device
+ * calls this function. */
 TE_BOTH void te__loss_scale_update(te_loss_scale_state *s, int finite) {
     float scale = s->scale;
     s->good = finite ? s->good + 1 : 0;
@@ -101,7 +102,7 @@ typedef struct te__loss_scaler_count_args {
 } te__loss_scaler_count_args;
 TE_FN void te__loss_scaler_count_body(const te__loss_scaler_count_args *a) {
     const float count = *a->count;
-    /* as backward, which divides by 1 if there is no label */
+    /* the divisor is 1 if no label counts, the same as te_loss_divisor uses */
     *a->to = (count > 0.0f ? count : 1.0f) * a->state->inverse;
 }
 TE_KERNEL_IF_USED(te__loss_scaler_count, 1, 1, te__loss_scaler_count_args, te__loss_scaler_count_body(te_args))

@@ -340,7 +340,8 @@ TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, t
     const te_group *g = te_world_group(ctx);
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
-/* Cast all weights with their current scales, and note of which values. */
+/* Cast all weights with their current scales. Also record each weight's count of writes, from which forward later sees
+ * whether the weight was written after its cast. */
 TE_API te_status te__recipes_cast_all(te_recipes *s, int skip_updated, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     while (te__recipe_next_product(&it)) it.param->fp8.written = te__writes_of(it.param);
@@ -362,7 +363,8 @@ TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *c
     TE_TRY(te__recipes_reduce(s, s->count, ctx));
     return te__recipes_cast(s, 0, ctx);
 }
-/* te_fp8_renewal.renew. Several ranks exchange the amaxes, so a rank must not cast by itself. */
+/* The callback te_fp8_renewal.renew: forward calls it if a weight was written after its cast. With config.ranks above 1
+ * this is an error: casting needs a collective that exchanges the amaxes, and one rank must not begin it alone. */
 TE_IF_USED TE_API te_status te__recipes_renew(void *of, te_context *ctx) {
     te_recipes *s = (te_recipes *)of;
     TE_REQUIRE(s->config.ranks == 1, ctx, TE_ERROR_STATE,
