@@ -160,8 +160,8 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
-/* The options of the op. A checkpoint stores the list as text, in which the options appear only if the op names at
- * least one of them. */
+/* The options of the op, as a te_loss_options, or te_no_options if the op names none of them. A checkpoint stores the
+ * options of each op (te/io/weights.h); an op that names none is stored there without options. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)

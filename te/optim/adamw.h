@@ -296,8 +296,8 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
 }
 
 /* From the next step on, divide the gradients by the scaler's scale, skip steps whose gradients have an infinity or a
- * NaN, and adapt the scale (loss_scale.h). scaler: null ends this. te_adamw_init ends it, too. Errors: the optimizer or
- * the scaler is not initialised. */
+ * NaN, and adapt the scale (loss_scale.h). scaler: null: stop using a scaler; te_adamw_init also stops it. Errors: the
+ * optimizer or the scaler is not initialised. */
 TE_API te_status te_adamw_use_loss_scaler(te_adamw *opt, const te_loss_scaler *scaler, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_REQUIRE(!scaler || scaler->state, ctx, TE_ERROR_NULL, "te_adamw_use_loss_scaler: the scaler is not initialised");

@@ -42,8 +42,8 @@ typedef struct te_grad_norm {
     int count, chunks;
     double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, zero1.ranks)]: the sum of squares that each rank of a
                                       group has computed */
-    int rank, size;                /* this rank's index in the tensor group, and the group's size; in a kernel's
-                                      arguments: those for the group over which the kernel sums */
+    int rank, size;                /* this rank's index in the tensor group, and the number of ranks in this group. In
+                                      the copy that a kernel gets: of the group over which this kernel sums */
     te_zero1 zero1;                /* says which shard of the gradients this rank reads; rank 0 of 1 reads all
                                       gradients */
 } te_grad_norm;

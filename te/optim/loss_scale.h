@@ -9,7 +9,7 @@
  *     TE_TRY(te_loss_scaler_init(&scaler, memory, te_loss_scaler_bytes(), &config, &ctx));
  *     TE_TRY(te_adamw_use_loss_scaler(&opt, &scaler, &ctx));   // after te_adamw_init
  *     batch.loss_scale = 1.0f / rows, batch.loss_count = te_loss_scaler_inverse(&scaler);  // dloss = scale / rows
- *     ... forward, backward, te_adamw_step, as without
+ *     ... forward, backward, te_adamw_step, as without loss scaling
  *
  * For the mean over the labels that are not ignored (te_count_labels), divide by te_loss_scaler_count's result instead.
  * A list that ends in another op gets a dy that the caller has multiplied by the scale (te_loss_scaler_get).
@@ -35,7 +35,7 @@ TE_API te_loss_scale_config te_loss_scale_defaults(void) {
 /* The state, in target memory. */
 typedef struct te_loss_scale_state {
     float inverse, scale; /* inverse: 1 / scale */
-    int32_t good;         /* how many steps in a row were not skipped since the scale changed last */
+    int32_t good;         /* number of consecutive steps without a skip, since the scale last changed */
     int32_t interval;
     float growth, backoff;
 } te_loss_scale_state;

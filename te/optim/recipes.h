@@ -325,9 +325,9 @@ TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
     rule.epsilon = c->epsilon, rule.power_of_two = c->power_of_two;
     return rule;
 }
-/* cast: 0: compute the amax of each weight with a tensorwise scale; 1: cast all weights. skip_updated: 1: leave out
- * work that the optimizer's update has already done. Weights with tensorwise scales are cast even so: such a scale
- * needs the amax of the whole new weight, so the update cannot cast these weights. */
+/* Run a pass over the weights of all recipes. cast: 0: compute the amax of each weight with a tensorwise scale; 1: cast
+ * all weights. skip_updated: 1: leave out work that the optimizer's update has already done. Weights with tensorwise
+ * scales are cast even then: their scale needs the amax of the whole new weight, so the update cannot cast them. */
 TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updated, te_context *ctx) {
     for (int g = 0; g < (cast ? TE__WEIGHTS_GRANULARITIES : TE__WEIGHTS_TENSORWISE + 1); g++) {
         const int skip = skip_updated && !(cast && g == TE__WEIGHTS_TENSORWISE);
@@ -384,7 +384,8 @@ TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
         it.param->fp8.current = !begun || s->config.current || it.recipe == TE_RECIPE_fp8_current;
 }
 
-/* on: 1: from now on the products of all models run in FP8; 0: they run in their lists' own formats. */
+/* Switch the recipes on or off. on: 1: from now on the GEMMs of all models that are under a recipe run in FP8; 0: they
+ * run in the formats of their lists. */
 TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);

@@ -30,7 +30,8 @@
 #include "recipes.h"               /* te_recipes, te__recipes_advance */
 
 typedef struct te__adamw_fp8_args {
-    te__adamw_args step;      /* in step.first, tensors that are updated tile by tile (in `blocks`) have no chunks */
+    te__adamw_args step;      /* the arguments of the unfused update. According to step.first, the tensors that are
+                                 updated tile by tile (those in `blocks`) have no chunks */
     const int32_t *scale_of;  /* [count]: for each tensor, the index in `amax` of the amax of its weights; -1: that amax
                                  is not needed */
     float *amax;
@@ -271,7 +272,7 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
 /* The entry of p, one of the optimizer's tensors; null if the update neither computes p's amax nor casts p. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
-    const int i = p->fp8.weight; /* stale if the parameter's model is no longer under these recipes */
+    const int i = p->fp8.weight; /* valid only if p's model is still under these recipes, hence the checks */
     if (p->fp8.scales != &s->scales || i < 0 || i >= s->count || entry[i].param != p) return 0;
     if (entry[i].granularity == TE__WEIGHTS_ROWWISE) return 0;
     if (entry[i].granularity == TE__WEIGHTS_BLOCKWISE && p->dtype == TE_f32) return 0;

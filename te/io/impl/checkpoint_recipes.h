@@ -109,7 +109,7 @@ TE_IF_USED TE_API te_status te__recipes_restart(te_recipes *r, te_context *ctx) 
     return te_recipes_cast_weights(r, ctx);
 }
 /* Return whether the recipes r need scales of x and dy, but s, in host memory, has none: a run under a recipe such as
- * fp8_block leaves all of them at 1. Nobody has computed these scales from an amax, so fp8_delayed must not use them. */
+ * fp8_block leaves all of them at 1. They were not computed from an amax, so fp8_delayed must not use them. */
 TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
     const int first = s->count / 3; /* the tensors before are weights */
     int delayed = 0;
