@@ -41,7 +41,7 @@ typedef struct te__cache_file {
     /* the keys or the values of one layer, with their scales, in the order of the cache's pages: [pages, kv_heads,
      * page_rows, dim] */
     char *staging;
-    char *rows;            /* used for saving: a tensor's numbers of `staging` in the order of the file, [kv_heads,
+    char *rows;            /* used for saving: one tensor, copied from `staging` into the order of the file, [kv_heads,
                             * length, dim] */
     char *memory;          /* used for loading: the data of all tensors of the file */
     int length, pages, count;

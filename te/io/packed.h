@@ -128,8 +128,8 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
 
 /* A region of a parameter: `rows` x `cols` elements; `at` is the index of the first one in this rank's part of the
  * parameter. In the file, the region is a part of a tensor of shape[0] x shape[1] elements, and begins there at row
- * first[0] and column first[1]. If the file has the tensor transposed, shape and first describe it before the
- * transposition. */
+ * first[0] and column first[1]. If the file stores the transpose of this tensor, shape and first still count rows and
+ * columns as the parameter does. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
 /* Add a view of the region v to the list. The view's name is `prefix` followed by the part's name. */

@@ -274,7 +274,8 @@ typedef struct te__attention_backward_kernels {
     te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has no
                                             * sinks */
     const te_score_bias_kernels *score_bias;
-    /* cross_attention: adds two gradients of the fork that holds the keys and values; attention: null */
+    /* for cross_attention: launches the kernel that adds up the gradients of the keys and values, if several ops use
+     * them; for attention: null */
     te__load_launch_fn add;
     int fp8_output;         /* 1: the kernels that `launch` runs were declared with the option fp8_output */
 } te__attention_backward_kernels;

@@ -54,7 +54,7 @@
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
 
-/* Threads of a block in the kernels that sum the loss (_MEAN) and that fill dloss (_FILL). te_loss_sum runs as a single
+/* The number of threads of a block: in te_loss_sum (_MEAN_) and in te_fill_loss_grad (_FILL_). te_loss_sum runs as one
  * block; with 65536 labels, each thread of that block loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 

@@ -222,8 +222,8 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < depth; j++) {
-            /* unit number from + j * groups does not exist, so no group of this block has a head: all lanes skip the
-             * reductions, in which all lanes of a warp must take part */
+            /* Every group of the block has finished its heads, so all lanes skip the reductions below together. If only
+             * some groups have finished, their lanes still take part, because a reduction needs the whole warp. */
             if (from + j * groups >= units) continue;
             const int u = from + j * groups + group;
             const te_head_unit h = te_head_unit_at(u, first, k);
@@ -311,7 +311,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 te_block_sync();
             }
             TE_UNROLL for (int j = 0; j < depth; j++) {
-                if (from + j * groups >= units) continue; /* no group of this block has a head, as in forward */
+                if (from + j * groups >= units) continue; /* every group of the block has finished, as in forward */
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
                 const int is_k = h.head >= k.heads, is_v = h.head >= k.heads + k.kv_heads;

@@ -382,8 +382,8 @@ TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
     return d;
 }
-/* Adds an entry (key << 32 | token) to the histogram of digit d of `value`, if the digits above it equal d.prefix, and
- * returns 0. An entry whose mass is below least_mass is not added: the function returns that mass. */
+/* Adds an entry (key << 32 | token) to the histogram of digit d, if the digits of `value` (its key, or LAST_TOKEN -
+ * token) above d equal d.prefix. Returns 0, or the entry's mass if it is not added because it is below least_mass. */
 TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
                                     te__sample_sum sum, const te__sample_team *t) {
     const uint32_t digits = value >> d.shift;
@@ -486,7 +486,7 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     return s;
 }
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
-    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* level 0 is bits 21 to 31; tokens have 21 */
+    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* no level 0 (bits 21 to 31): tokens have 21 */
     s.of_tokens = 1;
     return s;
 }
@@ -707,7 +707,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
         }
         task = te__sample_next(&s, task, &c, &v);
     }
-    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait: no block still reads history, which is now written */
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait until no block reads history, which is written next */
     if (!t.rank && !t.g.id) te__sample_store(&r, token, raw_top, mass);
 }
 

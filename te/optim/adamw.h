@@ -291,7 +291,7 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
     te__adamw_bind(opt, base, &l, config);
     TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, zero1, ctx));
     TE_TRY(te__adamw_put_table(opt, base + l.table, l.table_bytes, config, ctx));
-    opt->state = (te_adamw_state *)base; /* from now on the optimizer counts as initialised */
+    opt->state = (te_adamw_state *)base; /* te__adamw_check takes a state that is not null to mean: initialised */
     return te_adamw_reset(opt, ctx);
 }
 

@@ -38,7 +38,7 @@ typedef struct te_recipes_config {
     int current;        /* 1: lists under fp8_delayed run as if under fp8_current */
     float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: the scales of
                            weights, and all scales of fp8_current, fp8_block and fp8_row */
-    int power_of_two;   /* 1: scales that are computed from the tensor itself are rounded down to powers of two */
+    int power_of_two;   /* 1: scales that are computed from a tensor's current amax are rounded down to 2^n */
     int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: the ranks exchange no
                            amax, and each rank uses the amax that it computed */
 } te_recipes_config;
@@ -58,7 +58,7 @@ typedef struct te_recipes {
     te_model *const *models;
     int model_count, count;     /* model_count: the number of models; count: the number of GEMMs (products) that are
                                    under a recipe */
-    int on, begun;              /* on: 1: the products run in FP8. begun: 1: at least one step was made, so there is a
+    int on, begun;              /* on: 1: GEMMs under a recipe run in FP8. begun: 1: at least one step was made, so there is a
                                    history */
     te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
@@ -221,7 +221,7 @@ TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int co
     }
     return TE_OK;
 }
-/* Make the table in target memory. Waits for the stream. */
+/* Make the table of the weights that a pass casts (te__fp8_cache_fill) in target memory. Waits for the stream. */
 TE_API te_status te__fp8_cache_table(void *table, te_model *const *models, int count, te_context *ctx) {
     const size_t bytes = te__fp8_cache_layout_of(models, count).bytes;
     char *host = (char *)calloc(1, bytes + 1);
@@ -354,9 +354,9 @@ TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &rule, ctx));
     return te__recipes_cast_all(s, skip_updated, ctx);
 }
-/* Cast all weights. With config.ranks above 1, all ranks must call this after the weights were loaded or changed by
- * anything but a checkpoint with its recipes. With one rank, forward calls this itself if a weight was written since
- * the last cast (te_model_changed). */
+/* Cast all weights. With config.ranks above 1, all ranks must call this function after weights were loaded or changed
+ * (not after te_recipes_step or te_checkpoint_load with `recipes`, which cast them). With one rank, forward calls it
+ * itself if a weight was written since the last cast (te_model_changed). */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
@@ -491,7 +491,8 @@ TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
-/* Enqueue the step, without checking for errors first. skip_updated: as in te__recipes_weight_pass. */
+/* Enqueue the kernels of te_recipes_step, without checking for errors first. skip_updated: 1: leave out the casts that
+ * the optimizer's update has already done (te__recipes_weight_pass). */
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));

@@ -69,7 +69,7 @@ TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int co
         low[lane * 16 + upper * 8 + i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (uint8_t)code;
         return;
     }
-    const int nibble = i / 2 + i % 2 * 4; /* codes i and i + 1, i even, lie 16 bits apart */
+    const int nibble = i / 2 + i % 2 * 4; /* codes i and i + 1, i even, lie 16 bits apart: one mask extracts both */
     low[lane * 8 + upper * 4 + nibble / 2] |= (uint8_t)((code & 15) << nibble % 2 * 4);
     if (f == TE_BLOCK_q6_k)
         high[lane * 4 + i % 2 * 2 + upper] |= (uint8_t)(code >> 4 << i / 2 * 2);

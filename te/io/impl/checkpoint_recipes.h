@@ -85,7 +85,7 @@ TE_API void te__scales_resize(const te_scales *to, const te_scales *from) {
     const size_t head = (size_t)((char *)from->history - (char *)from->memory);
     const int kept = to->length < from->length ? to->length : from->length;
     memset(to->memory, 0, to->bytes);
-    memcpy(to->memory, from->memory, head); /* all that lies before the histories has the same layout in both */
+    memcpy(to->memory, from->memory, head); /* amaxes, scales and so on, whose layout is independent of the length */
     if (to->length == from->length) {
         memcpy(to->history, from->history, (size_t)from->count * (size_t)from->length * sizeof(float));
         return;

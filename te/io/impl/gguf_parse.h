@@ -11,7 +11,7 @@
 #ifndef TE_GGUF_PARSE_H
 #define TE_GGUF_PARSE_H
 
-#include "../../core/impl/file.h" /* te__file_open; refuses big-endian machines */
+#include "../../core/impl/file.h" /* te__file_open; an #error on big-endian machines */
 #include "../gguf_types.h"        /* te_gguf */
 #include "../json.h"              /* te__grow */
 
