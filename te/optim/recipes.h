@@ -58,8 +58,8 @@ typedef struct te_recipes {
     te_model *const *models;
     int model_count, count;     /* model_count: the number of models; count: the number of GEMMs (products) that are
                                    under a recipe */
-    int on, begun;              /* on: 1: GEMMs under a recipe run in FP8. begun: 1: at least one step was made, so there is a
-                                   history */
+    int on, begun;              /* on: 1: the GEMMs under a recipe run in FP8. begun: 1: at least one step was made, so
+                                   there is a history */
     te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
     const void *table;          /* the table of the weights (te__fp8_cache_table) */
