@@ -56,8 +56,8 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: 30 chunks of 16 columns, because one warp, with a chunk in each
-                                 * lane, holds a head */
+    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: with incomplete chunks a head then has at most 32 chunks, one
+                                 * for each lane of a warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
     TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the max number of rows of one iteration of a block in backward */

@@ -357,7 +357,7 @@ typedef struct te_rope_args {
      * cache */
     const int32_t *past;
     const float *frequencies; /* (scaling, given): [sections, rotary_dim / 2] */
-    int sections;             /* above 1: `positions` is [sections, rows] */
+    int sections;             /* the number of positions of each row; above 1: `positions` is [sections, rows] */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 

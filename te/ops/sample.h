@@ -565,7 +565,7 @@ TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te
     TE_UNROLL_1 for (int i = t->g.id; i < o->top && !t->rank; i += t->g.count) {
         int place = i;
         if (i < found) {
-            const uint64_t entry = t->s->top[i] ^ 0xffffffffu; /* among equal keys, the lowest token comes first */
+            const uint64_t entry = t->s->top[i] ^ 0xffffffffu; /* inverted tokens: lower tokens rank higher */
             place = 0;
             TE_UNROLL_1 for (int j = 0; j < found; j++) place += (t->s->top[j] ^ 0xffffffffu) > entry;
         }

@@ -106,7 +106,7 @@ typedef struct te_score_bias_kernels {
     te_max_logit_fn max_logit;
 } te_score_bias_kernels;
 
-/* The two macros declare the kernels that a forward or a backward needs for the bias (forward: name##_relative and
+/* TE__SCORE_BIAS_FORWARD and _BACKWARD declare the kernels that a pass needs for the bias (forward: name##_relative and
  * name##_max_logit; backward: name##_relative and name##_dbias), and name##_bias, the struct with these kernels. */
 #define TE__SCORE_BIAS_FORWARD(name, dtype, op, heads)                                                      \
     TE__IF_RELATIVE(op, TE_ATTENTION_RELATIVE_BIAS, TE_NOTHING)(name##_relative, dtype)                     \

@@ -58,8 +58,8 @@ enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group */
  * fits f32. Squares that underflow in this division are negligible compared with a sum that has overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
-/* A lane's part of a chunk's sum of squares, computed in double and divided by TE__NORM_RESCALE. The loop is not
- * optimised, because it runs only after an overflow. */
+/* The sum of squares of a lane's elements of a chunk, computed in double and divided by TE__NORM_RESCALE. The loop is
+ * not optimised, because it runs only after an overflow. */
 TE_FN float te__grad_norm_rescaled(const float *x, int n, te_lanes lanes) {
     double sum = 0.0;
     for (int i = lanes.id; i < n; i += lanes.count) sum += (double)x[i] * (double)x[i];

@@ -62,7 +62,7 @@ typedef struct te__muon {
 } te__muon;
 typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes of te__muon.x[0], a and scratch */
 
-/* The three products of an iteration: `gram` computes A, `poly` B, and `next` the next X. */
+/* The three GEMMs of an iteration: `gram` computes A, `poly` computes B, and `next` computes the next X. */
 typedef struct te__muon_products { te_gemm gram, poly, next; } te__muon_products;
 
 TE_API te_dtype te__muon_dtype(te_dtype model) { return model == TE_f32 ? TE_f32 : TE_bf16; }

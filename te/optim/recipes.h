@@ -70,7 +70,7 @@ typedef struct te_recipes {
 
 /* ---- the products under a recipe --------------------------------------------------------------------------------- */
 
-/* Visits, in list order, those products of several models that are under a recipe. */
+/* Visits, in list order, those GEMMs (products) of several models that are under a recipe. */
 typedef struct te__recipe_iter {
     te_model *const *models;
     int count, model, op, next; /* next: the index, in its model, of the next op's first parameter */

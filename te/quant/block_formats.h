@@ -33,7 +33,7 @@
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
     X(q5_0, 32, 22) /* f16 d; 32 bits, the highest bits of q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
     X(q5_1, 32, 24) /* f16 d, m; the rest as in q5_0, with q instead of q + 16 */ \
-    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes with q, two groups in each 32 */ \
+    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes with q, each 32 of two groups */ \
     X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
     X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
 
@@ -228,7 +228,7 @@ TE_API void te__pack_32(uint8_t *low, uint8_t *high, const uint8_t *q) {
     for (int i = 0; i < 32; i++) bits |= (uint32_t)(q[i] >> 4 & 1) << i;
     for (int i = 0; high && i < 4; i++) high[i] = (uint8_t)(bits >> 8 * i & 255);
 }
-/* q4_0 and q5_0: d is chosen so that the value of the largest magnitude becomes the lowest code. */
+/* Quantize a block to q4_0 or q5_0. d is such that the value of the largest magnitude gets the lowest code. */
 TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits) {
     uint8_t q[32];
     const int half = 1 << (bits - 1);
@@ -240,7 +240,7 @@ TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits) {
     te__write_f16(y, d);
     te__pack_32(y + (bits == 5 ? 6 : 2), bits == 5 ? y + 2 : 0, q);
 }
-/* q4_1 and q5_1: the smallest value becomes code 0, and the largest one the highest code. */
+/* Quantize a block to q4_1 or q5_1: the smallest value gets code 0, and the largest value gets the highest code. */
 TE_API void te__quantize_affine(uint8_t *y, const float *x, int bits) {
     uint8_t q[32];
     const int max = (1 << bits) - 1;

@@ -346,7 +346,7 @@ TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  * Shards of ZeRO-1 begin at multiples of TE_MOMENT_BLOCK elements. */
 
 enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
-       TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* the number of elements of a block in a lane */ };
+       TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* elements of a block that a lane holds */ };
 
 TE_BOTH int te__moments_8bit(te_dtype moments) { return moments == TE_e4m3; }
 /* Bytes that the m or the v of a tensor takes. For several tensors, pass the sum of their elements, each tensor's
