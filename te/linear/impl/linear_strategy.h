@@ -6,10 +6,6 @@
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
 
-#include "../../gemm/impl/gemm_quantized.h" /* te__quantized_run */
-#if TE_CUDA
-#include "../../gemm/impl/gemm_quantized_cuda.h" /* te__quantized_run */
-#endif
 #include "../../ops/elementwise.h" /* te_scale_options */
 #include "linear_epilogue.h" /* te__product_step_forward, te__unfused_gemm_run */
 
@@ -30,19 +26,6 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
     if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te__policy(r, s->op[0])->fp8) return 0;
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
-
-/* The functions of a model with the option (weights, quantized). On CUDA these are templates of the model's number
- * format, so that a program contains only the kernels for the formats of its models. */
-#if TE_CUDA
-template <te_dtype T>
-static const te_quantized_ops te__quantized_ops = {te__quantized_scratch, te__quantized_run<T>,
-                                                  te__quantized_lookup<0>};
-#define TE__QUANTIZED_OPS_OF(dtype) &te__quantized_ops<TE_##dtype>
-#else
-static const te_quantized_ops te__quantized_ops TE_UNUSED = {te__quantized_scratch, te__quantized_run,
-                                                             te__quantized_lookup};
-#define TE__QUANTIZED_OPS_OF(dtype) &te__quantized_ops
-#endif
 
 /* Which of a GEMM's sizes, m or k, is the call's number of rows: m for y and dx, k for the weight's gradient. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;

@@ -9,7 +9,7 @@
  */
 #ifndef TE_POINTWISE_MACROS_H
 #define TE_POINTWISE_MACROS_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
