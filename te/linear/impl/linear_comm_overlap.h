@@ -16,7 +16,7 @@
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
  * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks). In this case the
  * preceding pointwise kernel (te__gathered_consumer), or a cast, stores a rank's rows in FP8 before the gather.
- * Otherwise rows are gathered in the model's number format, and the GEMM starts after the gather.
+ * Otherwise rows are gathered in the list's dtype, and the GEMM starts after the gather.
  *
  * A GEMM and a collective do not overlap in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are
  * not a multiple of 256, or if the gathered tensor must be in memory that other ranks have not mapped

@@ -20,7 +20,7 @@ TE_API te_gemm te__linear_product(const te_run *r, int i) {
     return g;
 }
 /* Sets the operands of g, the GEMM y = x weight^T of linear i, which is not in FP8. x is the current value, converted
- * to the model's number format. */
+ * to the list's dtype. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));

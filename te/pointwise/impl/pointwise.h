@@ -27,7 +27,7 @@
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
 /* Where and how a kernel stores its result in FP8, for a consumer that uses one scale per tensor. If y is null, the
- * result is not stored in FP8; `amax` then receives the amax of the result in the model's number format, for a later
+ * result is not stored in FP8; `amax` then receives the amax of the result in the list's dtype, for a later
  * cast to FP8. All pointers are to memory of the target: the GPU, or the host in CPU builds. */
 typedef struct te_pointwise_fp8 {
     /* [rows, out], the result: e4m3 in forward; in backward e4m3 or e5m2, as the model chooses for gradients */
@@ -38,8 +38,8 @@ typedef struct te_pointwise_fp8 {
     float *inverse;     /* [2]: receives 1 / scale and the scale (te_scale_save); null: they are not stored */
 } te_pointwise_fp8;
 
-/* How a kernel stores its result under a recipe with one scale per tensor. y: in the model's number format; fp8: in
- * FP8; amax: in the model's number format, together with its amax, for fp8_current, whose scale is computed from the
+/* How a kernel stores its result under a recipe with one scale per tensor. y: in the list's dtype; fp8: in
+ * FP8; amax: in the list's dtype, together with its amax, for fp8_current, whose scale is computed from the
  * result itself. */
 typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } te_pointwise_result;
 
@@ -62,7 +62,7 @@ typedef struct te_pointwise_quantize {
     int from;
     /* the one scale of the whole transpose; null: the transpose has a scale for each 1 x 128 elements */
     const float *scale;
-    /* 1: the result is rounded to the model's number format before it is multiplied by `scale` above or by fp8.scale,
+    /* 1: the result is rounded to the list's dtype before it is multiplied by `scale` above or by fp8.scale,
      * as if it had been stored in that format and then cast to FP8 */
     int rounded;
 } te_pointwise_quantize;
@@ -70,7 +70,7 @@ typedef struct te_pointwise_quantize {
 /* The arguments of a pointwise kernel. */
 typedef struct te_pointwise {
     const void *x; /* [rows, in] */
-    /* [rows, out], memory for the result in the model's number format; null: it is not stored in this format */
+    /* [rows, out], memory for the result in the list's dtype; null: it is not stored in this format */
     void *y;
     te_pointwise_fp8 fp8;
     int64_t rows;
@@ -293,7 +293,7 @@ TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], floa
     TE_UNROLL for (int i = 0; i < 8; i++) w[i] = te_fp8_scaled(v[i], scale);
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
-/* The type of a function that stores a kernel's result: in the model's number format or, under a recipe, in the forms
+/* The type of a function that stores a kernel's result: in the list's dtype or, under a recipe, in the forms
  * that the arguments ask for. *amax_bits: the bits of the largest |y| so far. */
 typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *amax_bits);
 TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,

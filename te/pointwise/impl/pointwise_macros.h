@@ -112,7 +112,7 @@
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
 /* Builds the bit mask name##_tensor_loads: the bit of an op is set if the op reads, in addition to its input, a tensor
- * with the shape of the kernel's rows and in the model's number format. A GEMM may prefetch such a tensor for its
+ * with the shape of the kernel's rows and in the list's dtype. A GEMM may prefetch such a tensor for its
  * epilogue. The bit is not set if the kernel itself has stored the tensor, because then a prefetch would come too
  * early. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)

@@ -1,7 +1,7 @@
 /* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one for
  * each tile of 1 x 128 elements (fp8_block) or one for each row (fp8_row). A group of lanes holds all elements of such
  * a tile or row in registers, so the kernel that produces a GEMM's operand also quantizes it, without another pass. The
- * result is bitwise identical to that of two passes, which round the result to the model's number format and then
+ * result is bitwise identical to that of two passes, which round the result to the list's dtype and then
  * quantize it with quantize_blockwise.h or quantize_rowwise.h.
  *
  * Floor (lower bound of the time): a copy of as many bytes. For each element, a kernel in a 16-bit model reads 2 bytes
@@ -22,7 +22,7 @@ TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_sh
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
 
-/* Some rows of a tensor in registers, in the model's number format. A lane has k.chunks vectors of eight elements of
+/* Some rows of a tensor in registers, in the list's dtype. A lane has k.chunks vectors of eight elements of
  * each row. */
 typedef struct te_quantized_rows {
     int64_t row, step; /* row: index of the first row; step: distance, in rows, to the next row */
@@ -117,7 +117,7 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
-/* Stores `count` rows in FP8 and, if c->y is not null, in the model's number format as well. `count` is a constant; it
+/* Stores `count` rows in FP8 and, if c->y is not null, in the list's dtype as well. `count` is a constant; it
  * is 1 if the kernel computes one scale for each row. All lanes of the group must call this function. */
 TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes *g) {

@@ -1,6 +1,6 @@
 /* pointwise_quantize_transpose.h -- tile kernels: they store the result of a pointwise kernel in FP8, both untransposed
  * and transposed, in one pass. The GEMM for the weight's gradient reads the transpose. The result is bitwise identical
- * to rounding to the model's number format followed by a separate quantize pass (quantize_blockwise.h) or a separate
+ * to rounding to the list's dtype followed by a separate quantize pass (quantize_blockwise.h) or a separate
  * transpose.
  *
  *   fp8_block, training           both layouts, each with a scale for each 128 elements of a row of that layout

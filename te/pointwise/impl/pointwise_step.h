@@ -62,7 +62,7 @@ typedef struct te_pointwise_exit {
 } te_pointwise_exit;
 
 /* Returns whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
- * forward also saves the result in the model's number format. If the transpose of the operand is needed as well
+ * forward also saves the result in the list's dtype. If the transpose of the operand is needed as well
  * (training under fp8_block), only a tile kernel can store both; a step without a tile kernel leaves the quantizing to
  * the GEMM's step. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
@@ -103,7 +103,7 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     return TE_OK;
 }
 /* For TE_RESULT_with_scales: makes the kernel store v, the operand of GEMM i, in FP8 with scales that the kernel
- * computes. If v->data is not null, the kernel stores v there as well, in the model's number format. On return *v
+ * computes. If v->data is not null, the kernel stores v there as well, in the list's dtype. On return *v
  * describes the FP8 tensor. */
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
                                                const te_pointwise_shape k) {
