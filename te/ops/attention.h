@@ -133,7 +133,7 @@
 #define TE__CACHE_FORMAT_OF_1 TE_CACHE_FORMAT_list
 #define TE__CACHE_FORMAT_OF_int8 TE_CACHE_FORMAT_int8
 #define TE__CACHE_FORMAT_OF_e4m3 TE_CACHE_FORMAT_e4m3
-/* Expands to `yes` if the value of the option cache is one of those that there are, else to `no`. */
+/* Expands to `yes` if the value of the option cache is valid (0, 1, int8 or e4m3), else to `no`. */
 #define TE__IF_CACHE_KNOWN(op, yes, no) \
     TE__IF_CACHED(op, yes, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, cache, 0)), yes, no))
 #define TE__DISABLED_0 ,
@@ -274,7 +274,8 @@ typedef struct te__attention_backward_kernels {
     te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has no
                                             * sinks */
     const te_score_bias_kernels *score_bias;
-    /* cross_attention: adds two gradients of the fork that holds the keys and values; attention: null */
+    /* for cross_attention: launches the kernel that adds up the gradients of the keys and values, if several ops use
+     * them; for attention: null */
     te__load_launch_fn add;
     int fp8_output;         /* 1: the kernels that `launch` runs were declared with the option fp8_output */
 } te__attention_backward_kernels;
@@ -471,7 +472,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     void *delta = 0;
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
-    const int learns = op->params > 0; /* 1: the op has parameters, whose gradients need delta and lse */
+    const int learns = op->params > 0; /* 1: the op has parameters (sinks, bias); their gradients need delta and lse */
     /* the kernels must run even if no dx is wanted, because they also compute the gradients of the op's parameters and
      * of a bias in front of the attention */
     if ((s->count > 1 || learns) && te__last_step(r, s)) {

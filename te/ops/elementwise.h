@@ -62,8 +62,8 @@ typedef struct te_place {
     /* the op whose operand (its saved input or its fork's value) has been prefetched to `ahead`; null: no operand has
      * been prefetched */
     const struct te_stage *ahead_of;
-    /* ahead: eight prefetched 16-bit elements of that operand; ahead_second: if halves is 2, the prefetched elements in
-     * the second half of the row */
+    /* ahead: the eight prefetched 16-bit elements of the operand of ahead_of; ahead_second: if halves is 2, the
+     * prefetched elements in the second half of the row */
     te_vec8 ahead, ahead_second;
 } te_place;
 /* Return the index, within a tensor with rows of width * halves elements, of the first of the eight elements. */

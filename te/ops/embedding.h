@@ -90,7 +90,7 @@ typedef struct te_embedding_args {
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
-    TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows, a segment, that a group of lanes sums in backward */
+    TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows in a segment, which one group of lanes sums in backward */
     TE_EMBEDDING_UNROLL = 8    /* number of rows whose loads a group of lanes has in flight at once in backward */
 };
 
@@ -115,8 +115,8 @@ enum {
                                       TE__EMBEDDING_PADDING(op));                          \
     }
 
-/* Return the index of a token's row in this rank's table. The index is below 0 or above a->size - 1 if the row is on
- * another rank, or if the token is not in the vocabulary. sharded: a compile-time constant, 1 if the op has the option
+/* Return the index of a token's row in this rank's table. The index is not in [0, a->size) if the row is on another
+ * rank, or if the token is not in the vocabulary. sharded: a compile-time constant, 1 if the op has the option
  * (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
@@ -162,7 +162,7 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
         const int32_t other = a->tokens[j];
         place += other < token || (other == token && j < row);
     }
-    float sum = (float)place; /* `place` is converted to float without error, because there are fewer than 2^24 rows */
+    float sum = (float)place; /* te_lanes_sum adds floats; the sum is exact, because there are fewer than 2^24 rows */
     te_lanes_sum(&sum, 1, &g);
     if (g.id == 0) a->order[(int)sum] = (int32_t)row;
 }

@@ -39,8 +39,8 @@
 #define TE_PRODUCES_fork(op) (TE_PRODUCES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_PRODUCES_list, TE_PRODUCES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | TE__OF_ROWS(op))
-#define TE_TAKES_fork_dtype TE_TOKEN /* the option dtype, which only (input, ..) may have, not (fork, ..) */
-#define TE_TAKES_fork_rows TE_TOKEN  /* the option rows, which only (input, ..) may have, not (fork, ..) */
+#define TE_TAKES_fork_dtype TE_TOKEN /* fork and input are one family, but only (input, ..) may have this option */
+#define TE_TAKES_fork_rows TE_TOKEN  /* fork and input are one family, but only (input, ..) may have this option */
 /* The value of the enum te_rows that an input's option (rows, ..) names, or -1 if the option is not given. Without the
  * option the input has as many rows as the op that uses the input. */
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
@@ -237,8 +237,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    /* backward continues with the fork in front of the load, because by now all uses of that fork have contributed to
-     * its gradient */
+    /* backward continues with the gradient of the fork in front of the load: all uses of that fork come later in the
+     * list, so they have contributed to it */
     te__set_current(r, r->edge[i - 1]);
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;

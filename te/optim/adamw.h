@@ -30,7 +30,7 @@
 #include "zero1.h"              /* te_zero1_iter */
 
 typedef struct te_adamw {
-    te_adamw_config config; /* its members may be changed between steps, except weight_decay, decay_all, rule, moments,
+    te_adamw_config config; /* the options; may be changed between steps, except weight_decay, decay_all, rule, moments,
                                no_master, muon_takes and shards. config.groups is null here, because te_adamw_init has
                                copied the groups' values into the table `tensor` */
     te_model *const *models;
@@ -53,11 +53,11 @@ typedef struct te_adamw {
     te_muon_takes takes;
     te__muon muon;
     char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
-    uint64_t fingerprint;           /* the value of te__params_fingerprint when the table was made */
+    uint64_t fingerprint;           /* value of te__params_fingerprint when the table `tensor` was made */
     int has_masters;                /* 1: at least one tensor has master weights that are not the weights themselves */
     te_loss_scale_state *scaler;    /* dynamic loss scaling (te_adamw_use_loss_scaler); null: none */
-    uint64_t written, loaded;       /* te__params_writes and te_context.loaded when the master weights agreed last with
-                                       the weights */
+    uint64_t written, loaded;       /* te__params_writes and te_context.loaded at the last time when the master weights
+                                       agreed with the weights; if one has changed, te_adamw_renew compares the two */
 } te_adamw;
 
 /* ---- the optimizer's tensors ------------------------------------------------------------------------------------- */
@@ -191,13 +191,13 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
                "optimizer again");
     return TE_OK;
 }
-/* Note that the master weights agree with the weights now. */
+/* Record the current counts of writes, because the master weights agree with the weights now. */
 TE_API void te__adamw_agrees(te_adamw *opt, const te_context *ctx) {
     opt->written = te__params_writes(opt->models, opt->model_count), opt->loaded = ctx->loaded;
 }
 /* Copy weights that something other than this optimizer has written (te_model_changed) to the master weights. Does
- * nothing if there are none. A master weight that rounds to the weight stays as it is; so weights that were not written
- * keep the precision of their master weights. te_adamw_step calls this. Reads 6 bytes for each element. */
+ * nothing if no weight was written. A master weight that rounds to the weight stays as it is; so weights that were not
+ * written keep the precision of their master weights. te_adamw_step calls this. Reads 6 bytes for each element. */
 TE_IF_USED TE_API te_status te_adamw_renew(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     if (opt->written == te__params_writes(opt->models, opt->model_count) && opt->loaded == ctx->loaded) return TE_OK;
@@ -291,13 +291,13 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
     te__adamw_bind(opt, base, &l, config);
     TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, zero1, ctx));
     TE_TRY(te__adamw_put_table(opt, base + l.table, l.table_bytes, config, ctx));
-    opt->state = (te_adamw_state *)base; /* from now on the optimizer counts as initialised */
+    opt->state = (te_adamw_state *)base; /* te__adamw_check takes a state that is not null to mean: initialised */
     return te_adamw_reset(opt, ctx);
 }
 
 /* From the next step on, divide the gradients by the scaler's scale, skip steps whose gradients have an infinity or a
- * NaN, and adapt the scale (loss_scale.h). scaler: null ends this. te_adamw_init ends it, too. Errors: the optimizer or
- * the scaler is not initialised. */
+ * NaN, and adapt the scale (loss_scale.h). scaler: null: stop using a scaler; te_adamw_init also stops it. Errors: the
+ * optimizer or the scaler is not initialised. */
 TE_API te_status te_adamw_use_loss_scaler(te_adamw *opt, const te_loss_scaler *scaler, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_REQUIRE(!scaler || scaler->state, ctx, TE_ERROR_NULL, "te_adamw_use_loss_scaler: the scaler is not initialised");
@@ -329,7 +329,7 @@ TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__ad
     const te_status status = te__adamw_enqueue_matrices(opt, args, ctx);
     return te__launch_record_end(ctx, status);
 }
-/* Update this rank's shard of the parameters. */
+/* Enqueue the update of the parameters that this rank updates (with ZeRO-1, its shard of them). */
 TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (!opt->chunks) return TE_OK;
     const te_grid grid = te__grid_of(opt->chunks, 1);

@@ -62,7 +62,7 @@ typedef struct te__muon {
 } te__muon;
 typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes of te__muon.x[0], a and scratch */
 
-/* The three products of an iteration: `gram` computes A, `poly` B, and `next` the next X. */
+/* The three GEMMs of an iteration: `gram` computes A, `poly` computes B, and `next` computes the next X. */
 typedef struct te__muon_products { te_gemm gram, poly, next; } te__muon_products;
 
 TE_API te_dtype te__muon_dtype(te_dtype model) { return model == TE_f32 ? TE_f32 : TE_bf16; }
@@ -108,10 +108,10 @@ TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *c
 typedef struct te__muon_args {
     te__adamw_args step;
     te__muon memory;
-    const void *x;  /* te_muon_apply: the orthogonal matrix X */
-    int tensor;     /* te_muon_normalize, te_muon_apply: the index of the matrix among the optimizer's tensors */
+    const void *x;  /* for te_muon_apply: the orthogonal matrix X */
+    int tensor;     /* for te_muon_normalize and te_muon_apply: index of the matrix among the optimizer's tensors */
     te_dtype dtype; /* of X */
-    float size;     /* te_muon_apply: the factor `size` of X in the formula at the head of this file */
+    float size;     /* for te_muon_apply: the factor `size` of X in the formula at the head of this file */
 } te__muon_args;
 
 TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {

@@ -30,7 +30,8 @@
 enum {
     TE_HAS_CUBLASLT = 0,
     TE_FALLBACK_TILE_M = 128,
-    TE_FALLBACK_SMALL_TILE_M = 64, /* number of rows of a tile, if D has at most this many rows */
+    /* a tile has this many rows instead of TE_FALLBACK_TILE_M if D has at most this many rows */
+    TE_FALLBACK_SMALL_TILE_M = 64,
     TE_FALLBACK_TILE_N = 128,
     TE_FALLBACK_TILE_K = 64,
     TE_FALLBACK_THREADS = 256, /* a block has 2 x 4 warps; each computes half of the tile's rows and 32 of the tile's
@@ -40,8 +41,8 @@ enum {
      * run at the same time therefore share operands in the L2. */
     TE_FALLBACK_BAND = 8,
     TE_FALLBACK_F32_TILE_K = 16,
-    /* distance in floats between two lines of 128 floats in shared memory; with 132 the stores of neighbouring threads
-     * hit different banks */
+    /* the pitch, in floats, of a line of 128 floats in shared memory (f32 operands): with 132 the stores of
+     * neighbouring threads hit different banks */
     TE_FALLBACK_F32_PITCH = 132,
     TE_FALLBACK_BLOCKS_PER_SM = 2,
     /* the smallest number of steps, of TE_FALLBACK_TILE_K elements of k each, in a part of a split k; with fewer steps,
@@ -127,8 +128,8 @@ TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__
 TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
-/* Copy the first `count` of eight elements to shared memory, and zeros in place of the others. Used if the operand's
- * rows are not aligned to 16 bytes, because cp.async cannot copy these. */
+/* Copy the first `count` of eight elements to shared memory, and zeros in place of the others. Used instead of cp.async
+ * if the operand's rows are not aligned to 16 bytes. */
 TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int count) {
     uint32_t w[4];
     TE_UNROLL for (int i = 0; i < 4; i++) {

@@ -22,7 +22,7 @@
 #include "../loss_scale.h"     /* te_loss_scale_state, te__loss_scale_update */
 #include "../param_groups.h"   /* te_chunk_tensor, TE_KERNEL */
 
-/* A tensor, as an entry of the table that the kernels read. */
+/* One entry of the table of tensors, which lies in target memory and which the kernels read. */
 typedef struct te__adamw_tensor {
     float *master; /* the master weights: if the dtype is f32, the parameter itself; null: none */
     void *m, *v;   /* the moments, in the format te_adamw_config.moments; v is null if the rule has no second moment */
@@ -346,7 +346,7 @@ TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  * Shards of ZeRO-1 begin at multiples of TE_MOMENT_BLOCK elements. */
 
 enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
-       TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* the number of elements of a block in a lane */ };
+       TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* elements of a block that a lane holds */ };
 
 TE_BOTH int te__moments_8bit(te_dtype moments) { return moments == TE_e4m3; }
 /* Bytes that the m or the v of a tensor takes. For several tensors, pass the sum of their elements, each tensor's
@@ -548,9 +548,10 @@ TE_FN void te__moments_to_bf16_body(const te__moments_args *a, te_block b) {
     TE_UNROLL for (int k = 0; k < TE__MOMENT_PER_LANE; k++)
         if (at + k >= a->from && at + k < a->from + a->count) a->bf16[at + k - a->from] = te_bf16_of_float(v[k]);
 }
-/* The first and the last block may have elements outside the range [from, from + count). These elements are quantized
- * again with the block's new scale, which changes them only if the scale has grown. Therefore a block that was 0 and is
- * then loaded in several parts gets exactly the codes that it had when it was saved. */
+/* Converts elements [from, from + count) from bf16. The first and the last block may also have elements outside this
+ * range; these are quantized again with the block's new scale, which changes them only if the scale has grown.
+ * Therefore a block that was 0 and is then loaded in several parts gets exactly the codes that it had when it was
+ * saved. */
 TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);

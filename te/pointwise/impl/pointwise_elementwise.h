@@ -55,9 +55,9 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
  * (TE__POINTWISE_KERNEL). */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* Eight columns of the rows row, row + step, row + 2 step, and so on, on which a lane works. vector: the columns are 8
- * * vector to 8 * vector + 7; sums: the sums of these columns over the rows; amax_bits: the bits of the largest |y| so
- * far (te_store_fn). */
+/* Eight columns of the rows row, row + step, row + 2 step, and so on, on which a lane works. vector: the index of the
+ * first column divided by eight; sums: the sums of these columns over the rows; amax_bits: the bits of the largest |y|
+ * so far (te_store_fn). */
 typedef struct te_map_slice {
     int64_t row, step;
     int vector;
@@ -68,8 +68,8 @@ typedef struct te_map_slice {
  * the first of them is computed, so that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
-    const int second = 8 * k.chunks; /* index, within the lane's sums, at which those for the second half of the row
-                                      * begin */
+    /* where the sums of the second slot begin in the lane's sums: the gradient for the second half of a row */
+    const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
     TE_UNROLL for (int r = 0; r < count; r++) {
