@@ -2,10 +2,9 @@
  * thread schedules key tiles and loads K, V, Q and dO; a warp loads lse and delta; two warps add dQ to global memory.
  *
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
- * added their dQ to that tile. A block waits until the semaphore shows that all key tiles before its own have added,
- * adds its dQ, waits until the sum is in memory, and increments the semaphore. The first key tile stores its dQ instead
- * of adding it, so that the sums need not be zeroed before. With te__attn_bwd_params.any_order a block waits only for
- * the first key tile, and the last bits of dQ may differ from run to run; full attention ignores any_order.
+ * added their dQ to it. A block waits until all key tiles before its own have added, adds its dQ, waits until the sum
+ * is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so that nothing
+ * has to be zeroed. With any_order a block waits only for the first key tile; the last bits of dQ may then vary.
  *
  * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
  * head. Bands whose keys are seen by more queries come first. In a band, dQ is added in the order in which the key
@@ -21,9 +20,8 @@
  * blocks, and a block takes its next key tile only after it has added every dQ for which its band may wait. So some
  * block already has that later key tile, or will take it.
  *
- * With packed sequences (varlen), each sequence has its own bands. The key tiles of all sequences are numbered such
- * that some numbers belong to no tile (te_sequence_tiles); blocks skip these numbers. All blocks derive the same
- * sequences from cu_seqlens, even if its values are invalid (core/tensor.h).
+ * With varlen each sequence has its own bands. Some numbers of key tiles belong to no tile (te_sequence_tiles); blocks
+ * skip them. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
