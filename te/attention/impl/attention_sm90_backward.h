@@ -162,8 +162,8 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* With TWO_CTA a single thread arrives, which announces how many bytes of dS the other block will send
-         * (arrive.expect_tx); the phase completes when these bytes have arrived. */
+        /* With clusters of two blocks (TWO_CTA) a single thread arrives, which announces how many bytes of dS the other
+         * block will send (arrive.expect_tx); the phase completes when these bytes have arrived. */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);

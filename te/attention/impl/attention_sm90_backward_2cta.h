@@ -189,7 +189,8 @@ TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te
         te__attn_2cta_ds_send(p16, g);
     }
 }
-/* Stores d, the dV (warpgroup G = 0) or dK (G = 1) of an item, to global memory. k0: this block's first key. */
+/* Stores d, the dV (warpgroup G = 0) or dK (G = 1) of this block's 64 keys, to global memory. k0: the first of these
+ * keys. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G, int N>
 TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p, typename C::shared *sh,
                                const te__attn_bwd_item &item, const te_sequence &rows, int k0) {

@@ -289,7 +289,7 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_softcapped<F>(s[i], p->a.scale);
     if (te__attn_needs_mask(te__attn_keys_of(m, t.query, C::QUERIES), key0,
-                      /* ^queries past the end of the sequence need no mask: their lse is infinite, so their P is 0 */
+                      /* queries past the end of the sequence need no mask: their lse is infinite, so their P is 0 */
                       64)) {
         const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -396,9 +396,10 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 }
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* Runs step n of an item. S of this step was issued before the call; when the function returns, the product for dK is
- * still running. In the code, has_dq means that dQ of step n - 2 is in shared memory, and first that this is the item's
- * first step, which overwrites dK and dV instead of adding to them. */
+/* Runs step n of an item (a key tile of one head): processes one tile of queries. S of this step was issued before the
+ * call; when the function returns, the product for dK is still running. In the code, has_dq means that dQ of step n - 2
+ * is in shared memory, and first that this is the item's first step, which overwrites dK and dV instead of adding to
+ * them. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,

@@ -107,12 +107,13 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    /* signal that a dQ is in shared memory (dq_full), or was read from it (dq_empty); with TWO_CTA there are two
-     * mbarriers for each warpgroup */
+    /* Signal that a dQ is in shared memory (dq_full), or was read from there (dq_empty). With clusters of two blocks
+     * (TWO_CTA) each warpgroup has two mbarriers of either kind. */
     uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES];
     /* varlen: the first row and the number of rows of the sequence of each item */
     te_sequence rows[TE__ATTN_BWD_STAGES];
-    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* with TWO_CTA: signals that P is in shared memory */
+    /* with clusters of two blocks (TWO_CTA): signals that P is in shared memory */
+    uint64_t p_full[TE__ATTN_BWD_STAGES];
 };
 
 /* Constants that follow from two head sizes: D of q and k, and V of v and dO. D and V differ only if TWO_CTA is 1.
@@ -151,10 +152,11 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0);
     static constexpr int DS_AT = Q_AT + TE__ATTN_BWD_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
-    /* TWO_CTA: a block computes half of the columns of dQ, and each of its warpgroups computes one box of 64 columns.
-     * But if dQ has three boxes, the first warpgroup of each block computes only half of the middle box: it gets the
-     * smaller part, because it also computes the exponentials. A warpgroup has one or two slots of shared memory for
-     * its box; if dQ has four boxes, there is only one slot, which the two warpgroups use alternately. */
+    /* With clusters of two blocks (TWO_CTA), a block computes half of the columns of dQ, and each of its warpgroups
+     * computes one box of 64 columns. But if dQ has three boxes, the first warpgroup of each block computes only half
+     * of the middle box: it gets the smaller part, because it also computes the exponentials. A warpgroup has one or
+     * two slots of shared memory for its box; if dQ has four boxes, there is only one slot, which the two warpgroups
+     * use alternately. */
     static constexpr int SHARED_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
     static constexpr int FIRST_DQ_BYTES = BOXES == 3 ? TE__ATTN_BWD_DQ_BOX_BYTES / 2 : TE__ATTN_BWD_DQ_BOX_BYTES;
     static constexpr int DQ_BYTES = !TWO_CTA      ? TE__ATTN_BWD_STAGES * 2 * TE__ATTN_BWD_DQ_BOX_BYTES
@@ -162,14 +164,15 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* With TWO_CTA: return the number of columns of dQ that warpgroup `group` computes. */
+    /* With clusters of two blocks (TWO_CTA): return the number of columns of dQ that warpgroup `group` computes. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
-    /* With TWO_CTA: return the number of the box in which the columns of dQ of warpgroup `group` of block `rank`
-     * lie. */
+    /* With clusters of two blocks (TWO_CTA): return the index of the box of 64 columns of dQ of which warpgroup `group`
+     * of block `rank` computes columns. */
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
-    /* With TWO_CTA: return the offset in bytes of the slot of shared memory for warpgroup `group`'s dQ of step i. */
+    /* With clusters of two blocks (TWO_CTA): return the offset in bytes of the slot of shared memory into which
+     * warpgroup `group` stores its dQ of step i. */
     static __device__ __forceinline__ int dq_slot_at(int group, int i) {
         if (SHARED_SLOT) return DQ_AT;
         const int slot = SLOTS == 2 ? i & 1 : 0;
@@ -217,7 +220,8 @@ template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_h
 /* Return whether a key tile that has processed the last tile of queries continues with the first tile of queries. A key
  * tile does so in full attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
-/* Returns the item (a key tile of one head) at position i of the schedule for `heads` heads of K and V. */
+/* Returns the item (a key tile of one head) at position i of the schedule, which orders the items of `heads` heads of K
+ * and V. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
     const int whole = key_tiles / band * band; /* the number of key tiles in complete bands, i.e. without those of a
@@ -251,7 +255,7 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
-/* Return the number of keys of the item's sequence, to which `rows` belong (used only with varlen). */
+/* Return the number of keys of an item's sequence. rows: with varlen, the rows of this sequence; else not used. */
 template <class F> TE_FN int te__attn_bwd_keys(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::CROSS ? p->a.kv_seq : te__attn_bwd_seq<F>(p, rows);
 }
@@ -288,7 +292,7 @@ template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p,
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
 }
-/* Returns how many key tiles add their dQ to this tile of queries before the item does, i.e. those that reach this tile
+/* Returns how many key tiles add their dQ to this tile of queries before `item` does, i.e. those that reach this tile
  * of queries sooner. In full attention the last key tile of a band is scheduled first, begins at the latest queries,
  * and continues with the first queries after the last ones. In cross-attention there may be more key tiles than tiles
  * of queries, so that several key tiles begin at the same tile of queries; of these, the key tile with the larger index
@@ -329,8 +333,8 @@ template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, i
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
 
-/* The current step of an item. The steps are ordered by two loops: the outer one is over the tiles of queries, the
- * inner one over the query heads that share the item's head of K and V. */
+/* The current step of an item (a key tile of one head of K and V). The steps are ordered by two loops: the outer one is
+ * over the tiles of queries, the inner one over the query heads that share this head of K and V. */
 typedef struct te__attn_bwd_query_tiles {
     /* the query head, counted within one sequence, and the tile of queries of the current step */
     int head, tile;
@@ -352,7 +356,7 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;
 }
-/* Advances to the item's next step. Returns 0 if there is none. */
+/* Advances to the next step of the item, i.e. to the next query head or tile of queries. Returns 0 if there is none. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {
@@ -391,8 +395,8 @@ template <class C> TE_FN void te__attn_bwd_item_release(uint32_t bar) {
     if constexpr (C::TWO_CTA) te__barrier_arrive_remote_release(bar, 0);
     else te__barrier_arrive(bar);
 }
-/* Waits for item number r of this block and copies it to *item, and its sequence to *rows. All warps call this, except
- * the one that writes the items. Returns 0 if there are no more items. */
+/* Waits for item number r of this block (a key tile of one head), and copies it to *item, and its sequence to *rows.
+ * All warps call this, except the one that writes the items. Returns 0 if there are no more items. */
 template <class F, class C>
 TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, typename C::shared *sh, int r) {
     te__attn_bwd_item_wait<C>(te__shared_address(&sh->item_full[r & 1]), r >> 1 & 1);
@@ -446,8 +450,8 @@ struct te__attn_bwd_producer_state {
     te__attn_bwd_query_tiles last[2]; /* the last two steps of the current item */
 };
 
-/* Advances to the next item: the first block of a cluster takes a ticket and passes the item to the warps of both
- * blocks; the other block receives the item. */
+/* Advances to the next item, i.e. key tile: the first block of a cluster takes a ticket and passes the item to the
+ * warps of both blocks; the other block receives the item. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__attn_bwd_params *p, typename C::shared *sh,
                                   te_sequence_cursor *walk, int rank) {
@@ -477,8 +481,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
     }
 }
 /* Loads V of an item, then K; V comes first, because the consumers release the memory of V before that of K. With
- * TWO_CTA, also loads two boxes of the other block's K, because this block computes its columns of dQ for the keys of
- * both blocks. */
+ * clusters of two blocks (TWO_CTA), also loads two boxes of the other block's K, because this block computes its
+ * columns of dQ for the keys of both blocks. */
 template <int HEADS, int KV_HEADS, int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te__attn_bwd_params *p,
                                 typename C::shared *sh, uint32_t base, const S &batch, int rank) {
@@ -659,8 +663,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     }
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
-/* Like te__attn_bwd_dq_add_step, but for TWO_CTA: adds this block's columns of a step's dQ, first those that the first
- * warpgroup has computed, then those of the second. */
+/* Like te__attn_bwd_dq_add_step, but for clusters of two blocks (TWO_CTA): adds this block's columns of a step's dQ,
+ * first those that the first warpgroup has computed, then those of the second. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {

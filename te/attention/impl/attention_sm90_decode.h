@@ -418,7 +418,7 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                      : "memory");
     }
-    /* make these stores visible to TMA (the async proxy), which will overwrite the stage */
+    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }

@@ -254,7 +254,7 @@ TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_gr
             *(uint2 *)((uint8_t *)a->cache.pages + to + at) = make_uint2(n.numbers[0], n.numbers[1]);
         if (lane == 0) *te__cache_scale(&a->cache, to, k, d) = n.scale;
     }
-    /* make these stores visible to TMA (the async proxy), which will overwrite the stage */
+    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }
