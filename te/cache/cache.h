@@ -104,7 +104,9 @@ typedef struct te_cache_tables {
     int decode_rows;
 } te_cache_tables;
 
-enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits of *te_cache_tables.status */
+/* the errors, as bits of *te_cache_tables.status: no page is free; a sequence has more tokens than the capacity; a slot
+ * does not exist */
+enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 };
 
 typedef struct te_cache {
     te_cache_tables t;

@@ -152,8 +152,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     TE_UNROLL for (int e = 0; e < 4; e++)
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
-        /* Compute P = exp(S - row_max) and O = rescale O + P V. Without a bound on the left, every query sees key 0,
-         * which is in the first tile; row_max is then finite from the first tile on. */
+        /* Compute P = exp(S - row_max) and O = rescale O + P V. row_max is finite from the first tile on if every query
+         * sees key 0, which is in the first tile; te__attn_softmax_offset is for the cases where this is not so. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
         /* O needs to be multiplied only if a maximum has changed; otherwise all factors are 1, as they usually are
