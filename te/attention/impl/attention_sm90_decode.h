@@ -172,8 +172,8 @@ TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args
                            count * D * 2, full);
     }
 }
-/* The producer warp: it copies the keys and values of the block's items (splits) to the ring, one item after the
- * other. */
+/* The producer warp: it copies the keys and values of the block's items to the ring, one item after the other. An item
+ * is a split of the keys of one group (a tile of queries with the keys that it sees). */
 template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_producer {
     enum { GROUP = HEADS / KV_HEADS, V = te__attn_value_dim<D, F>() };
@@ -188,9 +188,10 @@ struct te__decode_producer {
     int slot;           /* the index, among the sequences of the cache, of the sequence of g */
     te__decode_ring ring;
 
-    /* Passes group g and its queries to the consumers, in the next place. The queries of the block's first group are
-     * not copied here but by a consumer: the producer would have to wait for the preceding kernel (te_kernel_wait)
-     * first, before it could begin to copy keys and values. */
+    /* Passes group g (a tile of queries with the keys that it sees) and its queries to the consumers, in the next place
+     * of shared memory. The queries of the block's first group are not copied here but by a consumer: the producer
+     * would have to wait for the preceding kernel (te_kernel_wait) first, before it could begin to copy keys and
+     * values. */
     __device__ __forceinline__ void hand_over(void) {
         const int lane = (int)threadIdx.x % 32, place = number % TE__DECODE_PLACES;
         const uint32_t full = m.q_full + place * 8;
@@ -458,8 +459,8 @@ template <int D, int NT, class F>
 using te__decode_q_of =
     typename te__decode_choose<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>, te__decode_q<D, NT>>::type;
 
-/* Computes the result r of this warp for one split, whose keys are `begin` to `stop` (exclusive): the sum over the
- * warp's share of the keys of each stage. */
+/* Computes the result r of this warp for one split, whose keys are `begin` to `stop` (exclusive). The warp processes
+ * OF_WARP keys of each stage, 16 or, over a cache of 8 bits, 32. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_group &w, int begin, int stop,
                                const te__decode_q_of<D, NT, F> &q, te__decode_ring &ring,
@@ -507,8 +508,8 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
     }
 }
 
-/* The body of the consumer warps: processes the groups that the producer passes. merged: shared memory of MERGED_BYTES
- * for the merged result of a group so far. */
+/* The body of the consumer warps: processes the groups (tiles of queries with their keys) that the producer passes.
+ * merged: shared memory of MERGED_BYTES for the merged result of a group's splits so far. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memory &memory, const te__decode_exchange &x,
                               float *merged) {
@@ -555,8 +556,8 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
 
 /* The first kernel, which processes all splits. Grid: as many blocks as can be resident, at most TE__DECODE_MAX_BLOCKS.
  * The producer does not wait for the preceding kernel before it copies keys and values: what it reads was made visible
- * by te_cache_begin, except the new rows. The producer also copies from the places of new rows, which still hold other
- * data; the consumers overwrite these copies in shared memory. */
+ * by te_cache_begin, except the new rows. The producer also copies the rows of the pages in which new rows will be
+ * stored, which still contain other data; the consumers overwrite these copies in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -599,9 +600,9 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
 /* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with one warp for each
- * fragment of O^T. Block b merges the group whose first split was processed by block b of the first kernel and whose
- * next ones were processed by block b + 1 (and following blocks), if there is such a group. The partial results are
- * read once. */
+ * fragment of O^T. Block b merges the splits of the group (tile of queries) whose first split was processed by block b
+ * of the first kernel and whose next splits were processed by block b + 1 (and following blocks), if there is such a
+ * group. The partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP),

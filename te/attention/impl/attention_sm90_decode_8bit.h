@@ -38,12 +38,12 @@ TE_BOTH constexpr int te__decode8_tile_bytes(int d) { return TE_CACHE_TILE * (d 
 
 /* ---- conversion -------------------------------------------------------------------------------------------------- */
 
-/* The conversion of int8 to bf16 yields n / 64 instead of n, because that is one instruction. This is the factor, by
- * which the scales are multiplied to make up for it; 1 for other conversions. */
+/* Returns the factor by which converted numbers must be multiplied, which is done by multiplying the scales by it. It
+ * is 64 for int8 in bf16, because there the conversion yields n / 64, which takes only one multiply-add; else 1. */
 template <int FORMAT, te_dtype T> TE_BOTH constexpr float te__decode8_unit(void) {
     return FORMAT == TE_CACHE_FORMAT_int8 && T == TE_bf16 ? 64.0f : 1.0f;
 }
-/* Converts two integers n to n / te__decode8_unit in T. They are the lower bytes of the two halves of x. In the
+/* Converts two integers n to n / te__decode8_unit, in T. In x, they are the lower bytes of the two halves. In the
  * comments below, u is n + 128, which is n with its highest bit inverted. */
 template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
     uint32_t r;

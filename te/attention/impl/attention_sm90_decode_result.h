@@ -109,8 +109,8 @@ TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x
     }
     return all;
 }
-/* Merges the result of the next split into `group`, the merged result of the group's splits so far. A result in which
- * no key was seen has a maximum of -inf, and does not change the other one. */
+/* Merges the result of the next split into `group`, the merged result of the previous splits of the same tile of
+ * queries. A result in which no key was seen has a maximum of -inf, and does not change the other one. */
 template <int M, int NT>
 TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
@@ -120,8 +120,8 @@ TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_re
             TE_UNROLL for (int e = row; e < 4; e += 2) group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
     }
 }
-/* Holds each thread's part of the merged result of a group's splits so far in shared memory, [numbers, threads],
- * because there are not enough registers. */
+/* Holds each thread's part of the merged result of a tile's splits so far in shared memory, [numbers, threads], because
+ * there are not enough registers. */
 template <int M, int NT>
 struct te__decode_held {
     enum { THREADS = TE__DECODE_WARPS * 32 };
@@ -185,9 +185,9 @@ TE_FN te__decode_pair te__decode_pair_of(const float (&o)[4], const float (&scal
     p.r = n * 8 + 2 * t + odd, p.column = i * 8 + g - odd;
     return p;
 }
-/* Stores the output of a group. fragment: the number of the fragment of O^T with which `result` begins. With the option
- * fp8_output (te_attention_args), each number is rounded to T before it is multiplied by the output scale and converted
- * to e4m3. */
+/* Stores the output of a group, i.e. of a tile of queries. fragment: the number of the fragment of O^T with which
+ * `result` begins. With the option fp8_output (te_attention_args), each number is rounded to T before it is multiplied
+ * by the output scale and converted to e4m3. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w,
                             const te__decode_result<M, NT> &result, int fragment) {

@@ -193,7 +193,7 @@ TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
     const int query = row / GROUP, last = (row + (g.rows ? g.rows : 1) - 1) / GROUP;
     static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, query, last - query + 1);
 }
-/* Returns the group to which item number `item` of the work list belongs. */
+/* Returns the group (tile of queries with its keys) to which item number `item` of the work list belongs. */
 template <int GROUP, class F>
 TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) {
     te__decode_group g;
@@ -204,7 +204,8 @@ TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) 
     te__decode_complete<GROUP, F>(g, n);
     return g;
 }
-/* Advances g to the next group of the work list. g must not be the last group of the batch. */
+/* Advances g to the next group (tile of queries with its keys) of the work list. g must not be the last group of the
+ * batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
     g.item += g.count;
@@ -227,11 +228,11 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
     return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
 
-/* Returns the slot for the partial results of a group whose splits are processed by more than one block. There are
- * TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the number of the group.
- * Otherwise it is the number of the block that processes the group's first split: no two such groups have the same
- * slot, because only the last group of a block can extend into the next block. block: a block that processes some of
- * the group's splits. */
+/* Returns the slot of memory for the partial results of a group (a tile of queries) whose splits are processed by more
+ * than one block. There are TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the
+ * number of the group. Otherwise it is the number of the block that processes the group's first split: no two such
+ * groups have the same slot, because only the last group of a block can extend into the next block. block: a block that
+ * processes some of the group's splits. */
 TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
     if (n.count * n.heads <= TE__DECODE_MAX_BLOCKS) return g.i * n.heads + g.kv_head * n.tiles + g.tile;
     while (n.begin(block, blocks) > g.item) block--;
