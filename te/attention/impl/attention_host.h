@@ -177,7 +177,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    /* this sequence is shorter than the longest one, for which the grid is made */
+    /* nothing to do: this sequence is shorter than the longest one, for which the grid is made */
     if (queries <= 0) return;
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(c->a->whole, h.head, c->heads, f);
@@ -239,7 +239,7 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    /* this sequence is shorter than the longest one, for which the grid is made */
+    /* nothing to do: this sequence is shorter than the longest one, for which the grid is made */
     if (queries <= 0) return;
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(c->a->whole, h.head, c->heads, f);
@@ -294,7 +294,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
     const int group = c->heads / c->kv_heads, batch = at.x / c->kv_heads, head0 = at.x % c->kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(c, batch, head0);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_min(TE__ATTN_TILE, h0.keys - k0);
-    /* this sequence is shorter than the longest one, for which the grid is made */
+    /* nothing to do: this sequence is shorter than the longest one, for which the grid is made */
     if (keys <= 0) return;
     const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_range seen = te__attn_queries_of(m, k0, keys);

@@ -48,9 +48,9 @@ TE_FN float te__attn_quad_sum(float v) {
     return v;
 }
 /* One step of the online softmax for a warp's rows; this lane has elements of rows g and g + 8 of the 16 rows of each
- * m, where g = lane / 4. s becomes exp(s - row_max). row_max (in the unit of scores) and sum (over this lane's
- * elements) are updated. rescale becomes the factor by which the O of the previous steps must be multiplied. c: the
- * unit of scores times log2(e). Returns whether the maximum of any of these rows has changed. */
+ * m, where g = lane / 4. s becomes exp(s - row_max). row_max (in the unit of te__attn_score_unit) and sum (over this
+ * lane's elements) are updated. rescale becomes the factor by which the O of the previous steps must be multiplied. c:
+ * the unit of scores times log2(e). Returns whether the maximum of any of these rows has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {

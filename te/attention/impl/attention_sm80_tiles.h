@@ -81,7 +81,8 @@ template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(lane & 15) * te__attn_row_bytes<D>() + (uint32_t)(lane >> 4) * 16;
 }
-/* Like te__attn_lane_a, but for the operand B of te__attn_product_nt. */
+/* Returns the offset that te__attn_lane_a returns (that of the row whose address this lane passes to ldmatrix.x4), but
+ * for the operand B of te__attn_product_nt. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
@@ -516,8 +517,9 @@ template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
 }
 /* Returns p->amax if the kernel has the option fp8_output, else null. p: as for te__attn_out_scale. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
-/* Like te__attn_amax_output, but for the gradients of keys and values. In cross-attention the result is null, because
- * these gradients are not part of dqkv, and only dqkv has an amax. */
+/* Returns the address that receives the amax of the gradients of keys and values: p->amax if the kernel has the option
+ * fp8_output, else null. In cross-attention it is null, because these gradients are not part of dqkv, and only dqkv has
+ * an amax. */
 template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }

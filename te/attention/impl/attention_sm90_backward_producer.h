@@ -663,8 +663,9 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     }
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
-/* Like te__attn_bwd_dq_add_step, but for clusters of two blocks (TWO_CTA): adds this block's columns of a step's dQ,
- * first those that the first warpgroup has computed, then those of the second. */
+/* For clusters of two blocks (TWO_CTA): waits until the warpgroups have stored the dQ of a step in shared memory, then
+ * adds this block's columns of it to global memory, first those that the first warpgroup has computed, then those of
+ * the second. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {
