@@ -53,8 +53,8 @@ typedef struct te_buckets_config {
 } te_buckets_config;
 
 /* The default size of a bucket, in bytes. With NCCL the fixed cost of a reduction, 11 us, is a fourteenth of the whole
- * time that a reduction of 32 MiB takes; with DMA engines the fixed cost is some 30 us. Larger buckets would begin
- * later. */
+ * time that a reduction of 32 MiB takes; with DMA engines the fixed cost is some 30 us. A larger bucket is complete
+ * later, so its reduction would begin later. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {

@@ -25,7 +25,7 @@
 #define TE_COMM_COLLECTIVE_H
 
 #include "impl/collective_step.h"       /* te__collective_run, te__reduce_scatter_run */
-#include "impl/fused_collective_norm.h" /* all_reduce .. norm, reduce_scatter .. norm all_gather: one step each */
+#include "impl/fused_collective_norm.h" /* the fused patterns that contain a collective */
 
 #ifdef TE_COMM
 #define TE__HAS_COMM 1

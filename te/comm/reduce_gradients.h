@@ -43,8 +43,8 @@ TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p,
     range->to = p->grad + te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     return TE_OK;
 }
-/* Sums the gradients of model m over a group. only_partial: 1: sums only the gradients of which each rank has a
- * partial sum (te_param.sums); 0: sums all. */
+/* Sums the gradients of model m over a group. only_partial: 1: sums only the gradients of parameters with
+ * te_param.sums, of which each rank has a partial sum; 0: sums all gradients. */
 TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only_partial, te_context *ctx) {
     te__grad_range range = {0, 0};
     if (g->size == 1) return TE_OK;
@@ -55,9 +55,9 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     return te__grad_range_reduce(&range, g, ctx);
 }
 /* Reduces a model's gradients over the data group such that this rank gets only the sums of its own shard
- * (te__slice_elements) and of the few elements after the last shard. Each rank then sends half as many bytes as in an
- * all-reduce. A shard is a range of the gradient buffer, so if the range includes gradients of frozen parameters,
- * these are sent, too. */
+ * (te__slice_elements) and of the elements that remain after the last shard because the size of a shard is rounded
+ * down. Each rank then sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if
+ * the range includes gradients of frozen parameters, these are sent, too. */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
     const int64_t shard = te__slice_elements(m->elements, shards), rest = shard * shards;

@@ -302,8 +302,8 @@ typedef struct te_rope_options {
 } te_rope_options;
 typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
-/* How a scaling changes the frequencies, in the form that the kernels use: for pair p with the frequency f, s =
- * by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
+/* How a scaling changes the frequencies, in the form that the kernels use: the frequency f of pair p becomes f (s + (1
+ * - s) inverse_factor), where s = by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
     float magnitude; /* factor of all cosines and sines */
@@ -351,8 +351,8 @@ typedef struct te_rope_args {
     int position;             /* the position of the first row of each sequence, te_batch.position */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows]: the position of each row; null: positions are computed from `of`, `position`
-                               * and `past` */
+    const int32_t *positions; /* [rows]: the position of each row; null: each position is computed from the row's
+                               * index within its sequence, `position` and `past` */
     /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
      * cache */
     const int32_t *past;

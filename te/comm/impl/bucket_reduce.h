@@ -230,8 +230,9 @@ TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_
     s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
     return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
 }
-/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward run at the same time as
- * the reduction, so DMA engines reduce x if the group has slots for them; 0: NCCL or MPI reduces x. */
+/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward run at the same time
+ * as the reduction, so DMA engines reduce x if te__dma_open has allocated slots for the group; 0: NCCL or MPI
+ * reduces x. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                      te_dtype dtype, int hidden, te_context *ctx) {
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
@@ -250,7 +251,8 @@ TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, fl
     return TE_OK;
 }
 /* x is [ranks, count] in the format `dtype`. With r, the number of this rank in the group: replaces row r of x by the
- * sum of row r over all ranks. hidden: as for te__bucket_all_reduce_as. */
+ * sum of row r over all ranks. hidden: 1: GEMMs of backward run at the same time, so DMA engines may reduce x; 0: NCCL
+ * or MPI reduces x. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                          te_dtype dtype, int hidden, te_context *ctx) {
     char *const local = (char *)x + (size_t)(s->data.rank * count) * te_dtype_bytes(dtype);
@@ -258,8 +260,9 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
 /* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements) and of the
- * few elements after the last shard. Each rank then sends half as many bytes as in an all-reduce. A shard is a range
- * of the gradient buffer, so if the range includes gradients of frozen parameters, these are sent, too. */
+ * elements that remain after the last shard because the size of a shard is rounded down. Each rank then sends half as
+ * many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range includes gradients of
+ * frozen parameters, these are sent, too. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

@@ -85,7 +85,8 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
 /* The kernels of a step that runs a GEMM together with a reduce_scatter. persistent: the GEMM kernel for 16-bit
- * operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up the slots. */
+ * operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up the partial sums that the ranks have
+ * stored in this rank's slots. */
 typedef struct te_gemm_reduce_scatter_kernels {
     te_sm90_kernel persistent, fp8;
     const void *add;
@@ -114,8 +115,8 @@ TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) 
                                                                          : (int)model##_gradients),    \
                                       forward>()
 
-/* Returns whether the slots are large enough for the output of the GEMM, and whether there are enough flags for its
- * tiles. */
+/* Returns whether the slots, into which the ranks store their partial sums, are large enough for the output of the
+ * GEMM, and whether there are enough flags for its tiles. */
 TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memory *m) {
     const int64_t tiles = g->m / m->ranks / TE_TILE_M * te_ceil_div(g->n, TE_TILE_N);
     return (size_t)(g->m * g->n) * 2 <= m->capacity && tiles * TE_SCATTER_FLAGS_PER_TILE <= TE_SCATTER_MAX_FLAGS;

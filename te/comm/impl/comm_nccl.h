@@ -153,7 +153,7 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     const double since = te__seconds();
     const ncclComm_t from = (ncclComm_t)(g->comm->meeting ? g->comm->meeting : of->handle);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    /* not freed after an error, as in te__nccl_meet */
+    /* not freed after an error, because NCCL may still write the handle, from its own thread */
     ncclComm_t *part = (ncclComm_t *)calloc(1, sizeof *part);
     TE_REQUIRE(part, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *part);
     config.blocking = 1;
@@ -201,9 +201,9 @@ TE_API te_status te__nccl_gather_says(te_comm *comm, te__comm_says *says, te_con
     te_release(ctx, on_device);
     return TE_OK;
 }
-/* Called by all ranks that have met. status: whether this rank accepts its config. If a rank does not accept its
- * config, or has another `tensor` than rank 0, all ranks return an error; otherwise they would wait for each other in
- * collectives that some of them do not call. */
+/* Called by all ranks after comm->meeting, the communicator of all ranks, has been opened. status: whether this rank
+ * accepts its config. If a rank does not accept its config, or has another `tensor` than rank 0, all ranks return an
+ * error; otherwise they would wait for each other in collectives that some of them do not call. */
 TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
     const te_group *w = &comm->world;
     if (!w->handle || comm->failed) return status;

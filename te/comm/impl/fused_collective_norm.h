@@ -49,8 +49,8 @@
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct te_fused_collective_args {
-    /* the arguments of the pattern's pointwise kernel; must be the first member (te_fused_row_store). c.x is null,
-     * because the input is peers.x */
+    /* the arguments of the pattern's pointwise kernel; must be the first member, because te_fused_row_store casts a
+     * pointer to it to a pointer to this struct. c.x is null, because the input is peers.x */
     te_pointwise c;
     /* the arguments of the exchange between ranks. peers.bytes: the number of bytes of partial sums that one rank sends
      * to another; peers.y is null */
@@ -312,7 +312,7 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 
 /* The body of a fused collective kernel. stages, norm_store: the functions of the pattern's pointwise kernel. store:
  * te_fused_row_store in mode TE_FUSED_gathers; in the other modes the store function of the pointwise kernel. rows:
- * the kernel's registers for rows, [5][k.chunks]. */
+ * registers for vectors of eight elements, at least [3][k.chunks], of which te_fused_reduce_load says the use. */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
                                     te_vec8 *rows, const te_fused_mode mode) {

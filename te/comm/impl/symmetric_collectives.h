@@ -9,8 +9,9 @@
  *                                             crosses the link twice.
  *   reduce_scatter         S (N - 1) / N      S: the size of x. Data crosses the link once.
  *   all_gather             2 S (N - 1) / N    S: the size of y. Data crosses the link once. An all-gather must preserve
- *                                             all bit patterns, so none is free to mark an empty slot. Therefore half
- *                                             of each packet is flags (as in NCCL's LL protocol).
+ *                                             all bit patterns, so none is left that could say that a packet has not
+ *                                             arrived. Therefore half of each packet is flags, as in NCCL's LL
+ *                                             protocol.
  *
  * Lower bound of the time on H200s: these bytes at 450 GB/s (NVLink 4, in each direction), plus 1 to 1.5 us until a
  * peer sees a store. docs/notes/comm.md compares measured times with this bound, and says how many packets should be in
@@ -36,10 +37,10 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* In all kernels a thread sends its packet i + stride before it waits for the packets i of the other ranks, so that the
- * link stays busy. The arguments `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which
- * the kernel is compiled; TE_PEER_MAX_RANKS: for any number. aligned: 1 if the kernel is only launched where
- * te_peer_args.aligned is 1. */
+/* In all kernels a thread works on packets that are `stride`, the number of threads of the grid, apart. It sends its
+ * packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The arguments
+ * `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is compiled;
+ * TE_PEER_MAX_RANKS: for any number. aligned: 1 if the kernel is only launched where te_peer_args.aligned is 1. */
 
 /* Loads packet i of the tensor a->x into *x, and sends it to all other ranks. packets: the number of packets of the
  * tensor. */
@@ -93,8 +94,8 @@ TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32
     }
 }
 /* The layout of a two-shot all-reduce. The tensor has `packets` packets; rank r sums the packets with indices from r *
- * shard to (r + 1) * shard - 1. Each half of a buffer holds first the slots of the packets to be summed and then, from
- * index `sums` on, the slots of the sums. */
+ * shard to (r + 1) * shard - 1. A rank's buffer has one half for even epochs and one for odd epochs; each half holds
+ * first the slots of the packets to be summed and then, from index `sums` on, the slots of the sums. */
 typedef struct te_two_shot_layout { int packets, shard, sums; } te_two_shot_layout;
 TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_two_shot_layout p, int i,
                                   const int ranks, const int aligned) {
@@ -220,10 +221,11 @@ TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Sets the sizes in *p for tensors of up to max_bytes. A half of a buffer must hold the packets of any collective: a
- * two-shot all-reduce needs 2 max_bytes, and some bytes more because its shards are rounded up to whole packets; an
- * all-gather needs 2 max_bytes, because half of each packet is flags. A one-shot all-reduce over N ranks needs N times
- * the size of its tensor, which fits because such a tensor has at most one_shot_bytes. */
+/* Sets the sizes in *p for tensors of up to max_bytes. A rank's buffer has one half for even epochs and one for odd
+ * epochs; a half must hold the packets of any collective: a two-shot all-reduce needs 2 max_bytes, and some bytes more
+ * because its shards are rounded up to whole packets; an all-gather needs 2 max_bytes, because half of each packet is
+ * flags. A one-shot all-reduce over N ranks needs N times the size of its tensor, which fits because such a tensor has
+ * at most one_shot_bytes. */
 TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks) {
     p->max_bytes = te_min(max_bytes, TE_PEER_MAX_BYTES);
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);

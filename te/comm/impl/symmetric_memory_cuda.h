@@ -243,9 +243,9 @@ TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context 
     m->timeout = (uint64_t)(0.9e9 * g->comm->timeout), m->two_kernel_bytes = TE_SCATTER_TWO_KERNEL_BYTES;
     const int has_streams = te__overlap_memory_streams(m);
     const te_status status = te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging);
-    /* A rank that could not create its streams must take part in the exchange, because the other ranks wait for it,
-     * but it allocates a smaller block. Ranks do not map blocks whose size differs from that of their own block
-     * (te__peer_can_map), so no rank gets the memory. */
+    /* A rank that could not create its streams must still exchange its memory handle, because the other ranks wait for
+     * it, but it allocates a smaller block. Ranks do not map blocks whose size differs from that of their own block
+     * (te__peer_can_map), so then no rank of the group gets symmetric memory. */
     const size_t block_bytes = flag_bytes + (has_streams ? m->capacity : 0);
     int ok = status == TE_OK && te__overlap_block_map(&m->block[0], block_bytes, flag_bytes, g, staging, ctx);
     ok = ok && has_streams && te__overlap_memory_probe(m, g, staging, ctx);
@@ -260,8 +260,8 @@ TE_API void te__overlap_memory_unmap(te__overlap_memory *m) {
     for (int i = 0; i < m->blocks; i++) te__overlap_block_unmap(&m->block[i], m->rank);
 }
 
-/* The body of te_comm_allocate. If the ranks cannot map the block, or the table of blocks is full, *p is ordinary
- * device memory. */
+/* The body of te_comm_allocate: *p becomes a block of device memory that all ranks of the tensor group map. If they
+ * cannot map it, or the table of such blocks is full, *p is device memory that only this rank can access. */
 TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     te_peer_info *staging = 0;
@@ -279,8 +279,8 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
     (void)cudaGetLastError();
     return *p ? TE_OK : te_allocate(ctx, p, bytes);
 }
-/* The body of te_comm_release. All work on p must have finished. Each rank unmaps the blocks of the other ranks, waits
- * until the others have done the same, and only then frees its own block. */
+/* The body of te_comm_release. All work that uses the memory p must have finished. Each rank unmaps the blocks of the
+ * other ranks, waits until the others have done the same, and only then frees its own block. */
 TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     const int i = te__overlap_block_of(m, p, 1);
