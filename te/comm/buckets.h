@@ -198,7 +198,7 @@ TE_API te_status te__buckets_build(te_buckets *b, te_context *ctx) {
 
 /* ---- called by backward (te_watch) ------------------------------------------------------------------------------- */
 
-/* Enqueues the reduction of a bucket whose gradients are all final. */
+/* Enqueues the reduction of a bucket, all of whose gradients are final: no backward will add to them any more. */
 TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_context *ctx) {
     te__grad_range range = {0, 0};
     k->started = 1;
@@ -331,7 +331,7 @@ TE_API te_status te_buckets_begin(te_buckets *b, te_context *ctx) {
     return TE_OK;
 }
 /* Makes the context's stream wait for all reductions, so that work enqueued after this call reads the sums over all
- * ranks. Returns an error if a gradient is not final. */
+ * ranks. Returns an error if a backward that adds to one of the gradients has not run. */
 TE_API te_status te_buckets_finish(te_buckets *b, te_context *ctx) {
     TE_TRY(te__buckets_check(b, "te_buckets_finish", ctx));
     TE_REQUIRE(b->watch.armed, ctx, TE_ERROR_STATE, "te_buckets_finish: te_buckets_begin comes first");

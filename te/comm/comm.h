@@ -58,8 +58,8 @@ TE_API te_comm_config te_comm_defaults(void) {
     c.overlap_bytes = 0;
     return c;
 }
-/* A launcher, and the environment variables that it sets. A process was started by this launcher if the three
- * variables rank, size and also are set. If two variables tell a launcher already, `also` repeats one of them. */
+/* A launcher, and the environment variables that it sets. A process was started by this launcher if the three variables
+ * rank, size and also are set. If rank and size suffice to recognise a launcher, `also` repeats one of them. */
 typedef struct te__launcher { const char *name, *rank, *size, *also; } te__launcher;
 
 /* Returns the launcher that has started this process; null: there is none. Launchers are often nested (srun starts

@@ -349,7 +349,9 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
         const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
-        const int is_last = f->part[i].scales == has_scales; /* 1: staging now has these keys or values, with scales */
+        /* 1: tensor i is the last tensor of these keys or values (their scales, if the format has scales), so
+         * f->staging is complete */
+        const int is_last = f->part[i].scales == has_scales;
         if (is_last) TE_TRY(te__cache_file_copy(f, i, 1, ctx));
     }
     return TE_OK;

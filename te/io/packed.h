@@ -153,7 +153,8 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* A range of a parameter's units, and where these units lie in a tensor of the file. */
+/* A range of a parameter's units (its rows or, if it has one row, its columns), and where these units lie in a tensor
+ * of the file. */
 typedef struct te__packed_range {
     int64_t first, units;         /* first: index of the range's first unit in the parameter; units: their number */
     int64_t file_first, file_all; /* file_first: index of that unit in the tensor; file_all: all units of the tensor */

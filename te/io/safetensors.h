@@ -294,7 +294,7 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
                "safetensors: the file is not open, or the list is null");
     TE_REQUIRE(n >= 0, ctx, TE_ERROR_SHAPE, "safetensors: a list of %d tensors", n);
     enum { UNUSED, WHOLE, SLICES };
-    /* [f->count]: for each tensor of the file, how the list uses it, as one of the constants above */
+    /* [f->count]: for each tensor of the file, how the list uses it: UNUSED, WHOLE (the whole tensor) or SLICES */
     char *used = (char *)calloc(1, (size_t)f->count + 1);
     TE_REQUIRE(used, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %d bytes", f->count + 1);
     te_status status = TE_OK;

@@ -516,7 +516,7 @@ TE_API te_status te__rope_given(te_rope_args *a, const te_run *r, int i) {
     a->frequencies = (const float *)e->value.data;
     return TE_OK;
 }
-/* Set *a to the arguments of op i, a rope, which reads the current value and writes y. */
+/* Set *a to the arguments of op i, a rope, which reads the current value of the pass (te_run.current) and writes y. */
 TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     memset(a, 0, sizeof *a);
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
@@ -527,8 +527,8 @@ TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value
     return te__rope_given(a, r, i);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* Apply op i, a rope, to the current value, and make the result y the current value. If y has no memory, no kernel
- * runs. */
+/* Apply op i, a rope, to the current value of the pass (te_run.current), and make the result y the current value. If y
+ * has no memory, no kernel runs. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     TE_TRY(te__rope_args(&a, r, i, y));

@@ -34,8 +34,9 @@ typedef struct te_adamw {
                                no_master, muon_takes and shards. config.groups is null here, because te_adamw_init has
                                copied the groups' values into the table `tensor` */
     te_model *const *models;
-    int model_count, count, chunks; /* model_count: the number of models; count: the number of tensors that this rank
-                                       updates; chunks: the number of chunks in these tensors */
+    /* model_count: the number of models; count: the number of tensors that this rank updates; chunks: the number of
+     * chunks, of at most TE__ADAMW_CHUNK elements each, in these tensors */
+    int model_count, count, chunks;
     te_zero1 zero1;                 /* says which shard of the states this rank has */
     te_adamw_state *state;          /* `state` and the pointers after it point into target memory */
     te_grad_norm norm;
@@ -56,8 +57,10 @@ typedef struct te_adamw {
     uint64_t fingerprint;           /* value of te__params_fingerprint when the table `tensor` was made */
     int has_masters;                /* 1: at least one tensor has master weights that are not the weights themselves */
     te_loss_scale_state *scaler;    /* dynamic loss scaling (te_adamw_use_loss_scaler); null: none */
-    uint64_t written, loaded;       /* te__params_writes and te_context.loaded at the last time when the master weights
-                                       agreed with the weights; if one has changed, te_adamw_renew compares the two */
+    /* te__params_writes (the number of writes to the parameters) and te_context.loaded (which te_safetensors_load
+     * changes), as they were when the master weights last agreed with the weights. If one of them has changed since,
+     * te_adamw_renew compares the weights with the master weights */
+    uint64_t written, loaded;
 } te_adamw;
 
 /* ---- the optimizer's tensors ------------------------------------------------------------------------------------- */
@@ -113,7 +116,8 @@ TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
     if (c->rule == TE_RULE_muon && c->shards > 1) z.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
     return z;
 }
-/* The offset of each part of the optimizer's memory, in ascending order, and the sizes that follow from the models. */
+/* The offset of each part of the optimizer's memory, in ascending order, and the numbers of tensors, chunks and
+ * elements that this rank updates. */
 typedef struct te__adamw_layout {
     size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, gather_buffer, bytes;
     size_t table_bytes;
@@ -191,7 +195,8 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
                "optimizer again");
     return TE_OK;
 }
-/* Record the current counts of writes, because the master weights agree with the weights now. */
+/* Record the current counts of writes to the weights. Call this when the master weights agree with the weights: if the
+ * counts change later, te_adamw_renew compares the two. */
 TE_API void te__adamw_agrees(te_adamw *opt, const te_context *ctx) {
     opt->written = te__params_writes(opt->models, opt->model_count), opt->loaded = ctx->loaded;
 }
@@ -291,7 +296,8 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
     te__adamw_bind(opt, base, &l, config);
     TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, zero1, ctx));
     TE_TRY(te__adamw_put_table(opt, base + l.table, l.table_bytes, config, ctx));
-    opt->state = (te_adamw_state *)base; /* te__adamw_check takes a state that is not null to mean: initialised */
+    opt->state = (te_adamw_state *)base; /* a state that is not null tells te__adamw_check that the optimizer is
+                                          * initialised */
     return te_adamw_reset(opt, ctx);
 }
 

@@ -53,10 +53,10 @@ TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model 
 /* The memory that the iterations use. The optimizer's matrices are updated one after the other, so all use the same
  * memory. */
 typedef struct te__muon {
-    void *x[2];     /* memory for X and for the next X, in the dtype of the products. Each is as large as the largest
-                       matrix */
+    void *x[2];     /* memory for X and for the X of the next iteration, in the dtype of the GEMMs. Each is as large
+                     * as the largest matrix */
     void *a, *b;    /* A and B, [s, s] */
-    float *scratch; /* on the host, the workspace of the products */
+    float *scratch; /* on the host, the workspace of the GEMMs */
     float *partial; /* [chunks], the sum of the squares of u in each chunk */
     float *factor;  /* [count]: for each matrix, 1 / (|u| + eps) */
 } te__muon;
@@ -119,7 +119,7 @@ TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
 }
 /* For all matrices in one launch: updates m, and sums the squares of u in each chunk. Reads 8 bytes for each element
  * and writes 4. If the sum of all squares of a matrix does not fit f32, the factor 1 / |u| becomes 0, so X is 0 for
- * this matrix (TE_ADAMW_NORM_LIMIT). */
+ * this matrix. */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);

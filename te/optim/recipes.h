@@ -84,7 +84,7 @@ TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
     it.models = models, it.count = models ? count : 0;
     return it;
 }
-/* Go to the next product. Returns 0 if there is none. */
+/* Go to the next GEMM that is under a recipe. Returns 0 if there is none. */
 TE_API int te__recipe_next_product(te__recipe_iter *it) {
     for (; it->model < it->count; it->model++, it->op = it->next = 0) {
         const te_model *m = it->models[it->model];

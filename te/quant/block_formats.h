@@ -33,7 +33,7 @@
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
     X(q5_0, 32, 22) /* f16 d; 32 bits, the highest bits of q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
     X(q5_1, 32, 24) /* f16 d, m; the rest as in q5_0, with q instead of q + 16 */ \
-    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes with q, each 32 of two groups */ \
+    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */ \
     X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
     X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
 

@@ -52,7 +52,8 @@ TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
 TE_BOTH int te__cell_zero(te_block_format f) {
     return f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0;
 }
-/* The size of a group's low bits and of its high bits, in bytes. */
+/* The number of bytes in which a cell stores the low bits of the codes of a group, 16 rows by 32 columns, and
+ * (te__cell_high_bytes) the codes' high bits. */
 TE_BOTH int te__cell_low_bytes(te_block_format f) { return f == TE_BLOCK_q8_0 ? 512 : 256; }
 TE_BOTH int te__cell_high_bytes(te_block_format f) {
     return f == TE_BLOCK_q6_k ? 128 : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;

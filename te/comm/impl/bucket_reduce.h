@@ -12,11 +12,11 @@
  * the time; so it reduces the buckets that become final too late to run beside a GEMM of backward.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
- * it. A sender need not check that a slot is empty, because each rank runs all these operations in order on one stream.
- * Shards: before a rank sends its shards of the next piece of x, it has received the flags of all sums of the current
- * piece, so the owners have already added up its shards of that piece. Sums: before a rank sends its sum of the next
- * piece, it has received a shard of that piece from each other rank, and each of these had copied the previous sum out
- * of its slot before it sent the shard.
+ * it. x is reduced piece by piece; a shard of a piece fits into a slot. A sender need not check that a slot is empty,
+ * because each rank runs all these operations in order on one stream. Shards: before a rank sends its shards of the
+ * next piece, it has received the flags of all sums of the current piece, so the owners have already added up its
+ * shards of that piece. Sums: before a rank sends its sum of the next piece, it has received a shard of that piece from
+ * each other rank, and each of these had copied the previous sum out of its slot before it sent the shard.
  *
  * A stream that waits for a rank that has failed waits forever, like NCCL's kernels: te_comm_synchronize returns an
  * error after the timeout, and te_comm_destroy releases the stream.

@@ -168,8 +168,8 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
     return a.two_kernels ? te__reduce_scatter_add_run(kernels->add, y, of, m, r->ctx) : TE_OK;
 }
 /* Runs the GEMM that the previous step has deferred. *is_summed: 1: the GEMM has run together with the reduce_scatter,
- * whose result is in y. 0: the GEMM has run alone; its output is the current value, and the caller must still run the
- * reduce_scatter. */
+ * whose result is in y. 0: the GEMM has run alone; its output is now the current value of the pass (te_run.current),
+ * and the caller must still run the reduce_scatter. */
 TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_value y,
                                                   te_gemm_reduce_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
@@ -273,9 +273,9 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 }
 #endif
 
-/* Runs the GEMM that the previous step has deferred, if there is one; its output becomes the current value. *is_sent:
- * whether the GEMM's epilogue has sent the output as packets. The epilogue does so if may_send is set and one of the
- * library's GEMM kernels supports the shapes. */
+/* Runs the GEMM that the previous step has deferred, if there is one; its output becomes the current value of the pass
+ * (te_run.current). *is_sent: whether the GEMM's epilogue has sent the output as packets. The epilogue does so if
+ * may_send is set and one of the library's GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;
@@ -314,8 +314,8 @@ TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) 
     TE_TRY(te__acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
     return r->plan->fp8->cast(r, rows, f, backward ? f->dy : f->x, y->dtype, x->data, 0, saved.inverse);
 }
-/* Applies the collective `call` to the current value. The result is stored in y, which becomes the current value. An
- * all_gather may be deferred instead, to overlap the GEMM of the next step. */
+/* Applies the collective `call` to the current value of the pass (te_run.current). The result is stored in y, which
+ * becomes the current value. An all_gather may be deferred instead, to overlap the GEMM of the next step. */
 TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, te_collective_fn call) {
     const int gathers = call == te_group_all_gather, fp8_linear = gathers ? te__gather_consumer(r, s) : -1;
     te_value x = r->current;

@@ -4,7 +4,7 @@
  *   all_reduce [bias] [dropout] add [fork] norm                    All ranks have all rows. One-shot or two-shot, like
  *                                                                  an all_reduce that is not fused.
  *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     Sequence parallelism: rank r computes the norm of
- *                                                                  rows [r * pitch, (r + 1) * pitch).
+ *                                                                  its `pitch` rows, from row r * pitch on.
  *
  * For each row a lane sends its packets to the other ranks, waits for the packets of the other ranks, adds all packets
  * in f32 in rank order, rounds once, and continues with the sum in registers. The results are bitwise identical to

@@ -256,7 +256,8 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
 }
 #undef TE__PEER_LAUNCH
 /* Enqueues the collective if its data fits into the symmetric memory. *taken: whether it was enqueued; if not, the
- * caller must use another transport, such as NCCL. count: the number of elements per rank, as in te_transport. */
+ * caller must use another transport, such as NCCL. count: the number of elements of x in an all_reduce or an
+ * all_gather, of y in a reduce_scatter. */
 TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y,
                                                 const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;

@@ -185,7 +185,8 @@ TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_arg
     return 1;
 }
 
-/* Do what te__peer_wait does, but wait only for packet i of rank r. */
+/* Waits for packet i of rank r, stores it to *v, and empties its slot. count: the number of packets that each rank
+ * sends. Returns 0 after a timeout. */
 TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch, int count, int i, int r) {
     char *const slot = te__peer_slot(a->local, a, epoch, r, count, i);
     uint64_t since = 0;
@@ -197,7 +198,8 @@ TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch
     te_packet_clear(slot);
     return 1;
 }
-/* Do what te__peer_wait does, but wait only for one packet of eight bytes from rank r, in `slot`. */
+/* Waits for one packet of eight bytes from rank r in `slot`, stores it to *v, and empties the slot. Returns 0 after a
+ * timeout. */
 TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r) {
     const te_packet idle = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     uint64_t since = 0;
@@ -209,9 +211,9 @@ TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r)
     te_packet_send8(slot, &idle);
     return 1;
 }
-/* Do what te__peer_sum does, but wait for one rank after the other, so that only one packet is held in registers,
- * however many ranks there are. After a timeout this function returns nothing, and the sum is NaN. dtype: a->dtype as
- * a compile-time constant. */
+/* Sets *sum to the sum of the packets i of all ranks, as te__peer_sum does, but waits for one rank after the other, so
+ * that only one packet is held in registers, however many ranks there are. After a timeout this function returns
+ * nothing, and the sum is NaN. dtype: a->dtype as a compile-time constant. */
 TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count,
                                int i, const te_dtype dtype) {
     float s[8];

@@ -1,5 +1,6 @@
 /* checkpoint_recipes.h -- loads the scales of FP8 recipes from a checkpoint. The run that saved the file may have had
- * other recipes than the run that loads it: another history length, no recipes, or recipes where the latter has none.
+ * other recipes than the run that loads it: another history length, no recipes, or recipes although the run that
+ * loads it has none.
  *
  *     the file      the run that loads it       what is loaded
  *     scales        recipes of as many GEMMs    the scales; the most recent entries of each amax history, as many as
@@ -85,7 +86,8 @@ TE_API void te__scales_resize(const te_scales *to, const te_scales *from) {
     const size_t head = (size_t)((char *)from->history - (char *)from->memory);
     const int kept = to->length < from->length ? to->length : from->length;
     memset(to->memory, 0, to->bytes);
-    memcpy(to->memory, from->memory, head); /* amaxes, scales and so on, whose layout is independent of the length */
+    memcpy(to->memory, from->memory, head); /* the members of te_scales in front of the histories, whose layout does
+                                             * not depend on the histories' length */
     if (to->length == from->length) {
         memcpy(to->history, from->history, (size_t)from->count * (size_t)from->length * sizeof(float));
         return;
