@@ -104,7 +104,7 @@ typedef struct te_buckets {
     /* [the number of parameters of all models]: the index of each parameter's gradient in `grad`; -1: the gradient is
      * in no bucket */
     int *grad_index;
-    uint64_t fingerprint;       /* the result of te__buckets_fingerprint at the time when the tables were made */
+    uint64_t fingerprint;       /* the result of te__buckets_fingerprint when te_buckets_init made these tables */
     te_group tensor;            /* a copy of the context's tensor group, made by te_buckets_init */
     te_bucket_reducer reducer;  /* reduces over the data group */
     te_side_stream side;        /* the second stream, on which the reductions run */

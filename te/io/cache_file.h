@@ -157,8 +157,9 @@ TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_
     return te_synchronize(ctx);
 }
 /* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. In f->staging, the
- * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row as on the target (te__cache_swizzle). In
- * `rows`, the rows are ordered as in the file, and the chunks of a row are in ascending order. */
+ * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row in the order in which the target stores
+ * them (te__cache_swizzle computes it). In `rows`, the rows are ordered as in the file, and the chunks of a row are in
+ * ascending order. */
 TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_cache) {
     const te_cache_tables *t = &f->cache->t;
     const te_safetensor *s = &f->tensor[i];

@@ -117,7 +117,7 @@ TE_API void te__plan_text_strip(char *text) {
     char *to = text;
     const char *from = strchr(text, ';');
     while (from) {
-        const size_t n = te__plan_op_length(from + 1) + 1; /* the length of a part such as "; gelu act 768>768" */
+        const size_t n = te__plan_op_length(from + 1) + 1; /* the length of an op's text such as "; gelu act 768>768" */
         int skip = 0;
         for (int k = 0; k < 4; k++) skip |= !strncmp(from + 1, skipped[k], strlen(skipped[k]));
         const char *next = from[n] ? from + n : 0;

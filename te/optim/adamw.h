@@ -56,7 +56,8 @@ typedef struct te_adamw {
     char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
     uint64_t fingerprint;           /* value of te__params_fingerprint when the table `tensor` was made */
     int has_masters;                /* 1: at least one tensor has master weights that are not the weights themselves */
-    te_loss_scale_state *scaler;    /* dynamic loss scaling (te_adamw_use_loss_scaler); null: none */
+    te_loss_scale_state *scaler;    /* the state of dynamic loss scaling, set by te_adamw_use_loss_scaler; null:
+                                     * there is no loss scaling */
     /* te__params_writes (the number of writes to the parameters) and te_context.loaded (which te_safetensors_load
      * changes), as they were when the master weights last agreed with the weights. If one of them has changed since,
      * te_adamw_renew compares the weights with the master weights */
@@ -78,9 +79,10 @@ typedef struct te_adamw_iter {
     int64_t from, elements; /* the range of the parameter's elements: all of them or, with ZeRO-1, those of this rank */
     float *master;          /* [elements], in target memory: the range's master weights. If the parameter is f32, this
                                points into param->data; null: there are none (config.no_master) */
-    void *m, *v;            /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the
-                             * format is e4m3, the scales follow the elements (te_moment_scales), and the elements of v
-                             * are stored as their square roots */
+    /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the format is e4m3, the
+     * scales follow the elements (te_moment_scales returns their address), and the elements of v are stored as their
+     * square roots */
+    void *m, *v;
     te_rule rule;           /* the rule that updates this tensor */
 } te_adamw_iter;
 
@@ -200,9 +202,10 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
 TE_API void te__adamw_agrees(te_adamw *opt, const te_context *ctx) {
     opt->written = te__params_writes(opt->models, opt->model_count), opt->loaded = ctx->loaded;
 }
-/* Copy weights that something other than this optimizer has written (te_model_changed) to the master weights. Does
- * nothing if no weight was written. A master weight that rounds to the weight stays as it is; so weights that were not
- * written keep the precision of their master weights. te_adamw_step calls this. Reads 6 bytes for each element. */
+/* Copy weights that something other than this optimizer has written, such as a program that then calls
+ * te_model_changed, to the master weights. Does nothing if no weight was written. A master weight that rounds to the
+ * weight stays as it is; so weights that were not written keep the precision of their master weights. te_adamw_step
+ * calls this. Reads 6 bytes for each element. */
 TE_IF_USED TE_API te_status te_adamw_renew(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     if (opt->written == te__params_writes(opt->models, opt->model_count) && opt->loaded == ctx->loaded) return TE_OK;

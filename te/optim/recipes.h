@@ -74,8 +74,8 @@ typedef struct te_recipes {
 typedef struct te__recipe_iter {
     te_model *const *models;
     int count, model, op, next; /* next: the index, in its model, of the next op's first parameter */
-    te_param *param;            /* the weight of the current product */
-    te_recipe recipe;           /* the recipe of the current product */
+    te_param *param;            /* the weight of the current GEMM */
+    te_recipe recipe;           /* the recipe of the current GEMM */
 } te__recipe_iter;
 
 TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
@@ -356,7 +356,7 @@ TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te
 }
 /* Cast all weights. With config.ranks above 1, all ranks must call this function after weights were loaded or changed
  * (not after te_recipes_step or te_checkpoint_load with `recipes`, which cast them). With one rank, forward calls it
- * itself if a weight was written since the last cast (te_model_changed). */
+ * itself if a weight was written since the last cast (a program that writes weights calls te_model_changed). */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
@@ -492,7 +492,7 @@ TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
 /* Enqueue the kernels of te_recipes_step, without checking for errors first. skip_updated: 1: leave out the casts that
- * the optimizer's update has already done (te__recipes_weight_pass). */
+ * the optimizer's update has already done. */
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));

@@ -227,7 +227,7 @@ typedef struct te_recipes_adamw {
 
 typedef struct te__recipes_adamw_layout {
     size_t first, scale_of, tensor_of, bytes;
-    int blocks; /* the number of weights of fp8_block */
+    int blocks; /* the number of weights under fp8_block */
 } te__recipes_adamw_layout;
 
 TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s, const te_adamw *opt) {

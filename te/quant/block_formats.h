@@ -150,7 +150,8 @@ TE_API void te__codes_q6_k(te__block_codes *c, const uint8_t *b) {
     const uint8_t *low = b, *high = b + 128, *scale = b + 192;
     const float d = te__read_f16(b + 208);
     for (int g = 0; g < 16; g++) {
-        const int half = g / 8, row = g % 8 / 2, first = g % 2 * 16; /* a half has 4 rows of 32 values */
+        /* each half of the block has 4 rows of 32 values */
+        const int half = g / 8, row = g % 8 / 2, first = g % 2 * 16;
         c->scale[g] = d * (float)(int8_t)scale[g], c->offset[g] = -0.0f;
         for (int i = 0; i < 16; i++) {
             const int nibble = low[half * 64 + row % 2 * 32 + first + i] >> row / 2 * 4 & 15;

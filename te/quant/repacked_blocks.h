@@ -152,7 +152,7 @@ TE_API te_status te__repack_part(char *memory, uint8_t *staging, const te_weight
         const int64_t count = te_min(rows, part->rows - r);
         te__repack_rows(staging, (const uint8_t *)part->data + (size_t)r * row_bytes, count, cols, part->format);
         TE_TRY(te_copy(ctx, memory + (size_t)r * row_bytes, staging, te__cells_bytes(count, cols, part->format)));
-        TE_TRY(te_synchronize(ctx)); /* staging is written again */
+        TE_TRY(te_synchronize(ctx)); /* the copy reads `staging`, which the next iteration overwrites */
     }
     return TE_OK;
 }

@@ -207,7 +207,8 @@ typedef struct te_bucket_reducer {
      * would occupy all multiprocessors during backward */
     te_group data;
     te_dtype dtype;
-    /* [elements]: a buffer to which gradients are converted in bf16; null: the gradients are summed in f32, in place */
+    /* [elements]: a buffer for gradients that are converted to bf16 before they are sent; null: the gradients are
+     * summed in f32, in place */
     void *staging;
     int64_t elements;
 } te_bucket_reducer;

@@ -11,9 +11,9 @@
  *                           waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
  *                           bytes, to each other rank (if the all-reduce is one-shot).
  *
- * Both combinations support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands with tensorwise scales,
- * and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's collective run one after
- * the other. Measurements: docs/notes/comm.md.
+ * GEMM + reduce_scatter and GEMM + all_reduce support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands
+ * with tensorwise scales, and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's
+ * collective run one after the other. Measurements: docs/notes/comm.md.
  */
 #ifndef TE_COMM_COLLECTIVE_STEP_H
 #define TE_COMM_COLLECTIVE_STEP_H
@@ -218,7 +218,8 @@ TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], con
     const uint32_t epoch = __ldg(a->state->epoch);
     const int64_t at = ((int64_t)row * p->n + col) * 2;
     const int two_shot = a->algorithm == TE_PEER_two_shot;
-    const int owner = row % a->ranks; /* in two-shot: the rank that sums this row (te__fused_row_place_of) */
+    const int owner = row % a->ranks; /* in two-shot: the rank that sums this row, the same as in
+                                       * te__fused_row_place_of */
     const int packet = (int)((two_shot ? ((int64_t)(row / a->ranks) * p->n + col) * 2 : at) / TE_PACKET_BYTES);
     te_packet v;
     TE_UNROLL for (int i = 0; i < 4; i++) v.w[i] = w[i];
@@ -300,8 +301,8 @@ TE_API te_status te__collective_check(te_run *r, int i) {
     return TE_OK;
 }
 /* Prepares an all_gather whose output, in FP8, is the input of op i, a linear. x: this rank's rows, which are cast to
- * FP8 here unless the previous kernel has stored them in FP8 already (te__gathered_consumer). y: memory for the rows
- * of all ranks. If backward reads the linear's saved input, y is moved to that memory in forward. */
+ * FP8 here unless the previous kernel has stored them in FP8 already. y: memory for the rows of all ranks. If backward
+ * reads the linear's saved input, y is moved to that memory in forward. */
 TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD;

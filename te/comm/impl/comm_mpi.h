@@ -36,9 +36,9 @@ TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, 
     (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
     return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
 }
-/* Does what te__mpi_status does, for a collective of `count` elements. If the ranks pass different counts or call
- * different collectives, MPI's text says only that a message was too long, or "unknown error"; so the error's text
- * gives this as a possible cause. */
+/* Returns the te_status for the error code of MPI that a collective of `count` elements has returned. If the ranks pass
+ * different counts or call different collectives, MPI's text says only that a message was too long, or "unknown error";
+ * so the error's text gives this as a possible cause. */
 TE_API te_status te__mpi_collective_status(const te_group *g, int error, const char *what, int64_t count,
                                            te_context *ctx) {
     char text[MPI_MAX_ERROR_STRING] = "";

@@ -176,7 +176,7 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     if (w->rank) TE_TRY(te__id_file_read(&id, sizeof id, file, comm->timeout, ctx));
     comm->closes = 1;
     const te_status status = te__nccl_meet(comm, id, since, ctx);
-    /* all ranks have read the file, or have given up */
+    /* the file can be removed now, because all ranks have read it or have given up */
     if (has_file) te__id_file_remove(&id, sizeof id, file);
     TE_TRY(status);
     return te__comm_split(w, w, 0, w->rank, ctx);

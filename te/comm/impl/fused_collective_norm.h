@@ -59,13 +59,12 @@ typedef struct te_fused_collective_args {
     /* reduce_scatter .. all_gather: the number of rows that each rank has after the reduce_scatter; all_reduce: 0 */
     int64_t pitch;
     void *gathered;             /* [ranks * pitch, c.half]: receives the output of all_gather; null in an all_reduce */
-    int is_sent;                /* 1: the epilogue of the previous GEMM has already sent x to the other ranks
-                                 * (te_gemm_all_reduce_args) */
+    int is_sent;                /* 1: the epilogue of the previous GEMM has already sent x to the other ranks */
 } te_fused_collective_args;
 /* Which collective a fused kernel contains: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
-/* The argument `source` of te_fused_reduce_load, which is the load function of a fused kernel's norm
- * (te_norm_load_fn). */
+/* The argument `source` of te_fused_reduce_load, which is the load function (of type te_norm_load_fn) of a fused
+ * kernel's norm. */
 typedef struct te_fused_collective_source {
     const te_fused_collective_args *p;
     uint32_t epoch;
@@ -190,10 +189,10 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
     TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
         te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, i)], a, from->epoch, a->rank, packets, result), sum);
 }
-/* The load function (te_norm_load_fn) of a fused collective kernel. It does what te_norm_row_load does, but the row
- * that it loads is the sum over the ranks. It loads gamma and the residual before it waits for the first packet, so
- * that these loads overlap the wait. row_x: registers for the row, for gamma, and for the residual, k.chunks vectors
- * each. */
+/* The load function (of type te_norm_load_fn) of a fused collective kernel. It sums a row over the ranks, runs the ops
+ * before the norm on the sum, and sets row_x to the norm's input. It loads gamma and the residual before it waits for
+ * the first packet, so that these loads overlap the wait. row_x: registers for the row, for gamma, and for the
+ * residual, k.chunks vectors each. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
@@ -251,8 +250,8 @@ TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const floa
     }
     te_packet_store8(p->gathered, (a->rank * p->pitch + row) * k.half + vector * 8, &w, 8, 1);
 }
-/* The store function (te_store_fn) of a fused kernel with an all_gather: store a vector of the norm's output to this
- * rank's rows of `gathered`, and send it to all other ranks. */
+/* The store function (of type te_store_fn) of a fused kernel with an all_gather: store a vector of the norm's output to
+ * this rank's rows of `gathered`, and send it to all other ranks. */
 TE_FN void te_fused_row_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
                               uint32_t *state_bits) {
     const te_fused_collective_args *p = (const te_fused_collective_args *)(const void *)c; /* c is its first member */
@@ -340,7 +339,8 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
 /* The fused kernels of a pattern. */
 typedef struct te_fused_collective {
     te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: no fused kernel */
-    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* or null */
+    /* null: the pattern has no two-shot kernel */
+    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);
     int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time; blocks_per_sm: the number
                                 * of blocks per multiprocessor */
 } te_fused_collective;

@@ -169,8 +169,8 @@ TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
 /* Set *sum to the sum of the packets i of all ranks. local: this rank's packet i. All ranks add in f32 in the order of
- * the ranks, so their sums are bitwise identical. The caller calls te_packet_escape before it sends the sum. Returns 0
- * after a timeout. */
+ * the ranks, so their sums are bitwise identical. Before it sends the sum, the caller calls te_packet_escape, because
+ * the sum may have the bit pattern that marks an empty slot. Returns 0 after a timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
                        const int ranks) {
     te_packet v[TE_PEER_MAX_RANKS];
@@ -238,7 +238,8 @@ TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
                   g->rank, g->size, (int)failed - 1, g->comm->timeout);
     return te__comm_failed(g->comm, ctx);
 }
-/* Return the arguments of a kernel that exchanges packets, except y, x and `aligned`. bytes: as in te_peer_args. */
+/* Return the arguments of a kernel that exchanges packets, except y, x and `aligned`. bytes: the size of x in an
+ * all_reduce or an all_gather, of y in a reduce_scatter. */
 TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,
                                      te_dtype dtype) {
     const te_peer_memory *p = g->peers;

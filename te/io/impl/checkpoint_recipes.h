@@ -113,7 +113,7 @@ TE_IF_USED TE_API te_status te__recipes_restart(te_recipes *r, te_context *ctx) 
 /* Return whether the recipes r need scales of x and dy, but s, in host memory, has none: a run under a recipe such as
  * fp8_block leaves all of them at 1. They were not computed from an amax, so fp8_delayed must not use them. */
 TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
-    const int first = s->count / 3; /* the tensors before are weights */
+    const int first = s->count / 3; /* tensors 0 to first - 1 are weights, the others are x and dy */
     int delayed = 0;
     te__recipe_iter it = te__recipe_products(r->models, r->model_count);
     while (te__recipe_next_product(&it)) delayed |= it.recipe == TE_RECIPE_fp8_delayed && !r->config.current;

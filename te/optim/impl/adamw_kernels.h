@@ -251,7 +251,7 @@ typedef struct te__adamw_args {
     te_adamw_state *state;
     const double *norm;             /* the gradient norm, which te_grad_norm_run has computed; null: the norm is not
                                        needed (max_norm and skip_nonfinite are 0) */
-    te_loss_scale_state *scaler;    /* dynamic loss scaling; null: none */
+    te_loss_scale_state *scaler;    /* the state of dynamic loss scaling; null: there is no loss scaling */
     te_adamw_config config;
 } te__adamw_args;
 
