@@ -265,8 +265,8 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     te_status status = TE_OK;
     if (!f->memory)
         status = te_fail(ctx, TE_ERROR_STATE, "%.120s: is not in memory; te_safetensors_map or _open_memory", f->path);
-    for (int i = 0; i < w.count && status == TE_OK; i++) /* checks all parameters, before the next loop changes the
-                                                            first one */
+    for (int i = 0; i < w.count && status == TE_OK; i++) /* this loop checks all parameters, before the next loop
+                                                          * changes the first one */
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);
     for (int i = 0; i < w.count && status == TE_OK; i++) {
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);

@@ -39,8 +39,8 @@
 #define TE_PRODUCES_fork(op) (TE_PRODUCES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_PRODUCES_list, TE_PRODUCES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | TE__OF_ROWS(op))
-#define TE_TAKES_fork_dtype TE_TOKEN /* only for (input, ..), which has the same macros as (fork, ..) */
-#define TE_TAKES_fork_rows TE_TOKEN  /* only for (input, ..), which has the same macros as (fork, ..) */
+#define TE_TAKES_fork_dtype TE_TOKEN /* the option dtype of (input, ..), which has the same macros as (fork, ..) */
+#define TE_TAKES_fork_rows TE_TOKEN  /* the option rows of (input, ..), which has the same macros as (fork, ..) */
 /* The value of the enum te_rows that an input's option (rows, ..) names, or -1 if the option is not given. Without the
  * option the input has as many rows as the op that uses the input. */
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))

@@ -62,10 +62,11 @@ typedef struct te_recipes {
                                    there is a history */
     te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
-    const void *table;          /* the table of the weights (te__fp8_cache_table) */
+    const void *table;          /* the table of the weights, which te__fp8_cache_table has made */
     uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when the table was made */
     te_fp8_renewal renewal;     /* how forward casts weights that were written since the last cast */
-    const void *update;         /* the te_recipes_adamw that set fp8.updated in the parameters; null: none */
+    const void *update;         /* the te_recipes_adamw whose update also casts weights or computes their amax; null:
+                                 * there is none */
 } te_recipes;
 
 /* ---- the products under a recipe --------------------------------------------------------------------------------- */

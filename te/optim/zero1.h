@@ -56,8 +56,8 @@ TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
 typedef struct te__zero1_matrix_iter {
     te_param_iter params;
     te_zero1 zero1;
-    double total, before; /* total: the flops of all these matrices; before: the flops of the matrices up to and
-                             including the current one */
+    double total, before; /* total: the flops of all matrices that must not be divided; before: the flops of those up
+                           * to and including the current one */
     int owner, number;    /* the current matrix belongs to the rank `owner`, among whose matrices it has the index
                              `number` */
 } te__zero1_matrix_iter;

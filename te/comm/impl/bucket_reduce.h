@@ -44,7 +44,7 @@ enum {
 typedef struct te_dma_add_args {
     /* [count]: on entry this rank's values of the shard that it sums, on return the sum over the ranks */
     void *x;
-    const void *shard[TE_MAX_RANKS]; /* [count] each: the values that rank r has sent for the same shard */
+    const void *shard[TE_MAX_RANKS]; /* [count] each: the values of this shard that rank r has sent */
     int64_t count;               /* a multiple of 8 */
     int rank, ranks;
 } te_dma_add_args;
@@ -219,7 +219,7 @@ TE_API void te__bucket_reducer_close(te_bucket_reducer *s) {
 }
 /* Prepares the reduction of buckets. bytes: the size of a bucket, counting 4 bytes for each element
  * (te_buckets_config.bytes). dtype: the format in which gradients and their sums are sent. dma: 1: use DMA engines if
- * the ranks have symmetric memory. */
+ * the ranks have symmetric memory; 0: use only NCCL or MPI. */
 TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_t bytes, te_dtype dtype, int dma,
                                                     te_context *ctx) {
     s->ctx = ctx, s->staging = 0;

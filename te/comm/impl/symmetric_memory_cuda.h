@@ -45,8 +45,8 @@ TE_API te_status te__comm_wait_stream(const te_group *g, const char *what, te_co
 
 /* What a rank tells the other ranks about itself before they map each other's memory. */
 typedef struct te_peer_info {
-    /* in the first exchange: whether the rank has allocated its memory; in the second: whether it has mapped the
-     * memory of all other ranks */
+    /* in the first exchange of these structs: whether the rank has allocated its memory; in the second exchange:
+     * whether it has mapped the memory of all other ranks */
     int32_t is_ready;
     int32_t process, processors;
     /* a hash of the operating system's boot id, which is the same for all processes on a host; 0: unknown */

@@ -302,7 +302,7 @@ TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
 }
 TE_KERNEL_IF_USED(te__adamw_begin, 1, 1, te__adamw_args, te__adamw_begin_body(te_args))
 
-/* Copies the weights to the master weights, for tensors that are not f32: all of them (at initialisation), or only
+/* Copies weights to the master weights, for tensors that are not f32. all: 1: all weights (at initialisation); 0: only
  * those that differ from the rounded master weight. */
 TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b, int all) {
     int group;
