@@ -78,7 +78,7 @@ TE_API te__muon_products te__muon_products_of(int64_t rows, int64_t cols, te_dty
     p.gram.out = p.poly.out = p.next.out = dtype;
     return p;
 }
-/* Enlarge the sizes so that the memory is large enough for matrix p, too. */
+/* Enlarge *sizes, the sizes of the memory that the iterations use, so that the memory suffices for matrix p, too. */
 TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtype dtype) {
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
     const int64_t bytes = (int64_t)te_dtype_bytes(dtype);

@@ -2,7 +2,7 @@
  * float, and te_quantized_weight, a weight whose rows are in these formats.
  *
  * Do this:
- *     te_dequantize_row(y, blocks, 576, TE_BLOCK_q4_k);            // the 576 values of a row
+ *     te_dequantize_row(y, blocks, 768, TE_BLOCK_q4_k);            // the 768 values of a row
  *     const te_weight_part part = {mapped, TE_BLOCK_q8_0, 3072};   // 3072 rows, where they lie in a mapped file
  *     const te_quantized_weight weight = {&part, 1};
  *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));      // te/plan/bind.h; both structs stay where they are

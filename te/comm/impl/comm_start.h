@@ -82,8 +82,8 @@ TE_API double te__file_age(const struct stat *info) { return difftime(time(0), i
  * uncertain by one. */
 TE_API int te__id_file_is_old(const struct stat *info, double timeout) { return te__file_age(info) > timeout + 1; }
 
-/* Removes the file if an earlier run of this user has left it, so that a new one can be made; returns an error if the
- * file is any other. */
+/* Removes the file if an earlier run of this user has left it, so that a new one can be made; any other file is left as
+ * it is, and the result is an error. */
 TE_API te_status te__id_file_replace(const char *file, double timeout, te_context *ctx) {
     struct stat info;
     if (lstat(file, &info)) return TE_OK;

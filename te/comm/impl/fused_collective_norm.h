@@ -311,7 +311,8 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 
 /* The body of a fused collective kernel. stages, norm_store: the functions of the pattern's pointwise kernel. store:
  * te_fused_row_store in mode TE_FUSED_gathers; in the other modes the store function of the pointwise kernel. rows:
- * registers for vectors of eight elements, at least [3][k.chunks], of which te_fused_reduce_load says the use. */
+ * registers for vectors of eight elements, at least [3][k.chunks]: for a row, gamma and the residual
+ * (te_fused_reduce_load). */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
                                     te_vec8 *rows, const te_fused_mode mode) {
