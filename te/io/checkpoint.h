@@ -108,8 +108,8 @@ TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_shar
     TE_REQUIRE(!c->recipes || c->recipes->scales.memory, ctx, TE_ERROR_STATE,
                "checkpoint: the recipes are not initialised");
     TE_REQUIRE(!c->recipes || !is_sharded || c->recipes->config.ranks > 1, ctx, TE_ERROR_VALUE,
-               "checkpoint: with te_recipes_config.ranks 1 each rank has scales of its own; set it to the number of all "
-               "ranks, whose scales are then the same, or save without recipes");
+               "checkpoint: with te_recipes_config.ranks 1 each rank has scales of its own; set it to the number of "
+               "all ranks, whose scales are then the same, or save without recipes");
     TE_REQUIRE(!c->random || ctx->rng, ctx, TE_ERROR_STATE, "checkpoint: the context has no random state");
     TE_REQUIRE(c->count >= 0, ctx, TE_ERROR_SHAPE, "checkpoint: %d models", c->count);
     for (int i = 0; i < c->count; i++) {
