@@ -41,7 +41,7 @@ typedef struct te_comm_config {
      * are processes of one host, and their devices can access each other. Each of the three groups then takes 4 *
      * peer_bytes bytes of each device; the world group takes 64 MiB at most. */
     int64_t peer_bytes;
-    te_all_reduce_algorithm all_reduce; /* CUDA: which algorithm all-reduces use; must be the same on all ranks */
+    te_all_reduce_algorithm all_reduce; /* CUDA: the algorithm of all-reduces; must be the same on all ranks */
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes may overlap a GEMM
      * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. This needs symmetric memory in the tensor group
      * (peer_bytes > 0), and takes overlap_bytes bytes of each device. */

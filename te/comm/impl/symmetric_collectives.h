@@ -22,14 +22,15 @@
 
 #include "symmetric_memory.h" /* te_peer_memory, te__peer_wait */
 
-/* An all-reduce is one-shot if each rank then sends at most this number of bytes. Above this limit two-shot is faster,
- * because it sends fewer bytes. Below it one-shot is faster: in two-shot, data crosses the link twice, and the second
- * crossing takes 2 us, in which the link could move 0.9 MB. With two ranks one-shot is always used, because both
- * algorithms send the same number of bytes. */
+/* With TE_ALL_REDUCE_auto an all-reduce is one-shot if each rank then sends at most this number of bytes. Above this
+ * limit two-shot is faster, because it sends fewer bytes. Below it one-shot is faster: in two-shot, data crosses the
+ * link twice, and the second crossing takes 2 us, in which the link could move 0.9 MB. With two ranks one-shot is
+ * always used, because both algorithms send the same number of bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
 /* Return the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a
- * tensor of this size does not fit into the symmetric memory, or if the group has no symmetric memory. */
+ * tensor of this size does not fit into the symmetric memory, if the group has no symmetric memory, or if
+ * te_comm_config.all_reduce chooses NCCL for all-reduces. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
     if (!p || bytes > (kind == TE_PEER_all_reduce ? p->reduce_bytes : p->max_bytes)) return TE_PEER_none;
     return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;

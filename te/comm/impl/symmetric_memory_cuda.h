@@ -51,7 +51,8 @@ typedef struct te_peer_info {
     int32_t process, processors;
     /* a hash of the operating system's boot id, which is the same for all processes on a host; 0: unknown */
     uint64_t host;
-    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* as in te_peer_memory */
+    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* those of the rank's te_peer_memory, which must be the same on
+                                                      * all ranks */
     cudaIpcMemHandle_t memory;
 } te_peer_info;
 
