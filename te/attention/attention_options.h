@@ -272,7 +272,8 @@ typedef struct te_attention_cache {
     float *partials;
     /* only for decoding: the largest number of new rows of a sequence for which `partials` is large enough */
     int decode_rows;
-    /* only for decoding: the number of stages of the kernel's ring; set when the kernel is launched */
+    /* only for decoding: the number of stages (of 64 keys or values in shared memory) of the kernel's ring buffer; set
+     * when the kernel is launched */
     int decode_stages;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
 } te_attention_cache;
@@ -328,8 +329,8 @@ TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
 /* Returns the offset, from the start of the cache's pages, of the row of one key or value: in elements or, in the
- * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: the result of te__cache_head_rows;
- * key: the index of the row's token; d: the number of elements of the row. */
+ * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: where the rows of the head begin in
+ * a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d,
                               int format) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
@@ -364,7 +365,7 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 
 /* scale: the scale of a row; inverse: the factor by which its elements are multiplied before they are rounded */
 typedef struct te__cache_scales { float scale, inverse; } te__cache_scales;
-/* Returns the scales of a row. amax: the bits of the row's largest magnitude, as te_amax_bits8 returns them. */
+/* Returns the scale of a row and its inverse. amax: the row's largest magnitude, as the bits of a float. */
 TE_BOTH te__cache_scales te__cache_scales_of(uint32_t amax, int format) {
     const float largest = format == (int)TE_CACHE_FORMAT_int8 ? 127.0f : TE_E4M3_MAX, a = te_float_of_bits(amax);
     te__cache_scales s;

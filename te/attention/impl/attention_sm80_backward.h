@@ -191,8 +191,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int TILES_BYTES = bytes(ROWS, TILE), BYTES = all_bytes(PAIRS, TILE);
 };
 
-/* Starts to load Q, dO, lse and delta of the TILE queries from q0 on to shared memory, for query head h.head +
- * member. */
+/* Starts to load Q, dO, lse and delta of the TILE queries from q0 on to shared memory. They are those of query head
+ * h.head + member, i.e. of one of the query heads that share a KV head. */
 template <int D, int V, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                  int member, int q0) {
@@ -204,8 +204,9 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
-/* Returns the offset in shared memory, in bytes from the tile of K, of a pair's rows of V (is_v = 1) or of K (is_v =
- * 0). row: the first of these rows, counted from the block's first key; rows: the number of keys of the block. */
+/* Returns where the rows of V (is_v = 1) or K (is_v = 0) of a pair of warps begin in shared memory, in bytes from the
+ * tile of K. row: the first of these rows, counted from the block's first key; rows: the number of keys of the
+ * block. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_ROW = te__attn_row_bytes<V>();
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
@@ -364,8 +365,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE);
     const int steps = (tiles.end - tiles.first) * GROUP;
 
-    /* Addresses in shared memory. rows: the offset of the pair's rows of K (in the dK warp: of V); lse_delta: for each
-     * stage, the lse of its queries, then their delta. */
+    /* Addresses in shared memory. rows: where the rows of K (in the dK warp: of V) begin that this pair of warps
+     * multiplies, in bytes from k_tile; lse_delta: for each stage, the lse of its queries, then their delta. */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -450,8 +451,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    /* dK passes through the memory of the pair's rows of K, and dV through that of its rows of V, because the sizes
-     * match. */
+    /* On its way to global memory, dK passes through the shared memory of this pair's rows of K, and dV through that of
+     * its rows of V, because the sizes match. */
     if constexpr (V != D) {
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);

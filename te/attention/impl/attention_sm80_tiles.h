@@ -423,9 +423,9 @@ template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) 
     else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
 }
 /* Loads a tile of ROWS keys or values from a cache of 8 bits, multiplies the numbers by their scales, rounds them to T
- * and stores them in shared memory. at: h.k or h.v; key: the index of the first row. Unlike the copies of
- * te__attn_keys_load for other formats, these are complete when the function returns; therefore the loads of BATCH
- * chunks are issued together. */
+ * and stores them in shared memory. at: h.k or h.v; key: the index of the first row. The numbers pass through
+ * registers, so cp.async cannot be used; to have several loads in flight all the same, a thread issues the loads of
+ * BATCH chunks before it uses the first one. */
 template <te_dtype T, int FORMAT, int ROWS, int D, int THREADS>
 TE_FN void te__attn_keys_dequantize(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int64_t at,
                                     int key) {
@@ -515,7 +515,8 @@ template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int row
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
-/* Returns p->amax if the kernel has the option fp8_output, else null. p: as for te__attn_out_scale. */
+/* Returns p->amax if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a kernel
+ * that has the same members. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
 /* Returns the address that receives the amax of the gradients of keys and values: p->amax if the kernel has the option
  * fp8_output, else null. In cross-attention it is null, because these gradients are not part of dqkv, and only dqkv has

@@ -50,13 +50,13 @@ struct te__decode_traits {
     static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks of this kernel run on a multiprocessor */
     static constexpr int STAGE_BYTES = KEYS * row_bytes(WIDEST);
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of one group */
-    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* one warp's O^T of eight rows, for each warp */
+    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* O^T of eight rows, from each warp */
     /* each warp's maximum and sum of each row */
     static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4;
     /* the merged result of a group's splits so far (te__decode_held) */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
-    /* the size of everything except the stages, which follow it; a multiple of 128 bytes, because the stages are
-     * swizzled */
+    /* the bytes of all of a block's shared memory except the stages, which follow it; a multiple of 128, because the
+     * stages are swizzled */
     static constexpr int OTHER_BYTES =
         (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
     /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor, but at most `most`. */
@@ -145,8 +145,8 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
     te__bulk_copy_once(to + (uint32_t)(lane * chunk * size), (const char *)c.pages + at,
                        (left < chunk ? left : chunk) * size, full);
 }
-/* The contents of a block's shared memory. A place holds a group that the producer has passed to the consumers, and the
- * group's queries. */
+/* The contents of a block's shared memory. It has TE__DECODE_PLACES places; each holds a group (a tile of queries, with
+ * the keys that it sees) that the producer has passed to the consumers, and the group's queries. */
 struct te__decode_memory {
     /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers of the stages, two for
      * each stage */
@@ -403,9 +403,9 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
         TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p.of[n][0], p.of[n][1], T);
     }
 }
-/* Copies the keys (value 0) or values (value 1) of the new rows that belong to a stage into the stage, where the
- * producer could not copy them from the cache yet. They are swizzled as in the cache. key: the first key of the stage;
- * stop: one more than the split's last key. Called by all consumers. */
+/* Writes to a stage in shared memory the keys (value 0) or values (value 1) of those new rows (tokens of this call)
+ * that belong there. The producer could not copy them, because they are not in the cache yet. They are swizzled as in
+ * the cache. key: the first key of the stage; stop: one more than the split's last key. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {

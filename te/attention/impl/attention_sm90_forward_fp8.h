@@ -30,9 +30,9 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* Constants that were tuned for a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY
- * pairs of P is computed by a polynomial instead of by the special function unit, which would otherwise be the
- * bottleneck. */
+/* Constants that were tuned for head size D: the number of consumer warpgroups (GROUPS, with 64 queries each), and of
+ * stages of Q, K and V in shared memory. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY pairs of P is computed by a
+ * polynomial instead of by the special function unit, which would otherwise be the bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
@@ -88,7 +88,7 @@ typedef struct te__attn_fp8_params {
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
 /* One wgmma instruction in e4m3, which a warpgroup executes: D[64, N] = A[64, 32] B[N, 32]^T, or D += A B^T if `add` is
- * 1. A is in registers. Like te__wgmma_atom otherwise. */
+ * 1. A is in registers, B in shared memory, passed as a matrix descriptor. */
 template <int N> struct te__wgmma_e4m3_atom;
 #define TE__WGMMA_E4M3_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                  \
     template <> struct te__wgmma_e4m3_atom<n> {                                                                        \
@@ -98,8 +98,8 @@ template <int N> struct te__wgmma_e4m3_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_E4M3_ATOM)
 
-/* One wgmma instruction like that of te__wgmma_e4m3_atom, but with A in shared memory, N = 128, and accumulators in
- * f16: a register holds two columns of a row. */
+/* One wgmma instruction in e4m3 with accumulators in f16: D[64, 128] = A[64, 32] B[128, 32]^T, or D += A B^T if `add`
+ * is 1. A and B are in shared memory, passed as matrix descriptors. A register holds two columns of a row of D. */
 #define TE__D8_F16X2(i) TE__D4_F16X2(i), TE__D4_F16X2((i) + 4)
 #define TE__D4_F16X2(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -391,7 +391,7 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
     /* skipped_last: 1 if this warpgroup skipped the last tile of keys of the previous tile of queries, so that its V is
-     * still to be skipped. add: as in te__attn_fwd_issue_gemms. */
+     * still to be skipped. add: 1 if the next P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
