@@ -83,8 +83,9 @@ typedef struct te__x86_block {
 TE_FN int te__x86_bytes_32(te_block_format f) {
     return f == TE_BLOCK_q8_0 ? 34 : f == TE_BLOCK_q4_0 ? 18 : f == TE_BLOCK_q4_1 ? 20 : f == TE_BLOCK_q5_0 ? 22 : 24;
 }
-/* Returns log2 of the zero point, the number that is subtracted from each unsigned code to get q: 7 for q8_0, 3 for
- * q4_0, 4 for q5_0; -1 for formats without a zero point, which have an offset m instead (value = d code + m). */
+/* Returns log2 of the zero point, the number that is subtracted from each unsigned code (value = d (code - zero)): 7
+ * for q8_0, 3 for q4_0, 4 for q5_0; -1 for formats without a zero point, which have an offset m instead (value = d code
+ * + m). */
 TE_FN int te__x86_zero_bits(te_block_format f) {
     return f == TE_BLOCK_q8_0 ? 7 : f == TE_BLOCK_q4_0 ? 3 : f == TE_BLOCK_q5_0 ? 4 : -1;
 }

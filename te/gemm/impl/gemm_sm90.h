@@ -42,8 +42,8 @@
  * takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    /* The same two numbers for a kernel whose consumers hold only half of a finished tile in registers
-     * (config.holds_half). */
+    /* The same numbers (registers per thread, of the warpgroup of producer and epilogue and of the two consumer
+     * warpgroups) for a kernel whose consumers hold only half of a finished tile in registers (config.holds_half). */
     TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184
 };
 
