@@ -229,7 +229,7 @@ template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_h
  * tile does so in full attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Returns the item (a key tile of one head) at position i of the schedule, which orders the items of `heads` heads of K
- * and V. */
+ * and V. band: the number of key tiles of a band, i.e. of neighbouring key tiles that are scheduled together. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
     const int whole = key_tiles / band * band; /* the number of key tiles in complete bands, i.e. without those of a
@@ -291,11 +291,13 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* For full attention: return the tile of queries at which key tile n of a band begins. */
+/* For full attention: return the tile of queries with which the block of key tile n of a band begins. (A band is a
+ * number of neighbouring key tiles that are scheduled together; n counts from its first one.) */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
-/* For full attention: return how many tiles of queries key tile n of a band processes before it reaches `tile`. */
+/* For full attention: return how many tiles of queries the block of key tile n of a band (neighbouring key tiles that
+ * are scheduled together) processes before it reaches `tile`. */
 template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p, int n, int tile) {
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
@@ -428,10 +430,11 @@ TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequen
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* In full attention a block calls this before it takes its next item, because other blocks of the band may wait for the
- * dQ of the current item. If the next item may belong to the same band as the current one, the function waits until the
- * block has added every dQ of the current item. item, i: the current item and its ticket. w: the last two steps of the
- * current item; it suffices to wait for these, because two warps add the dQ of alternate steps, each in order. */
+/* In full attention a block calls this before it takes its next item, because blocks that process other key tiles of
+ * the same band (neighbouring key tiles that are scheduled together) may wait for the dQ of the current item. If the
+ * next item may belong to the same band, the function waits until the block has added every dQ of the current item.
+ * item, i: the current item and its ticket. w: the last two steps of the current item; it suffices to wait for these,
+ * because two warps add the dQ of alternate steps, each in order. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {

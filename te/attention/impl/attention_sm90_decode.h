@@ -118,8 +118,8 @@ struct te__decode_run {
     int page;       /* in lane l: the number of the page that holds key begin + 16 l (TE_CACHE_MIN_PAGE is 16) */
 };
 enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
-/* Returns the run that begins at key `begin`, in a split whose keys end before `end`. slot: the index of the sequence
- * among those of the cache. */
+/* Returns the run (at most TE__DECODE_RUN consecutive keys of a split) that begins at key `begin`, in a split whose
+ * keys end before `end`. slot: the index of the sequence among those of the cache. */
 TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, int begin, int end) {
     te__decode_run run;
     const int key = begin + (int)threadIdx.x % 32 * TE_CACHE_MIN_PAGE;
@@ -239,8 +239,8 @@ struct te__decode_producer {
             }
         }
     }
-    /* The body of the producer warp: copies the keys and values of the block's splits. While one run is copied, the
-     * page numbers of the next run are loaded. */
+    /* The body of the producer warp: copies the keys and values of the block's splits. While one run (at most
+     * TE__DECODE_RUN consecutive keys of a split) is copied, the page numbers of the next run are loaded. */
     __device__ __forceinline__ void run(void) {
         hand_over();
         if (!find()) return;

@@ -60,7 +60,8 @@ struct te__decode_batch {
     const int *first_split, *first_stage, *past, *first_row;
     /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
     int count, heads;
-    /* tiles: the number of tiles of a sequence for each KV head; items: the number of splits of all groups */
+    /* tiles: the number of tiles of queries of a sequence for each KV head; items: the number of splits of all groups,
+     * i.e. the length of the work list */
     int tiles, items;
     /* the largest number of new rows that a sequence may have; if cu_seqlens says more, the further rows are ignored */
     int longest;
@@ -81,9 +82,9 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Returns the number of the first item of block b; the items of the block end before begin(b + 1). The stages of
-     * all items are divided evenly among the blocks, and a block processes the items whose first stage is one of its
-     * stages. */
+    /* Returns the number of the first item of block b (an item is one split of the keys of a group); the items of the
+     * block end before begin(b + 1). The stages of all items are divided evenly among the blocks, and a block processes
+     * the items whose first stage is one of its stages. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;

@@ -172,7 +172,7 @@ TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activation
  * of q6_k, 32, is not subtracted. */
 TE_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
     const __m256i low4 = _mm256_set1_epi8(15);
-    if (f == TE_BLOCK_q6_k) { /* each half of the block holds the codes of four groups */
+    if (f == TE_BLOCK_q6_k) { /* each half of the block holds the codes of four groups of 32 */
         const int half = g / 4, row = g % 4;
         __m256i low = te__x86_load(b + half * 64 + row % 2 * 32), high = te__x86_load(b + 128 + half * 32);
         if (row / 2) low = _mm256_srli_epi16(low, 4);
