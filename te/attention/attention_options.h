@@ -113,12 +113,12 @@ TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads)
     return s.more ? te__attn_alibi_slope((s.first + head) % all, all) : te__attn_alibi_slope(head, heads);
 }
 /* Returns the index of the block of 16 queries to which the query belongs, counted over all heads and sequences; it
- * selects the random numbers of dropout. head: the result of te__attn_global_head. */
+ * selects the random numbers of dropout. head: the index of the head over all ranks (te__attn_global_head). */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the four random words for the eight pairs of a query and a key to which (query, key) belongs. row: the
- * result of te__attn_draw_row. */
+/* Computes the four random words for the eight pairs of a query and a key to which (query, key) belongs. row: the index
+ * of the query's block of 16 queries (te__attn_draw_row). */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
@@ -130,7 +130,8 @@ TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
      * operands */
     return (high ? word : word << 16) < limit << 16;
 }
-/* Returns whether dropout drops the pair (query, key). head: the result of te__attn_global_head. */
+/* Returns whether dropout drops the pair (query, key). head: the index of the head over all ranks
+ * (te__attn_global_head). */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
     uint32_t word[4];
     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
@@ -338,8 +339,8 @@ TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages,
     if (!TE__CACHE_HAS_SCALES(format)) return head + (int64_t)in_page * d;
     return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
 }
-/* Returns the address of the scale of a row, in the formats of 8 bits. row: the result of te__cache_row for the same
- * key. */
+/* Returns the address of the scale of a row, in the formats of 8 bits. row: the offset of this row in the cache
+ * (te__cache_row); key: the index of the row's token. */
 TE_BOTH float *te__cache_scale(const te_attention_cache *c, int64_t row, int key, int d) {
     const int in_tile = key % TE_CACHE_TILE;
     return (float *)(void *)((char *)c->pages + row + (TE_CACHE_TILE - in_tile) * d) + in_tile;

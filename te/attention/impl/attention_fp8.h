@@ -100,8 +100,8 @@ TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* Return the scale of q: it contains the quotient by which te__attn_fp8_score_unit is larger than
- * te__attn_fp8_raw_score_unit, so that the score is correct. */
+/* Return the scale of q. te__attn_fp8_score_unit rounds the factor from q k^T to a score up to a power of two; the
+ * scale of q is smaller by the same ratio, so that the score is right. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);

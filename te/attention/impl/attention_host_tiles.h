@@ -311,8 +311,8 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
 }
 
 /* Applies dropout to a tile, which is s[key][query] if by_key is 1, else s[query][key]: dropped elements become 0, the
- * others are multiplied by `factor`. head: the result of te__attn_global_head. q0, k0: the first query and the first
- * key of the tile, multiples of 64. */
+ * others are multiplied by `factor`. head: the index of the head over all ranks (te__attn_global_head). q0, k0: the
+ * first query and the first key of the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
     /* the number of calls of Philox for a tile; each yields the random bits of eight pairs of a query and a key */

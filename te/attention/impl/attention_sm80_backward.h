@@ -212,8 +212,8 @@ template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Returns the accumulators `sum`, which are enough for the larger of head_dim and V, as accumulators for heads of size
- * N. */
+/* Returns the array `sum`, whose size is for the larger of head_dim and V, as an array of accumulators for heads of
+ * size N. No number is moved. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_columns<N>() / 8][4] {
     return *(float (*)[M][te__attn_columns<N>() / 8][4])(void *)&sum[0][0][0];
@@ -398,15 +398,16 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1)) {
-            /* No query of the tile sees a key of this pair: both warps only take part in the barrier that the other
-             * pairs need to exchange P^T. */
+            /* No query of the tile sees a key of this pair of warps: both warps only take part in the barrier that the
+             * other pairs need to exchange P^T. */
             __syncthreads();
             continue;
         }
 
         /* Compute S^T - lse = K Q^T - lse or, in the dK warp, dP^T - delta = V dO^T - delta. */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* the addresses of the operands B of the two products: Q and then dO; in the dK warp, dO and then Q */
+        /* b_nt: the address of operand B of the first product, which is Q for S^T (in the dK warp: dO for dP^T); b_nn:
+         * that of the second product, which is dO for dV (in the dK warp: Q for dK) */
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {

@@ -118,8 +118,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    /* The amax is computed from the stored numbers, which are read back, because the loop above has no registers left
-     * for it. */
+    /* The amax is computed from the stored numbers, which are read back, because the loop that stores them has no
+     * registers left for it. */
     if (F::FP8_OUTPUT && p->a.amax) {
         const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
         uint32_t amax = 0;

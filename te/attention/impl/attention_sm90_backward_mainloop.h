@@ -531,8 +531,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
         int n = 0;                 /* the number of steps of this item so far */
-        /* The number of queries from query dq_query of a tile of queries to the end of the sequence. left: for the tile
-         * of the last step; left_before: for the tile of the step before that. */
+        /* The number of queries from the first query of this warpgroup's part of dQ (dq_query) to the end of the
+         * sequence. left: for the tile of the last step; left_before: for the tile of the step before that. */
         int left = 0, left_before;
 #pragma unroll 1
         for (;; n++) {

@@ -181,10 +181,12 @@ struct te__decode_producer {
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
-    te__decode_group g; /* the current group, which the producer has passed to the consumers */
+    /* the current group (a tile of queries with the keys that it sees), which the producer has passed to the
+     * consumers */
+    te__decode_group g;
     /* at: the index of the current split among those of g; end: one more than the block's last item */
     int at, end;
-    int number;         /* how many groups of this block come before g */
+    int number;         /* how many groups of this block's work come before the current one */
     int slot;           /* the index, among the sequences of the cache, of the sequence of g */
     te__decode_ring ring;
 
@@ -554,10 +556,11 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     }
 }
 
-/* The first kernel, which processes all splits. Grid: as many blocks as can be resident, at most TE__DECODE_MAX_BLOCKS.
- * The producer does not wait for the preceding kernel before it copies keys and values: what it reads was made visible
- * by te_cache_begin, except the new rows. The producer also copies the rows of the pages in which new rows will be
- * stored, which still contain other data; the consumers overwrite these copies in shared memory. */
+/* The first of the two kernels of decoding, which processes all splits of the keys. Grid: as many blocks as can be
+ * resident, at most TE__DECODE_MAX_BLOCKS. The producer does not wait for the preceding kernel before it copies keys
+ * and values: what it reads was made visible by te_cache_begin, except the new rows. The producer also copies the rows
+ * of the pages in which new rows will be stored, which still contain other data; the consumers overwrite these copies
+ * in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();

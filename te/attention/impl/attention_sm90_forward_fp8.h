@@ -126,8 +126,9 @@ TE_FN void te__attn_fp8_issue_o(te__attn_fwd_fragments<C> &r, const te__attn_fwd
         te__wgmma_e4m3_atom<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
     te__wgmma_commit();
 }
-/* The FP8 version of te__attn_fwd_issue_gemms: issues the product S of the current tile of keys, and O += P V of the
- * previous one. */
+/* Issues the product S of the current tile of keys, and O += P V of the previous tile, in e4m3. has_k: 0 if there is no
+ * current tile; has_v: 0 if there is no previous tile. If add is 0, O = P V is computed. (The FP8 version of
+ * te__attn_fwd_issue_gemms.) */
 template <class C>
 TE_FN void te__attn_fp8_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -234,8 +235,8 @@ TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__
     }
     return te__attn_f16x2_low(sum) + te__attn_f16x2_high(sum);
 }
-/* Replaces S by P in row e, like te__attn_fp8_exp_row, but computes in f32, for any scale and row_max. Returns the sum
- * of this lane's elements of P in the row. */
+/* Replaces S by P in row e, computed in f32, which works for any scale and row_max (te__attn_fp8_exp_row computes in
+ * f16). Returns the sum of this lane's elements of P in the row. */
 template <class C> TE_FN float te__attn_fp8_exp_row_f32(te__attn_fwd_fragments<C> &r, int e, float row_max,
                                       float scale) {
     const float offset = (float)TE__ATTN_FP8_P_EXPONENT - row_max;
@@ -372,7 +373,8 @@ TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, c
     return to;
 }
 
-/* The body of a consumer warpgroup of the FP8 forward, like te__attn_fwd_consumer in 16 bits. */
+/* The body of a consumer warpgroup of the FP8 forward, which computes O of 64 queries of one tile of queries after
+ * another. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -455,7 +457,8 @@ TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const 
         te__attn_tma_load_head(to + b * (C::D * 128), from, key / 2 + 64 * b, 0, head, batch, bar);
     te__attn_pipeline_advance(p.state);
 }
-/* The body of the producer thread of the FP8 forward, like te__attn_fwd_producer in 16 bits. */
+/* The body of the producer thread of the FP8 forward: loads all tiles of Q, K and V in the order in which the consumers
+ * use them. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {

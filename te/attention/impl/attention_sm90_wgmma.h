@@ -204,7 +204,7 @@ template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }
 /* Called after the wait for the wgmma whose result is d: keeps the compiler from moving uses of d, or any loads and
- * stores, above this point (see te__wgmma_fence_operand). */
+ * stores, to before this point. */
 template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }

@@ -428,7 +428,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Runs a GEMM as te_gemm_run does, but supports only products of dtype T. */
+/* Computes D = alpha op(A) op(B) + beta C for a GEMM of dtype T: te_gemm_run for one dtype. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
