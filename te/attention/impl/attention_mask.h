@@ -41,11 +41,12 @@ typedef struct te__attn_mask {
 /* Two ranges of tokens for a block of queries: the keys that any of them, or all of them, see. Or for a block of keys:
  * the queries that see any of them, or all of them. */
 typedef struct te__attn_range {
-    /* The tokens from `first` to `end` (exclusive) see, or are seen by, at least one token of the block. Kernels skip
-     * tiles outside this range. */
+    /* The tokens from `first` to `end` (exclusive): the keys that at least one query of the block sees or, for a block
+     * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */
     int first, end;
-    /* The tokens from `all_first` to `all_end` (exclusive) see, or are seen by, all tokens of the block. Tiles inside
-     * this range need no mask. The range is empty if all_end <= all_first. */
+    /* The tokens from `all_first` to `all_end` (exclusive): the keys that all queries of the block see or, for a block
+     * of keys, the queries that see all of them. Tiles inside this range need no mask. The range is empty if all_end <=
+     * all_first. */
     int all_first, all_end;
 } te__attn_range;
 

@@ -224,7 +224,7 @@ TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__a
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
-    te__attn_range warp_tiles; /* the tiles of queries that see at least one of the pair's keys */
+    te__attn_range warp_tiles; /* the tiles of queries that see at least one key of this pair of warps */
     int tile;                  /* the index of the step's tile of queries */
     int batch, head;
     int key, query;            /* the key and the query to which this lane's score s[0][0][0] belongs */
@@ -232,7 +232,8 @@ struct te__attn_dkdv_step {
     /* The lse (in the dK warp: the delta) of this lane's queries: column[4 n] is that of the two queries that the lane
      * has among columns 8 n to 8 n + 7 of the tile of scores. */
     const float2 *column;
-    /* the address in shared memory at which this lane stores, or loads, its elements of the pair's P^T */
+    /* the address in shared memory at which this lane stores (in the dV warp), or loads (in the dK warp), its elements
+     * of P^T */
     uint4 *exchange;
 };
 
@@ -512,7 +513,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct
         te__attn_wait_copies();
         __syncthreads();
 
-        /* Compute S = Q K^T and dP - delta, as in the dq kernel. */
+        /* Compute S = Q K^T, and dP - delta, where dP = dO V^T. */
         const uint32_t none[1][1][4] = {};
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
         float s[1][N][4] = {}, dp[1][N][4];

@@ -135,8 +135,8 @@ template <class C> struct te__attn_bwd_warpgroup {
     uint32_t base, at;
     int group, warp, lane; /* group: the number of the warpgroup, 0 or 1; warp: the warp's index within the warpgroup */
     int rank;              /* with TWO_CTA (clusters of two blocks): the rank of this block in its cluster */
-    int i;                 /* the number of the current step, counted over all items of the block */
-    int seq;               /* the number of queries of the item's sequence */
+    int i;                 /* the number of the current step, counted over all key tiles that the block processes */
+    int seq;               /* the number of queries of the sequence to which the current key tile belongs */
 };
 
 /* Return the index of this warpgroup's first key within the block's tile of keys. */
@@ -522,7 +522,7 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         /* the index, within a tile of queries, of the first query of this warpgroup's part of dQ */
         const int dq_query = D > 64 ? 0 : g->group * 64;
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
-        /* for the queries in this lane's columns of S^T, the lse, and later in the same step the delta */
+        /* the lse of the queries in this lane's columns of S^T, and later in the same step their delta */
         float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1];
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);

@@ -366,7 +366,8 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;
 }
-/* Advances to the next step of the item, i.e. to the next query head or tile of queries. Returns 0 if there is none. */
+/* Advances to the next step of the item (a key tile of one head of K and V), i.e. to the next query head or the next
+ * tile of queries. Returns the number of steps that remain, including this one; 0 if there is none. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {

@@ -114,7 +114,8 @@ TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
 /* A run: at most TE__DECODE_RUN consecutive keys of one split, which are copied with one load of page numbers: each
  * lane holds the page number of 16 of these keys. */
 struct te__decode_run {
-    int begin, end; /* the run's first key, a multiple of TE__DECODE_KEYS, and one more than its last key */
+    /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
+    int begin, end;
     int page;       /* in lane l: the number of the page that holds key begin + 16 l (TE_CACHE_MIN_PAGE is 16) */
 };
 enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
@@ -154,7 +155,7 @@ struct te__decode_memory {
     /* q: the address of the queries in the first place; q_full, q_empty: the addresses of the mbarriers of the
      * places */
     uint32_t q, q_full, q_empty;
-    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group in each place */
+    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group (a tile of queries with its keys) in each place */
     int count;                    /* the number of stages of the ring */
 };
 /* Copies the queries of a tile to shared memory, by TMA. One copy has several heads of a query, because these are

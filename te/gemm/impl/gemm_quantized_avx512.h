@@ -326,7 +326,7 @@ TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, 
         }
     }
 }
-/* Unpack 16 rows of a part. In place of rows beyond the part's last one, the last one is unpacked. */
+/* Unpack 16 rows of a part of the weight. In place of rows beyond the part's last row, the last row is unpacked. */
 #define TE__X86_CASE(f) \
     case TE_BLOCK_##f: te__x86_panel_row(p, r, w, kk, TE_BLOCK_##f); break;
 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k, int64_t k0,
