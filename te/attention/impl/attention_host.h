@@ -189,7 +189,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* the largest score of each query; like max, but without the sink */
+    /* the largest score of each query, without the attention sink, which `max` includes */
+    float *max_logit = rescale + TE__ATTN_TILE;
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
     /* The sink acts like a key that comes before the first key, that every query sees, and whose value vector is 0. */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;

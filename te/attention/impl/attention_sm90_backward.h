@@ -218,9 +218,10 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* The three kernels as types (attention_cuda.h, "kernels as types"). EXISTS is 0 if there are no kernels for these
- * template arguments. The kernels support cross-attention only up to head_dim 128, and only if the mask has no bound on
- * the left, because with such a bound there may be keys that no query sees. */
+/* The three kernels of backward (preprocess, main kernel and postprocess) as types (attention_cuda.h, "kernels as
+ * types"). EXISTS is 0 if there are no kernels for these template arguments. The kernels support cross-attention only
+ * up to head_dim 128, and only if the mask has no bound on the left, because with such a bound there may be keys that
+ * no query sees. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
                  te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>

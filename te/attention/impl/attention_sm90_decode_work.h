@@ -56,7 +56,9 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
  * one KV head, with its keys) has first_split[i + 1] - first_split[i] splits, namely those with a key that at least one
  * query of the sequence sees. Together they have first_stage[i + 1] - first_stage[i] stages. */
 struct te__decode_batch {
-    /* arrays of count + 1 elements, except past, which has count elements; first_row: the first row of each sequence */
+    /* first_split, first_stage: prefix sums, over the sequences, of the numbers of splits and of stages of one group of
+     * each sequence; past: how many tokens of a sequence were in the cache before its new rows; first_row: the first
+     * row of a sequence. Each array has count + 1 elements, but past has count. */
     const int *first_split, *first_stage, *past, *first_row;
     /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
     int count, heads;

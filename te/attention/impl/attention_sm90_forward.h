@@ -3,11 +3,11 @@
  * A persistent block processes one tile of queries after another, 64 queries for each of its two or three consumer
  * warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, where K and V each have a pipeline of
  * several stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For each
- * tile it
+ * tile of keys K' it
  *
- *     issues S' = Q K'^T of this tile and, behind it, O += P V of the previous tile,
- *     when S' is complete computes P' = exp(S' - row_max) while P V still runs,
- *     when O is complete packs P' to 16 bits.
+ *     issues S' = Q K'^T and then O += P V, where P and V belong to the tile that it processed before;
+ *     computes P' = exp(S' - row_max) as soon as S' is complete, while P V still runs;
+ *     packs P' to 16 bits as soon as O is complete.
  *
  * While one warpgroup computes exponentials, the tensor cores work for the others. The last P V of a tile of queries is
  * issued together with the first S of the next one, so that the tensor cores also work during the epilogue. This order
