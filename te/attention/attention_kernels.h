@@ -113,8 +113,8 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     return k;
 }
 /* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if it
- * is not to be stored; from: the offset of its first element in qkv; to: the result of te__cache_row; swizzle: that of
- * te__cache_swizzle. */
+ * is not to be stored; from: the offset of the key or value in qkv; to: its offset from the start of the cache's pages;
+ * swizzle: the number with which the indices of its 16-byte chunks are XORed (te__cache_swizzle). */
 typedef struct te__cache_place { int64_t from, to; int key, swizzle; } te__cache_place;
 TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_sequences *s, int row, int is_value,
                                          int head, const te__cache_store_shape k) {

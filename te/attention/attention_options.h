@@ -113,12 +113,12 @@ TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads)
     return s.more ? te__attn_alibi_slope((s.first + head) % all, all) : te__attn_alibi_slope(head, heads);
 }
 /* Returns the index of the block of 16 queries to which the query belongs, counted over all heads and sequences; it
- * selects the random numbers of dropout. head: the result of te__attn_global_head. */
+ * selects the random numbers of dropout. head: the index of the head over all ranks (te__attn_global_head). */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the four random words for the eight pairs of a query and a key to which (query, key) belongs. row: the
- * result of te__attn_draw_row. */
+/* Computes the four random words for the eight pairs of a query and a key to which (query, key) belongs. row: the index
+ * of the query's block of 16 queries (te__attn_draw_row). */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
@@ -130,7 +130,8 @@ TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
      * operands */
     return (high ? word : word << 16) < limit << 16;
 }
-/* Returns whether dropout drops the pair (query, key). head: the result of te__attn_global_head. */
+/* Returns whether dropout drops the pair (query, key). head: the index of the head over all ranks
+ * (te__attn_global_head). */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
     uint32_t word[4];
     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
@@ -272,7 +273,8 @@ typedef struct te_attention_cache {
     float *partials;
     /* only for decoding: the largest number of new rows of a sequence for which `partials` is large enough */
     int decode_rows;
-    /* only for decoding: the number of stages of the kernel's ring; set when the kernel is launched */
+    /* only for decoding: the number of stages (of 64 keys or values in shared memory) of the kernel's ring buffer; set
+     * when the kernel is launched */
     int decode_stages;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
 } te_attention_cache;
@@ -328,8 +330,8 @@ TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
 /* Returns the offset, from the start of the cache's pages, of the row of one key or value: in elements or, in the
- * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: the result of te__cache_head_rows;
- * key: the index of the row's token; d: the number of elements of the row. */
+ * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: where the rows of the head begin in
+ * a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d,
                               int format) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
@@ -337,8 +339,8 @@ TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages,
     if (!TE__CACHE_HAS_SCALES(format)) return head + (int64_t)in_page * d;
     return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
 }
-/* Returns the address of the scale of a row, in the formats of 8 bits. row: the result of te__cache_row for the same
- * key. */
+/* Returns the address of the scale of a row, in the formats of 8 bits. row: the offset of this row in the cache
+ * (te__cache_row); key: the index of the row's token. */
 TE_BOTH float *te__cache_scale(const te_attention_cache *c, int64_t row, int key, int d) {
     const int in_tile = key % TE_CACHE_TILE;
     return (float *)(void *)((char *)c->pages + row + (TE_CACHE_TILE - in_tile) * d) + in_tile;
@@ -364,7 +366,7 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 
 /* scale: the scale of a row; inverse: the factor by which its elements are multiplied before they are rounded */
 typedef struct te__cache_scales { float scale, inverse; } te__cache_scales;
-/* Returns the scales of a row. amax: the bits of the row's largest magnitude, as te_amax_bits8 returns them. */
+/* Returns the scale of a row and its inverse. amax: the row's largest magnitude, as the bits of a float. */
 TE_BOTH te__cache_scales te__cache_scales_of(uint32_t amax, int format) {
     const float largest = format == (int)TE_CACHE_FORMAT_int8 ? 127.0f : TE_E4M3_MAX, a = te_float_of_bits(amax);
     te__cache_scales s;

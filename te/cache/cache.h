@@ -387,8 +387,8 @@ TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__ca
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
-/* The kernel te__cache_copy copies page copy[0] of te_cache_tables to page copy[1]. Grid: one block for every
- * TE_CACHE_COPY 4-byte words of a page. */
+/* The kernel te__cache_copy copies one page of the cache, whose number is te_cache_tables.copy[0], to page copy[1].
+ * Grid: one block for every TE_CACHE_COPY 4-byte words of a page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
 TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;

@@ -67,11 +67,12 @@ TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *
     return TE_OK;
 }
 
-/* ---- kernels as types --------------------------------------------------------------------------------------------
- * A kernel is described by a type, which has everything except the kernel's name: THREADS (the threads of a block),
+/* ---- kernels as types -------------------------------------------------------------------------------------------- A
+ * kernel is described by a type, which has everything except the kernel's name: THREADS (the threads of a block),
  * BLOCKS (how many blocks must fit on a multiprocessor), args (the struct of the kernel's arguments) and body (the
- * kernel's code). The three types below also have ROWS (how many rows of a sequence a block processes), BYTES (the size
- * of a block's shared memory), and `small` (the same for devices with 99 KB of shared memory). */
+ * kernel's code). The types te__attn_forward, te__attn_dq and te__attn_dkdv also have ROWS (how many rows of a sequence
+ * a block processes), BYTES (the size of a block's shared memory), and `small` (the same for devices with 99 KB of
+ * shared memory). */
 
 template <te_dtype T, class SM80, class F32> struct te__attn_select_shape : SM80 {};
 template <class SM80, class F32> struct te__attn_select_shape<TE_f32, SM80, F32> : F32 {};

@@ -81,8 +81,9 @@ TE_BOTH int te__attn_fp8_byte_of_key(int key) {
 TE_BOTH int te__attn_fp8_key_of_byte(int column) {
     return (column & ~15) | (column & 12) >> 1 | (column & 2) << 2 | (column & 1);
 }
-/* The three functions below compute the scale of a head, which maps the head's amax to `limit`, and its inverse. The
- * scale is 1 for a head of zeros, or of numbers so small that limit / amax would overflow. */
+/* te__attn_fp8_scale returns the scale of a head, limit / amax, which maps the head's amax to `limit`;
+ * te__attn_fp8_inverse returns amax / limit. If the head is not scaled (te__attn_fp8_is_scaled returns 0), because it
+ * has only zeros or numbers so small that limit / amax would overflow, both return 1. */
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
 TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? limit / amax : 1.0f; }
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
@@ -99,8 +100,8 @@ TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* Return the scale of q: it contains the quotient by which te__attn_fp8_score_unit is larger than
- * te__attn_fp8_raw_score_unit, so that the score is correct. */
+/* Return the scale of q. te__attn_fp8_score_unit rounds the factor from q k^T to a score up to a power of two; the
+ * scale of q is smaller by the same ratio, so that the score is right. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);

@@ -34,14 +34,16 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
 
 /* One head of one sequence, and where its rows are. Offsets are in elements, from the start of each tensor. */
 typedef struct te__attn_head {
-    /* in qkv and dqkv. width: the distance between two rows; q: the offset of the head's first query */
+    /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
+     * query. */
     int64_t width, q;
-    /* in kv and dkv. kv_width: the distance between two rows; k, v: the offsets of the head's first key and first
-     * value */
+    /* Where the head's keys and values are in kv, and their gradients in dkv. kv_width: the distance between two rows;
+     * k, v: the offsets of the first key and the first value. */
     int64_t kv_width, k, v;
-    /* in out and dout. out_width: the distance between two rows; out: the offset of the head's first row */
+    /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
+     * first row. */
     int64_t out_width, out;
-    int64_t row;            /* in lse, delta and row_max_logit: the offset of the head's first row */
+    int64_t row;            /* the offset, in lse, delta and row_max_logit, of the number for the head's first query */
     const void *kv;         /* the tensor that holds the keys and values */
     void *dkv;              /* the tensor that receives the gradients of the keys and values */
     /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
@@ -187,7 +189,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* the largest score of each query; like max, but without the sink */
+    /* the largest score of each query, without the attention sink, which `max` includes */
+    float *max_logit = rescale + TE__ATTN_TILE;
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
     /* The sink acts like a key that comes before the first key, that every query sees, and whose value vector is 0. */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;

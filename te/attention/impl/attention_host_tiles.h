@@ -182,8 +182,9 @@ TE_FN void te__attn_row_dequantize(float *to, int ld, const uint8_t *from, int d
         for (int c = 0; c < d; c++) to[c] = te_float_of_e4m3(from[c]) * scale;
     for (int c = d; c < ld; c++) to[c] = 0;
 }
-/* Reads `rows` rows of d numbers, as te__attn_tile_read does, but multiplies them by `factor` and stores their
- * transpose in to[d][TE__ATTN_TILE]. Columns from `rows` on become zeros. */
+/* Reads `rows` rows of d numbers, multiplies them by `factor` and stores their transpose in to[d][TE__ATTN_TILE], as
+ * floats. at: the index of the first row's first element in `from`; width: the distance between two rows. Columns from
+ * `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_HEAD_DIM];
@@ -310,8 +311,8 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
 }
 
 /* Applies dropout to a tile, which is s[key][query] if by_key is 1, else s[query][key]: dropped elements become 0, the
- * others are multiplied by `factor`. head: the result of te__attn_global_head. q0, k0: the first query and the first
- * key of the tile, multiples of 64. */
+ * others are multiplied by `factor`. head: the index of the head over all ranks (te__attn_global_head). q0, k0: the
+ * first query and the first key of the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
     /* the number of calls of Philox for a tile; each yields the random bits of eight pairs of a query and a key */

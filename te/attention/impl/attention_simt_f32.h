@@ -185,7 +185,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const float *qkv = (const float *)a->qkv;
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][CV::COLS][4], row_max[C::R], sum[C::R];
-    float max_logit[C::R]; /* the largest of this thread's scores in each row; like row_max, but without the sink */
+    /* the largest of this thread's scores in each row, without the attention sink, which row_max includes */
+    float max_logit[C::R];
     te__attn_f32_clear<CV>(o);
     const float sink = te__attn_sink<TE_f32, F>(a, h.head);
     TE_UNROLL for (int i = 0; i < C::R; i++) {

@@ -191,8 +191,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int TILES_BYTES = bytes(ROWS, TILE), BYTES = all_bytes(PAIRS, TILE);
 };
 
-/* Starts to load Q, dO, lse and delta of the TILE queries from q0 on to shared memory, for query head h.head +
- * member. */
+/* Starts to load Q, dO, lse and delta of the TILE queries from q0 on to shared memory. They are those of query head
+ * h.head + member, i.e. of one of the query heads that share a KV head. */
 template <int D, int V, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                  int member, int q0) {
@@ -204,15 +204,16 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
-/* Returns the offset in shared memory, in bytes from the tile of K, of a pair's rows of V (is_v = 1) or of K (is_v =
- * 0). row: the first of these rows, counted from the block's first key; rows: the number of keys of the block. */
+/* Returns where the rows of V (is_v = 1) or K (is_v = 0) of a pair of warps begin in shared memory, in bytes from the
+ * tile of K. row: the first of these rows, counted from the block's first key; rows: the number of keys of the
+ * block. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_ROW = te__attn_row_bytes<V>();
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Returns the accumulators `sum`, which are enough for the larger of head_dim and V, as accumulators for heads of size
- * N. */
+/* Returns the array `sum`, whose size is for the larger of head_dim and V, as an array of accumulators for heads of
+ * size N. No number is moved. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_columns<N>() / 8][4] {
     return *(float (*)[M][te__attn_columns<N>() / 8][4])(void *)&sum[0][0][0];
@@ -223,7 +224,7 @@ TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__a
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
-    te__attn_range warp_tiles; /* the tiles of queries that see at least one of the pair's keys */
+    te__attn_range warp_tiles; /* the tiles of queries that see at least one key of this pair of warps */
     int tile;                  /* the index of the step's tile of queries */
     int batch, head;
     int key, query;            /* the key and the query to which this lane's score s[0][0][0] belongs */
@@ -231,7 +232,8 @@ struct te__attn_dkdv_step {
     /* The lse (in the dK warp: the delta) of this lane's queries: column[4 n] is that of the two queries that the lane
      * has among columns 8 n to 8 n + 7 of the tile of scores. */
     const float2 *column;
-    /* the address in shared memory at which this lane stores, or loads, its elements of the pair's P^T */
+    /* the address in shared memory at which this lane stores (in the dV warp), or loads (in the dK warp), its elements
+     * of P^T */
     uint4 *exchange;
 };
 
@@ -364,8 +366,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE);
     const int steps = (tiles.end - tiles.first) * GROUP;
 
-    /* Addresses in shared memory. rows: the offset of the pair's rows of K (in the dK warp: of V); lse_delta: for each
-     * stage, the lse of its queries, then their delta. */
+    /* Addresses in shared memory. rows: where the rows of K (in the dK warp: of V) begin that this pair of warps
+     * multiplies, in bytes from k_tile; lse_delta: for each stage, the lse of its queries, then their delta. */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -397,15 +399,16 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1)) {
-            /* No query of the tile sees a key of this pair: both warps only take part in the barrier that the other
-             * pairs need to exchange P^T. */
+            /* No query of the tile sees a key of this pair of warps: both warps only take part in the barrier that the
+             * other pairs need to exchange P^T. */
             __syncthreads();
             continue;
         }
 
         /* Compute S^T - lse = K Q^T - lse or, in the dK warp, dP^T - delta = V dO^T - delta. */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* the addresses of the operands B of the two products: Q and then dO; in the dK warp, dO and then Q */
+        /* b_nt: the address of operand B of the first product, which is Q for S^T (in the dK warp: dO for dP^T); b_nn:
+         * that of the second product, which is dO for dV (in the dK warp: Q for dK) */
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
@@ -450,8 +453,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    /* dK passes through the memory of the pair's rows of K, and dV through that of its rows of V, because the sizes
-     * match. */
+    /* On its way to global memory, dK passes through the shared memory of this pair's rows of K, and dV through that of
+     * its rows of V, because the sizes match. */
     if constexpr (V != D) {
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
@@ -510,7 +513,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct
         te__attn_wait_copies();
         __syncthreads();
 
-        /* Compute S = Q K^T and dP - delta, as in the dq kernel. */
+        /* Compute S = Q K^T, and dP - delta, where dP = dO V^T. */
         const uint32_t none[1][1][4] = {};
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
         float s[1][N][4] = {}, dp[1][N][4];

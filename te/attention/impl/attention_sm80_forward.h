@@ -118,7 +118,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
     }
-    /* the largest of this lane's scores in each row; like row_max, but without the sink */
+    /* the largest of this lane's scores in each row; unlike row_max it does not include the attention sink */
     float max_logit[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) max_logit[m][0] = max_logit[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {

@@ -296,14 +296,14 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
                     s[m][n][e] = te__attn_with_score_bias<T, F>(s[m][n][e], b, m * 16 + e / 2 * 8, n * 8 + e % 2);
 }
 
-/* Returns the result of te__attn_draw_row for a query, which selects its random numbers. head: the number of the head
+/* Returns the index (te__attn_draw_row) that selects a query's random numbers for dropout. head: the number of the head
  * in this call, sequence * heads + head. */
 template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
 /* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; `drops` is 1 if dropout drops the
- * element. query, key: the query (possibly modulo 16) and the key of s[0][0][0]; row: the result of
- * te__attn_draw_row_of for the query of s[0][0][0]. */
+ * element. query, key: the query (possibly modulo 16) and the key of s[0][0][0]; row: the index that selects the random
+ * numbers of that query (te__attn_draw_row_of). */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;
@@ -357,15 +357,17 @@ TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mas
 struct te__attn_head {
     int batch, head, kv_head;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
-    /* in qkv and dqkv. width: the distance between two rows; q: the offset of the head's first query */
+    /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
+     * query. */
     int64_t width, q;
-    /* in the tensors of keys and values (te__attn_kv) and of their gradients (te__attn_dkv). kv_width: the distance
-     * between two rows; k, v: the offsets of the head's first key and first value */
+    /* Where the head's keys and values are in their tensor (te__attn_kv), and their gradients in theirs (te__attn_dkv).
+     * kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
     int64_t kv_width, k, v;
-    /* in out and dout. out_width: the distance between two rows; out: the offset of the head's first row */
+    /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
+     * first row. */
     int64_t out_width, out;
-    /* in lse and delta. row: the offset of the head's first row; rows: the distance from the first row of a head to
-     * that of the next head */
+    /* Where the head's numbers are in lse and delta. row: the offset of that of its first query; rows: the distance
+     * from there to that of the next head's first query. */
     int64_t row, rows;
     /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
@@ -423,9 +425,9 @@ template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) 
     else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
 }
 /* Loads a tile of ROWS keys or values from a cache of 8 bits, multiplies the numbers by their scales, rounds them to T
- * and stores them in shared memory. at: h.k or h.v; key: the index of the first row. Unlike the copies of
- * te__attn_keys_load for other formats, these are complete when the function returns; therefore the loads of BATCH
- * chunks are issued together. */
+ * and stores them in shared memory. at: h.k or h.v; key: the index of the first row. The numbers pass through
+ * registers, so cp.async cannot be used; to have several loads in flight all the same, a thread issues the loads of
+ * BATCH chunks before it uses the first one. */
 template <te_dtype T, int FORMAT, int ROWS, int D, int THREADS>
 TE_FN void te__attn_keys_dequantize(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int64_t at,
                                     int key) {
@@ -515,7 +517,8 @@ template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int row
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
-/* Returns p->amax if the kernel has the option fp8_output, else null. p: as for te__attn_out_scale. */
+/* Returns p->amax if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a kernel
+ * that has the same members. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
 /* Returns the address that receives the amax of the gradients of keys and values: p->amax if the kernel has the option
  * fp8_output, else null. In cross-attention it is null, because these gradients are not part of dqkv, and only dqkv has

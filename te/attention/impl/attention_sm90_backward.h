@@ -17,10 +17,11 @@
  *                  (attention_sm90_backward_2cta.h)
  *
  * Floor: 10 n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head size 128 a step of 128
- * keys by 64 queries takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared
- * memory, at 128 bytes a cycle. The cycles of shared memory are 544 for each of the products S and dP, which read both
- * operands, and lse or delta, there; 384 for the product dQ; 512 for dV and dK together; 512 to write dQ and to read it
- * again when it is added to global memory; 384 to write Q, dO and dS. Measurements: docs/notes/attention_sm90.md.
+ * keys by 64 queries takes 2688 cycles of the tensor cores, 128 of them because lse and delta are 16 more columns of
+ * the operands of S and dP, and 2880 cycles of shared memory, at 128 bytes a cycle. The cycles of shared memory are 544
+ * for each of the products S and dP, which read both operands, and lse or delta, there; 384 for the product dQ; 512 for
+ * dV and dK together; 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and
+ * dS. Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
@@ -43,7 +44,7 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
     const int64_t rows = F::VARLEN ? p->sequences.rows : (int64_t)a->batch * seq;
     float v = 0;
     for (int64_t n = thread; n <= p->semaphores; n += (int64_t)gridDim.x * TE__ATTN_BWD_PRE_THREADS)
-        /* the ticket, and behind it in memory the semaphores */
+        /* p->ticket[0] is the ticket; the semaphores follow it in memory */
         p->ticket[n] = 0;
     if (row < rows && d < V) {
         float x[8], y[8];
@@ -117,8 +118,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    /* The amax is computed from the stored numbers, which are read back, because the loop above has no registers left
-     * for it. */
+    /* The amax is computed from the stored numbers, which are read back, because the loop that stores them has no
+     * registers left for it. */
     if (F::FP8_OUTPUT && p->a.amax) {
         const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
         uint32_t amax = 0;
@@ -147,8 +148,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
 
 /* Initialises the mbarriers of a block. One thread of the block calls this. */
 template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh) {
-    /* WARP: how many lanes of a warp arrive at an mbarrier; CONSUMERS: how many lanes of the two consumer warpgroups
-     * do */
+    /* WARP: how many lanes of a warp arrive at an mbarrier; CONSUMERS: how many lanes of both consumer warpgroups
+     * together arrive */
     enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP };
     /* how many lanes arrive to signal that a dQ is in shared memory: those of the one warpgroup that computes this dQ,
      * or those of both warpgroups if each computes a part of it */
@@ -162,8 +163,8 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* With clusters of two blocks (TWO_CTA) a single thread arrives, which announces how many bytes of dS the other
-         * block will send (arrive.expect_tx); the phase completes when these bytes have arrived. */
+        /* ds_full: with clusters of two blocks (TWO_CTA) a single thread arrives, which announces how many bytes of dS
+         * the other block will send (arrive.expect_tx); the phase completes when these bytes have arrived. */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -185,7 +186,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_bwd_traits_of<T, D, F>::shared *sh) {
     typedef te__attn_bwd_traits_of<T, D, F> C;
     extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
-    /* The shuffle makes the compiler keep the address in a register, instead of computing it again at each use. */
+    /* The address of the tiles. The shuffle makes the compiler keep it in a register, instead of computing it again at
+     * each use. */
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
     if (threadIdx.x == 0) te__attn_bwd_barriers_init<C>(sh);
     if (C::TWO_CTA) te__cluster_sync();
@@ -216,9 +218,10 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* The three kernels as types (attention_cuda.h, "kernels as types"). EXISTS is 0 if there are no kernels for these
- * template arguments. The kernels support cross-attention only up to head_dim 128, and only if the mask has no bound on
- * the left, because with such a bound there may be keys that no query sees. */
+/* The three kernels of backward (preprocess, main kernel and postprocess) as types (attention_cuda.h, "kernels as
+ * types"). EXISTS is 0 if there are no kernels for these template arguments. The kernels support cross-attention only
+ * up to head_dim 128, and only if the mask has no bound on the left, because with such a bound there may be keys that
+ * no query sees. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
                  te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>

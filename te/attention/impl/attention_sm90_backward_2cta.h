@@ -212,9 +212,10 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
     /* the number of columns over which the product sums, for S (G = 0) or dP (G = 1) */
     constexpr int SUMMED = G ? V : D;
     constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
-    /* The first warpgroup has registers for 192 columns of K in addition to 192 of dV; the second one, whose part of dQ
-     * is larger, has registers for 128 columns of V in addition to 192 of dK. A_STEPS: the number of groups of 16
-     * columns of K or V that are held in registers, or 1 if K or V stays in shared memory. */
+    /* Besides its 192 columns of dV, the first warpgroup has registers for up to 192 columns of K. The second one,
+     * which computes more columns of dQ, has registers for up to 128 columns of V besides its 192 columns of dK.
+     * A_STEPS: the number of groups of 16 columns of K or V that are held in registers, or 1 if K or V stays in shared
+     * memory. */
     constexpr int A_STEPS = OWN + SUMMED <= (G ? 192 + 128 : 192 + 192) ? SUMMED / 16 : 1;
     te__attn_bwd_warpgroup<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;

@@ -6,7 +6,7 @@
  *
  *     S^T = K Q^T             P^T = exp(S^T - lse); then dV += P^T dO, where P^T is an A operand in registers
  *     dP^T = V dO^T           dS^T = P^T (dP^T - delta); then dK += dS^T Q, where dS^T is an A operand in registers
- *     dS to shared memory     one step later, a warpgroup reads it there, for all 128 keys, to compute dQ = dS K
+ *     dS is stored in shared memory; one step later a warpgroup reads it there, for all 128 keys, to compute dQ = dS K
  *
  * Because dQ is computed one step later, no warpgroup waits for the dS of the other warpgroup; and while one warpgroup
  * computes P or dS, the tensor cores run the products of the other one. Above head size 64 a warpgroup computes the
@@ -51,7 +51,7 @@ TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
 struct te__attn_bwd_output {
     uint16_t *to;       /* the address of row 0, column 0 */
     int64_t width;      /* the distance, in elements, from one row to the next in `to` and in `sum` */
-    int valid;          /* the number of the 64 rows that lie in the sequence */
+    int valid;          /* how many of the 64 rows lie in the sequence; only these are stored */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
     /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. Null:
      * no sums are wanted. */
@@ -135,8 +135,8 @@ template <class C> struct te__attn_bwd_warpgroup {
     uint32_t base, at;
     int group, warp, lane; /* group: the number of the warpgroup, 0 or 1; warp: the warp's index within the warpgroup */
     int rank;              /* with TWO_CTA (clusters of two blocks): the rank of this block in its cluster */
-    int i;                 /* the number of the current step, counted over all items of the block */
-    int seq;               /* the number of queries of the item's sequence */
+    int i;                 /* the number of the current step, counted over all key tiles that the block processes */
+    int seq;               /* the number of queries of the sequence to which the current key tile belongs */
 };
 
 /* Return the index of this warpgroup's first key within the block's tile of keys. */
@@ -164,8 +164,9 @@ template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
                                 const te__attn_bwd_warpgroup<C> *g, const int which) {
     if constexpr (C::FOLDED) {
-        /* Operand A is 1 in the columns that belong to this product's three terms of lse or delta, else 0. A lane holds
-         * four of the sixteen columns: 2 quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9. */
+        /* This wgmma adds the sixteen columns that are appended to both operands. Those of A are 1 where B has the
+         * three terms of lse (in the product for dP: of delta), else 0. A lane holds four of the sixteen columns: 2
+         * quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9. */
         const int quad = te__attn_rematerialize(g->lane) % 4;
         const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
         te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
@@ -464,8 +465,8 @@ TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    /* After an item's first step there is no step g->i - 2; the product is issued nevertheless, and its result is not
-     * used. */
+    /* After an item's first step there is no step g->i - 2; the product for dQ is issued nevertheless, and its result
+     * is not used. */
     } else {
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
@@ -521,7 +522,7 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         /* the index, within a tile of queries, of the first query of this warpgroup's part of dQ */
         const int dq_query = D > 64 ? 0 : g->group * 64;
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
-        /* for the queries in this lane's columns of S^T, the lse, and later in the same step the delta */
+        /* the lse of the queries in this lane's columns of S^T, and later in the same step their delta */
         float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1];
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
@@ -530,8 +531,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
         int n = 0;                 /* the number of steps of this item so far */
-        /* The number of queries from query dq_query of a tile of queries to the end of the sequence. left: for the tile
-         * of the last step; left_before: for the tile of the step before that. */
+        /* The number of queries from the first query of this warpgroup's part of dQ (dq_query) to the end of the
+         * sequence. left: for the tile of the last step; left_before: for the tile of the step before that. */
         int left = 0, left_before;
 #pragma unroll 1
         for (;; n++) {

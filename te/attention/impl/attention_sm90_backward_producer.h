@@ -3,25 +3,24 @@
  *
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
  * added their dQ to it. A block waits until all key tiles before its own have added, adds its dQ, waits until the sum
- * is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so that nothing
- * has to be zeroed. With any_order a block waits only for the first key tile; the last bits of dQ may then vary.
- *
+ * is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so nothing has to
+ * be zeroed. If any_order (te__attn_bwd_params) is set, a block waits only for the first key tile, and the last bits of
+ * dQ may vary.
  * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
  * head. Bands whose keys are seen by more queries come first. In a band, dQ is added in the order in which the key
  * tiles reach a tile of queries (DASH, arXiv 2601.21824):
- *     causal            the last key tile of a band is scheduled first. It begins at the latest queries; each other
- *                       key tile begins one or two tiles of queries before the key tile with the next index.
- *     full              the same, but after the last tile of queries a block continues with the first one.
- *     windows           as causal; each key tile begins with the first tile of queries that sees it.
- *     causal, grouped   the first key tile of a band is scheduled first. All key tiles of a head go from the last tile
- *                       of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
- * There is no deadlock: a causal block waits only for key tiles that were scheduled before its own. With full attention
- * a block may wait for a key tile of its band that is scheduled later. But a band has no more key tiles than there are
- * blocks, and a block takes its next key tile only after it has added every dQ for which its band may wait. So some
- * block already has that later key tile, or will take it.
- *
- * With varlen each sequence has its own bands. Some numbers of key tiles belong to no tile (te_sequence_tiles); blocks
- * skip them. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
+ *   - causal: the last key tile of a band is scheduled first. It begins at the latest queries; each other key tile
+ *     begins one or two tiles of queries before the key tile with the next index.
+ *   - full attention: as causal, but after the last tile of queries a block continues with the first one.
+ *   - sliding windows: as causal; each key tile begins with the first tile of queries that sees it.
+ *   - causal, grouped heads: the first key tile of a band is scheduled first. All key tiles of a head go from the last
+ *     tile of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
+ * There is no deadlock: under a causal mask a block waits only for key tiles that were scheduled before its own. With
+ * full attention a block may wait for a key tile of its band that is scheduled later. But a band has no more key tiles
+ * than there are blocks, and a block takes its next key tile only after it has added every dQ for which its band may
+ * wait. So some block already has that later key tile, or will take it.
+ * With varlen each sequence has its own bands. After the tiles of a sequence there may be an index without a key tile
+ * (te_sequence_tiles); blocks skip it. All blocks read the same sequences from cu_seqlens, even from invalid values.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
@@ -36,10 +35,12 @@
 
 enum {
     TE__ATTN_BWD_THREADS = 384,
-    /* the number of stages in shared memory of Q and of dS; also that of dO, if there is enough memory */
+    /* the number of stages (buffers in shared memory) for Q and for dS, and for dO too if there is enough
+     * shared memory */
     TE__ATTN_BWD_STAGES = 2,
     TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* size in bytes of a box of dQ: 64 queries by 64 columns of f32 */
-    /* the smallest number of key tiles of a band, unless there are fewer key tiles or clusters */
+    /* the smallest number of key tiles of a band (neighbouring key tiles that are scheduled together), unless a
+     * sequence has fewer key tiles or fewer clusters run at the same time */
     TE__ATTN_BWD_MIN_BAND = 16,
     TE__ATTN_BWD_PRE_THREADS = 256
 };
@@ -61,8 +62,8 @@ typedef struct te__attn_bwd_params {
     /* the sums of dQ over all key tiles, in f32: [heads, ceil(head_dim / 64), batch * seq, 64]; te__attn_bwd_dq_at
      * describes the order of the elements */
     float *dq;
-    /* The ticket: the number of the next item (unit of work) that a block takes. The preprocess kernel sets the ticket
-     * and the semaphores to 0. */
+    /* The ticket: the index of the next item (a key tile of one head) that no block has taken yet. The preprocess
+     * kernel sets the ticket and the semaphores to 0. */
     uint32_t *ticket;
     /* For each tile of queries of a head, the number of key tiles that have added their dQ to it: [batch, heads,
      * query_tiles, blocks of a cluster], with varlen [heads, query_tiles, blocks of a cluster]. Each block of a cluster
@@ -73,7 +74,7 @@ typedef struct te__attn_bwd_params {
      * (te_sequence_tiles) */
     int key_tiles, query_tiles;
     /* items: the number of work items of the whole call, i.e. of key tiles of all heads of K and V; band: the number of
-     * key tiles of a band */
+     * key tiles of a band, i.e. of neighbouring key tiles that are scheduled together */
     int items, band;
     /* 1: dQ may be added in any order (te_context.attention_nondeterministic). Full attention ignores this, because
      * adding in any order is slower there. */
@@ -85,30 +86,33 @@ typedef struct te__attn_bwd_params {
 struct te__attn_bwd_item {
     int head;                  /* the head of K and V, counted over all sequences: batch * kv_heads + kv_head */
     int key_tile;              /* the index of the key tile, or TE__ATTN_BWD_ITEM_END or TE__ATTN_BWD_ITEM_INVALID */
-    int band_first, band_last; /* the indices of the first and the last key tile of the band to which the item
-                                * belongs */
+    /* the first and the last key tile of the item's band, i.e. of the neighbouring key tiles that are scheduled
+     * together */
+    int band_first, band_last;
 };
-/* Special values of te__attn_bwd_item.key_tile. END: there are no more items; INVALID (varlen): no key tile belongs to
- * this tile number. */
+/* Special values of te__attn_bwd_item.key_tile. END: there are no more items; INVALID: with varlen, some tickets belong
+ * to no key tile; blocks skip them. */
 enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 
 /* The part of a block's shared memory that holds everything except tiles. FOLDED: lse and delta are operands of the
  * products for S and dP (te__attn_bwd_folds_stats); then the array lse holds both lse and delta, in 16 bytes for each
  * query, and the array delta is not used. */
 template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
-    /* lse times log2(e), one float for each query; if FOLDED is set, lse and delta as described above */
+    /* lse times log2(e), one float for each query; or, if FOLDED is set, both lse and delta in 16 bytes for each
+     * query */
     alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES];
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
-    /* for each warpgroup, [2, 16] floats through which one warp passes its column sums of dK or dV to another */
+    /* for each of the two warpgroups, [2, 16] floats, through which one of its warps passes column sums of dK or dV to
+     * another */
     float part[2][2][16];
-    /* the items of which the block has two at a time, aligned so that one instruction copies an item */
+    /* the current item and the next one, aligned so that one instruction copies an item */
     alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES];
     uint64_t item_full[TE__ATTN_BWD_STAGES], item_empty[TE__ATTN_BWD_STAGES], v_full, v_empty, k_full, k_empty;
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    /* Signal that a dQ is in shared memory (dq_full), or was read from there (dq_empty). With clusters of two blocks
-     * (TWO_CTA) each warpgroup has two mbarriers of either kind. */
+    /* Signal that the dQ of a step is in shared memory (dq_full), or that its shared memory is free again (dq_empty).
+     * With clusters of two blocks (TWO_CTA) each warpgroup has two mbarriers of either kind. */
     uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES];
     /* varlen: the first row and the number of rows of the sequence of each item */
     te_sequence rows[TE__ATTN_BWD_STAGES];
@@ -132,20 +136,19 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     /* PREFETCH: if 1, a lane loads lse and delta from shared memory to registers before S or dP is complete; this is
      * only possible if enough registers are left. */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
-    /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step, so that only one warpgroup
-     * reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS: the number of a
-     * thread's accumulators of dQ. */
+    /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step (tile of queries), so that only
+     * one warpgroup reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS:
+     * the number of a thread's accumulators of dQ. */
     static constexpr int DQ_ALTERNATES = !TWO_CTA && D > 64, DQ_REGISTERS = DQ_ALTERNATES ? 64 : 32;
-    /* PINGPONG: 1: the two warpgroups issue their products in turn, so that one computes exponentials while the
-     * products of the other one run. */
+    /* PINGPONG: if it is 1, the two warpgroups take turns to issue their products, so that one of them computes
+     * exponentials while the products of the other one run. */
     static constexpr int PINGPONG = D <= 64;
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
     static constexpr int DS_BYTES = KEYS * QUERIES * 2;
     /* Offsets in bytes of the contents of shared memory, in this order: K; V; Q and dO of each stage (if dO has only
      * one stage: Q of each stage, then dO); dS of each stage; dQ, which waits here until it is added to global memory,
-     * in one box for each warpgroup and stage (for TWO_CTA see below); and, if TWO_CTA is 1, two boxes of the other
-     * block's K. */
+     * DQ_BYTES bytes; and, if TWO_CTA is 1, two boxes of the other block's K. */
     static constexpr int Q_AT = K_BYTES + V_BYTES;
     static constexpr int DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE__ATTN_BWD_STAGES) * Q_BYTES;
     /* distance in bytes from one stage of Q to the next */
@@ -166,8 +169,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
 
     /* With clusters of two blocks (TWO_CTA): return the number of columns of dQ that warpgroup `group` computes. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
-    /* With clusters of two blocks (TWO_CTA): return the index of the box of 64 columns of dQ of which warpgroup `group`
-     * of block `rank` computes columns. */
+    /* With clusters of two blocks (TWO_CTA): return which box (64 columns) of dQ warpgroup `group` of block `rank`
+     * computes, whole or half. */
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
@@ -179,18 +182,21 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
         return DQ_AT + (group ? slot * TE__ATTN_BWD_DQ_BOX_BYTES
                               : SLOTS * TE__ATTN_BWD_DQ_BOX_BYTES + slot * FIRST_DQ_BYTES);
     }
-    /* Return the index in dq_empty of the mbarrier that signals that the slot of dq_slot_at is free. */
+    /* Return the index in dq_empty of the mbarrier on which warpgroup `group` waits in step i, until the slot for its
+     * dQ (dq_slot_at) is free. */
     static __device__ __forceinline__ int dq_slot_barrier(int group, int i) {
         return 2 * group + (!SHARED_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
-    /* Return the parity of the phase for which warpgroup `group` waits in step i, at the mbarrier of
-     * dq_slot_barrier. */
+    /* Return the parity of the mbarrier phase that must be complete before warpgroup `group` may store its dQ of step
+     * i. The mbarrier is the one of dq_slot_barrier. */
     static __device__ __forceinline__ int dq_slot_phase(int group, int i) {
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
-    /* Return the index in dq_empty of the mbarrier to arrive at when the slot of dq_slot_at has been read. */
+    /* Return the index in dq_empty of the mbarrier to arrive at when the dQ that warpgroup `group` stored in step i has
+     * been read, which makes its slot free. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        /* if both warpgroups use the same slot, the other warpgroup waits for it next; else the same warpgroup does */
+        /* if both warpgroups use the same slot, the next one to wait for it is the other warpgroup; else it is the same
+         * warpgroup */
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
     /* do_stage: the stage that holds dO of step i. do_phase: the parity of the phase of that stage's mbarriers in step
@@ -203,8 +209,9 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
 /* Return whether -lse / scale and -delta are folded into the products for S and dP. Then sixteen columns are appended
  * to the operands: to K and V columns of ones (and zeros), to Q and dO columns with each query's -lse / scale or
  * -delta, split into three terms in bf16 whose sum has all bits of the f32 value. In each step this takes 128 cycles of
- * the tensor cores and saves 192 cycles of shared memory, which is the bottleneck. Folding is not possible with options
- * that need S before lse is subtracted, nor in f16, whose range is too small for these terms. */
+ * the tensor cores (both warpgroups run one more wgmma for S and one for dP, of 32 cycles each) and saves 192 cycles of
+ * shared memory, which is the bottleneck. Folding is not possible with options that need S before lse is subtracted,
+ * nor in f16, whose range is too small for these terms. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -213,7 +220,8 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Return whether each key tile processes its tiles of queries in descending order, from the last to the first. */
+/* Return whether a block processes the tiles of queries of its key tile in descending order, from the last one to the
+ * first one that sees the keys. It does so with a causal mask and grouped query heads, to keep Q and dO in the L2. */
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
@@ -221,7 +229,7 @@ template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_h
  * tile does so in full attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Returns the item (a key tile of one head) at position i of the schedule, which orders the items of `heads` heads of K
- * and V. */
+ * and V. band: the number of key tiles of a band, i.e. of neighbouring key tiles that are scheduled together. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
     const int whole = key_tiles / band * band; /* the number of key tiles in complete bands, i.e. without those of a
@@ -283,11 +291,13 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* For full attention: return the tile of queries at which key tile n of a band begins. */
+/* For full attention: return the tile of queries with which the block of key tile n of a band begins. (A band is a
+ * number of neighbouring key tiles that are scheduled together; n counts from its first one.) */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
-/* For full attention: return how many tiles of queries key tile n of a band processes before it reaches `tile`. */
+/* For full attention: return how many tiles of queries the block of key tile n of a band (neighbouring key tiles that
+ * are scheduled together) processes before it reaches `tile`. */
 template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p, int n, int tile) {
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
@@ -356,7 +366,8 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;
 }
-/* Advances to the next step of the item, i.e. to the next query head or tile of queries. Returns 0 if there is none. */
+/* Advances to the next step of the item (a key tile of one head of K and V), i.e. to the next query head or the next
+ * tile of queries. Returns the number of steps that remain, including this one; 0 if there is none. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {
@@ -420,10 +431,11 @@ TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequen
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* In full attention a block calls this before it takes its next item, because other blocks of the band may wait for the
- * dQ of the current item. If the next item may belong to the same band as the current one, the function waits until the
- * block has added every dQ of the current item. item, i: the current item and its ticket. w: the last two steps of the
- * current item; it suffices to wait for these, because two warps add the dQ of alternate steps, each in order. */
+/* In full attention a block calls this before it takes its next item, because blocks that process other key tiles of
+ * the same band (neighbouring key tiles that are scheduled together) may wait for the dQ of the current item. If the
+ * next item may belong to the same band, the function waits until the block has added every dQ of the current item.
+ * item, i: the current item and its ticket. w: the last two steps of the current item; it suffices to wait for these,
+ * because two warps add the dQ of alternate steps, each in order. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {
@@ -568,8 +580,8 @@ template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
     if constexpr (C::FOLDED) {
-        /* -inf is replaced by a large finite number, because these elements of B are also multiplied by zeros of A, and
-         * 0 times infinity is NaN. */
+        /* -inf is replaced by a large finite number, because x becomes an element of operand B that is also multiplied
+         * by zeros of operand A, and 0 times infinity is NaN. */
         x = WHICH ? -x : x / (-te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
@@ -631,8 +643,9 @@ TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds dQ in shared memory, COLUMNS columns and `left` rows (64 rows at most), to the columns of `box` from column x
- * on. COLUMNS is 64 if these are all columns of the box. first: as in te__attn_bwd_dq_add. */
+/* Adds dQ in shared memory, COLUMNS columns and `left` rows (64 rows at most), to the sums in global memory: to columns
+ * x, x + 1, ... of `box`, which has 64 columns. If COLUMNS is 64, x is 0. If first is 1, overwrites these sums instead.
+ * */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
@@ -654,8 +667,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     const int lane = (int)threadIdx.x % 32, stage = s.i & 1;
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
-        /* Above head size 64 the two boxes hold different columns of the same queries; up to head size 64 they hold
-         * different queries. */
+        /* In shared memory each of the two warpgroups has a box of dQ. Above head size 64 the two boxes hold different
+         * columns of the same queries; up to head size 64 they hold different queries. */
         const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
@@ -684,10 +697,10 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
         __syncwarp();
     }
 }
-/* The body of each of the two warps that add dQ to global memory. They take steps alternately: while one warp waits
- * until its sums are in memory, the other one adds those of the next step. For each step a warp waits until the
- * semaphore shows that it is this block's turn, adds the dQ, and increments the semaphore. stage: 0 or 1, the parity of
- * the warp's steps. */
+/* The body of each of the two warps that add dQ to global memory. One warp takes the even steps, the other the odd
+ * ones: while one warp waits until the dQ that it has added is in memory, the other one adds the dQ of the next step.
+ * For each step a warp waits until the semaphore shows that it is this block's turn, adds the dQ, and increments the
+ * semaphore. stage: 0 or 1, the parity of the warp's steps. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;

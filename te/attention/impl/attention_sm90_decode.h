@@ -50,13 +50,13 @@ struct te__decode_traits {
     static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks of this kernel run on a multiprocessor */
     static constexpr int STAGE_BYTES = KEYS * row_bytes(WIDEST);
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of one group */
-    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* one warp's O^T of eight rows, for each warp */
+    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* O^T of eight rows, from each warp */
     /* each warp's maximum and sum of each row */
     static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4;
     /* the merged result of a group's splits so far (te__decode_held) */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
-    /* the size of everything except the stages, which follow it; a multiple of 128 bytes, because the stages are
-     * swizzled */
+    /* the bytes of all of a block's shared memory except the stages, which follow it; a multiple of 128, because the
+     * stages are swizzled */
     static constexpr int OTHER_BYTES =
         (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
     /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor, but at most `most`. */
@@ -114,12 +114,13 @@ TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
 /* A run: at most TE__DECODE_RUN consecutive keys of one split, which are copied with one load of page numbers: each
  * lane holds the page number of 16 of these keys. */
 struct te__decode_run {
-    int begin, end; /* the run's first key, a multiple of TE__DECODE_KEYS, and one more than its last key */
+    /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
+    int begin, end;
     int page;       /* in lane l: the number of the page that holds key begin + 16 l (TE_CACHE_MIN_PAGE is 16) */
 };
 enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
-/* Returns the run that begins at key `begin`, in a split whose keys end before `end`. slot: the index of the sequence
- * among those of the cache. */
+/* Returns the run (at most TE__DECODE_RUN consecutive keys of a split) that begins at key `begin`, in a split whose
+ * keys end before `end`. slot: the index of the sequence among those of the cache. */
 TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, int begin, int end) {
     te__decode_run run;
     const int key = begin + (int)threadIdx.x % 32 * TE_CACHE_MIN_PAGE;
@@ -145,8 +146,8 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
     te__bulk_copy_once(to + (uint32_t)(lane * chunk * size), (const char *)c.pages + at,
                        (left < chunk ? left : chunk) * size, full);
 }
-/* The contents of a block's shared memory. A place holds a group that the producer has passed to the consumers, and the
- * group's queries. */
+/* The contents of a block's shared memory. It has TE__DECODE_PLACES places; each holds a group (a tile of queries, with
+ * the keys that it sees) that the producer has passed to the consumers, and the group's queries. */
 struct te__decode_memory {
     /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers of the stages, two for
      * each stage */
@@ -154,7 +155,7 @@ struct te__decode_memory {
     /* q: the address of the queries in the first place; q_full, q_empty: the addresses of the mbarriers of the
      * places */
     uint32_t q, q_full, q_empty;
-    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group in each place */
+    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group (a tile of queries with its keys) in each place */
     int count;                    /* the number of stages of the ring */
 };
 /* Copies the queries of a tile to shared memory, by TMA. One copy has several heads of a query, because these are
@@ -181,10 +182,12 @@ struct te__decode_producer {
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
-    te__decode_group g; /* the current group, which the producer has passed to the consumers */
+    /* the current group (a tile of queries with the keys that it sees), which the producer has passed to the
+     * consumers */
+    te__decode_group g;
     /* at: the index of the current split among those of g; end: one more than the block's last item */
     int at, end;
-    int number;         /* how many groups of this block come before g */
+    int number;         /* how many groups of this block's work come before the current one */
     int slot;           /* the index, among the sequences of the cache, of the sequence of g */
     te__decode_ring ring;
 
@@ -239,8 +242,8 @@ struct te__decode_producer {
             }
         }
     }
-    /* The body of the producer warp: copies the keys and values of the block's splits. While one run is copied, the
-     * page numbers of the next run are loaded. */
+    /* The body of the producer warp: copies the keys and values of the block's splits. While one run (at most
+     * TE__DECODE_RUN consecutive keys of a split) is copied, the page numbers of the next run are loaded. */
     __device__ __forceinline__ void run(void) {
         hand_over();
         if (!find()) return;
@@ -403,9 +406,9 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
         TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p.of[n][0], p.of[n][1], T);
     }
 }
-/* Copies the keys (value 0) or values (value 1) of the new rows that belong to a stage into the stage, where the
- * producer could not copy them from the cache yet. They are swizzled as in the cache. key: the first key of the stage;
- * stop: one more than the split's last key. Called by all consumers. */
+/* Writes to a stage in shared memory the keys (value 0) or values (value 1) of those new rows (tokens of this call)
+ * that belong there. The producer could not copy them, because they are not in the cache yet. They are swizzled as in
+ * the cache. key: the first key of the stage; stop: one more than the split's last key. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -554,10 +557,11 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     }
 }
 
-/* The first kernel, which processes all splits. Grid: as many blocks as can be resident, at most TE__DECODE_MAX_BLOCKS.
- * The producer does not wait for the preceding kernel before it copies keys and values: what it reads was made visible
- * by te_cache_begin, except the new rows. The producer also copies the rows of the pages in which new rows will be
- * stored, which still contain other data; the consumers overwrite these copies in shared memory. */
+/* The first of the two kernels of decoding, which processes all splits of the keys. Grid: as many blocks as can be
+ * resident, at most TE__DECODE_MAX_BLOCKS. The producer does not wait for the preceding kernel before it copies keys
+ * and values: what it reads was made visible by te_cache_begin, except the new rows. The producer also copies the rows
+ * of the pages in which new rows will be stored, which still contain other data; the consumers overwrite these copies
+ * in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();

@@ -43,13 +43,15 @@ TE_BOTH constexpr int te__decode8_tile_bytes(int d) { return TE_CACHE_TILE * (d 
 template <int FORMAT, te_dtype T> TE_BOTH constexpr float te__decode8_unit(void) {
     return FORMAT == TE_CACHE_FORMAT_int8 && T == TE_bf16 ? 64.0f : 1.0f;
 }
-/* Converts two integers n to n / te__decode8_unit, in T. In x, they are the lower bytes of the two halves. In the
- * comments below, u is n + 128, which is n with its highest bit inverted. */
+/* Converts two integers n to n / te__decode8_unit, in T. In x, they are the lower bytes of the two halves. The code
+ * first inverts the highest bit of n, which makes it the unsigned u = n + 128. */
 template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
     uint32_t r;
-    if constexpr (T == TE_f16) { /* as f16, the bits 0x6400 | u are the number 1024 + u; 1024 + 128 is subtracted */
+    /* as f16, the bits 0x6400 | u are the number 1024 + u; subtracting 1024 + 128 leaves n */
+    if constexpr (T == TE_f16) {
         asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x00ff00ffu) ^ 0x64806480u), "r"(0x64806480u));
-    } else { /* as bf16, the bits u are the subnormal number u 2^-133; u 2^-133 2^127 - 2 is n / 64 */
+    /* as bf16, the bits u are the subnormal number u * 2^-133; times 2^127, minus 2, it is (u - 128) / 64 = n / 64 */
+    } else {
         const uint32_t u = (x & 0x00ff00ffu) ^ 0x00800080u;
         asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(u), "r"(0x7f007f00u), "r"(0xc000c000u));
     }
@@ -95,9 +97,9 @@ template <int D> struct te__decode8_lane {
         return (first ^ (uint32_t)(chunk % PERIOD * 16)) + (uint32_t)(chunk / PERIOD * PERIOD * 16);
     }
 };
-/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows, like te__decode_q. Fragment k has
- * dimensions 16 k to 16 k + 15, in the order in which te__decode8_products has those of the keys: with t = lane % 4, a
- * lane's first register has dimensions 4 t and 4 t + 2, its second 4 t + 1 and 4 t + 3. */
+/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 k to 16 k
+ * + 15, in the order in which te__decode8_products has those of the keys: with t = lane % 4, a lane's first register
+ * has dimensions 4 t and 4 t + 2, its second 4 t + 1 and 4 t + 3. */
 template <int D, int NT> struct te__decode8_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
@@ -226,10 +228,10 @@ TE_FN int te__decode8_in_row(int key, int d) {
     const int lane = (int)threadIdx.x % 32;
     return (lane / 2 ^ te__cache_swizzle(key, d, TE_bf16, TE_CACHE_FORMAT_int8)) * 16 + lane % 2 * 8;
 }
-/* Rounds the keys (value 0) or values (value 1) of the new rows that belong to a stage to 8 bits, and stores them in
- * the stage, where the producer could not copy them from the cache yet, and in the cache. Each row is stored in the
- * cache once: with the tile that has the row's query for the first of the heads that share the KV head. key: the first
- * key of the stage; stop: one more than the split's last key. Called by all consumers. */
+/* Rounds to 8 bits the keys (value 0) or values (value 1) of those new rows (tokens of this call) that belong to a
+ * stage, and stores them in the stage, into which the producer could not copy them yet, and in the cache. Each row is
+ * stored in the cache once: with the tile that has the row's query for the first of the heads that share the KV head.
+ * key: the first key of the stage; stop: one more than the split's last key. Called by all consumers. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                  uint32_t stage, int key) {

@@ -61,8 +61,8 @@ struct te__decode_factors {
         const float offset = max == -INFINITY ? 0.0f : max;
         first = te_exp2(a - offset), second = te_exp2(b - offset);
     }
-    /* Merges two numbers (sums, or elements of O), with explicit rounding, so that the results of both kernels are
-     * bitwise identical. */
+    /* Merges two numbers (sums, or elements of O), with explicit rounding, so that both decoding kernels get bitwise
+     * identical results. */
     __device__ __forceinline__ float merge(float a, float b) const { return __fmaf_rn(a, first, __fmul_rn(b, second)); }
 };
 /* The shared memory through which the consumer warps exchange their results. */

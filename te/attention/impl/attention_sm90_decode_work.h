@@ -56,11 +56,14 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
  * one KV head, with its keys) has first_split[i + 1] - first_split[i] splits, namely those with a key that at least one
  * query of the sequence sees. Together they have first_stage[i + 1] - first_stage[i] stages. */
 struct te__decode_batch {
-    /* arrays of count + 1 elements, except past, which has count elements; first_row: the first row of each sequence */
+    /* first_split, first_stage: prefix sums, over the sequences, of the numbers of splits and of stages of one group of
+     * each sequence; past: how many tokens of a sequence were in the cache before its new rows; first_row: the first
+     * row of a sequence. Each array has count + 1 elements, but past has count. */
     const int *first_split, *first_stage, *past, *first_row;
     /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
     int count, heads;
-    /* tiles: the number of tiles of a sequence for each KV head; items: the number of splits of all groups */
+    /* tiles: the number of tiles of queries of a sequence for each KV head; items: the number of splits of all groups,
+     * i.e. the length of the work list */
     int tiles, items;
     /* the largest number of new rows that a sequence may have; if cu_seqlens says more, the further rows are ignored */
     int longest;
@@ -81,9 +84,9 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Returns the number of the first item of block b; the items of the block end before begin(b + 1). The stages of
-     * all items are divided evenly among the blocks, and a block processes the items whose first stage is one of its
-     * stages. */
+    /* Returns the number of the first item of block b (an item is one split of the keys of a group); the items of the
+     * block end before begin(b + 1). The stages of all items are divided evenly among the blocks, and a block processes
+     * the items whose first stage is one of its stages. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;

@@ -3,11 +3,11 @@
  * A persistent block processes one tile of queries after another, 64 queries for each of its two or three consumer
  * warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, where K and V each have a pipeline of
  * several stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For each
- * tile it
+ * tile of keys K' it
  *
- *     issues S' = Q K'^T of this tile and, behind it, O += P V of the previous tile,
- *     when S' is complete computes P' = exp(S' - row_max) while P V still runs,
- *     when O is complete packs P' to 16 bits.
+ *     issues S' = Q K'^T and then O += P V, where P and V belong to the tile that it processed before;
+ *     computes P' = exp(S' - row_max) as soon as S' is complete, while P V still runs;
+ *     packs P' to 16 bits as soon as O is complete.
  *
  * While one warpgroup computes exponentials, the tensor cores work for the others. The last P V of a tile of queries is
  * issued together with the first S of the next one, so that the tensor cores also work during the epilogue. This order
@@ -94,8 +94,8 @@ typedef struct te__attn_fwd_params {
         *tickets;
     int all_heads;     /* the number of query heads of all sequences together */
     int seq;           /* the number of queries of a sequence; with varlen: of the longest sequence */
-    /* the number of tiles of queries of all heads; with varlen: the number of tile numbers, some of which have no
-     * tile */
+    /* the number of tiles of queries of all heads; with varlen: of tile indices, some of which belong to no tile
+     * (te_sequence_tiles) */
     int tiles;
     int head_tiles;    /* the number of tiles of queries of one head */
     /* With a causal mask: how many tiles of queries of each head are processed at the end, after all other tiles of all
@@ -110,7 +110,7 @@ typedef struct te__attn_fwd_params {
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen: the sequences of the batch */
-    int slots;              /* with varlen: how many tile numbers (te_sequence_tiles) a head has, over all sequences */
+    int slots;              /* with varlen: how many tile indices (te_sequence_tiles) a head has, over all sequences */
     /* for cross-attention: the number of keys of a sequence. (The tensor map kv is then that of a separate tensor of
      * keys and values.) */
     int kv_seq;
@@ -126,8 +126,8 @@ template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_s
 
 /* A tile of queries. query: its first query; head: its head, numbered sequence * heads + head. */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
-/* Special values of te__attn_work_tile.head. END: there are no more tiles; INVALID (only with varlen): no tile belongs
- * to this tile number. */
+/* Special values of te__attn_work_tile.head. END: there are no more tiles; INVALID: with varlen, some tile indices
+ * belong to no tile; blocks skip them. */
 enum { TE__ATTN_WORK_END = -1, TE__ATTN_WORK_INVALID = -2 };
 
 typedef struct te__attn_fwd_barriers {
@@ -194,8 +194,8 @@ TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, in
 }
 
 /* Returns the number of this block's next tile. A block takes a number only when its current tile is done, not earlier,
- * so that all blocks end at about the same time. When the last number is taken, the counter wraps to 0, as the next
- * launch expects it. */
+ * so that all blocks end at about the same time. When the last number is taken, the counter *p->tickets wraps to 0, as
+ * the next launch expects it. */
 TE_FN int te__attn_fwd_next_ticket(const te__attn_fwd_params *p, int tile) {
     return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
 }
@@ -458,7 +458,7 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
     /* skipped_last: 1 if this warpgroup skipped the last tile of keys of the previous tile of queries, so that its V is
-     * still to be skipped. add: as in te__attn_fwd_issue_gemms. */
+     * still to be skipped. add: 1 if the next P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];

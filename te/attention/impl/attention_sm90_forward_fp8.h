@@ -30,9 +30,9 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* Constants that were tuned for a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY
- * pairs of P is computed by a polynomial instead of by the special function unit, which would otherwise be the
- * bottleneck. */
+/* Constants that were tuned for head size D: the number of consumer warpgroups (GROUPS, with 64 queries each), and of
+ * stages of Q, K and V in shared memory. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY pairs of P is computed by a
+ * polynomial instead of by the special function unit, which would otherwise be the bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
@@ -88,7 +88,7 @@ typedef struct te__attn_fp8_params {
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
 /* One wgmma instruction in e4m3, which a warpgroup executes: D[64, N] = A[64, 32] B[N, 32]^T, or D += A B^T if `add` is
- * 1. A is in registers. Like te__wgmma_atom otherwise. */
+ * 1. A is in registers, B in shared memory, passed as a matrix descriptor. */
 template <int N> struct te__wgmma_e4m3_atom;
 #define TE__WGMMA_E4M3_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                  \
     template <> struct te__wgmma_e4m3_atom<n> {                                                                        \
@@ -98,8 +98,8 @@ template <int N> struct te__wgmma_e4m3_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_E4M3_ATOM)
 
-/* One wgmma instruction like that of te__wgmma_e4m3_atom, but with A in shared memory, N = 128, and accumulators in
- * f16: a register holds two columns of a row. */
+/* One wgmma instruction in e4m3 with accumulators in f16: D[64, 128] = A[64, 32] B[128, 32]^T, or D += A B^T if `add`
+ * is 1. A and B are in shared memory, passed as matrix descriptors. A register holds two columns of a row of D. */
 #define TE__D8_F16X2(i) TE__D4_F16X2(i), TE__D4_F16X2((i) + 4)
 #define TE__D4_F16X2(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -126,8 +126,9 @@ TE_FN void te__attn_fp8_issue_o(te__attn_fwd_fragments<C> &r, const te__attn_fwd
         te__wgmma_e4m3_atom<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
     te__wgmma_commit();
 }
-/* The FP8 version of te__attn_fwd_issue_gemms: issues the product S of the current tile of keys, and O += P V of the
- * previous one. */
+/* Issues the product S of the current tile of keys, and O += P V of the previous tile, in e4m3. has_k: 0 if there is no
+ * current tile; has_v: 0 if there is no previous tile. If add is 0, O = P V is computed. (The FP8 version of
+ * te__attn_fwd_issue_gemms.) */
 template <class C>
 TE_FN void te__attn_fp8_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -234,8 +235,8 @@ TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__
     }
     return te__attn_f16x2_low(sum) + te__attn_f16x2_high(sum);
 }
-/* Replaces S by P in row e, like te__attn_fp8_exp_row, but computes in f32, for any scale and row_max. Returns the sum
- * of this lane's elements of P in the row. */
+/* Replaces S by P in row e, computed in f32, which works for any scale and row_max (te__attn_fp8_exp_row computes in
+ * f16). Returns the sum of this lane's elements of P in the row. */
 template <class C> TE_FN float te__attn_fp8_exp_row_f32(te__attn_fwd_fragments<C> &r, int e, float row_max,
                                       float scale) {
     const float offset = (float)TE__ATTN_FP8_P_EXPONENT - row_max;
@@ -372,7 +373,8 @@ TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, c
     return to;
 }
 
-/* The body of a consumer warpgroup of the FP8 forward, like te__attn_fwd_consumer in 16 bits. */
+/* The body of a consumer warpgroup of the FP8 forward, which computes O of 64 queries of one tile of queries after
+ * another. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -391,7 +393,7 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
     /* skipped_last: 1 if this warpgroup skipped the last tile of keys of the previous tile of queries, so that its V is
-     * still to be skipped. add: as in te__attn_fwd_issue_gemms. */
+     * still to be skipped. add: 1 if the next P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
@@ -455,7 +457,8 @@ TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const 
         te__attn_tma_load_head(to + b * (C::D * 128), from, key / 2 + 64 * b, 0, head, batch, bar);
     te__attn_pipeline_advance(p.state);
 }
-/* The body of the producer thread of the FP8 forward, like te__attn_fwd_producer in 16 bits. */
+/* The body of the producer thread of the FP8 forward: loads all tiles of Q, K and V in the order in which the consumers
+ * use them. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {

@@ -197,8 +197,8 @@ TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], f
         if (threadIdx.x % 4 == 0) row_sum[e] += te_exp2((sink - te__attn_finite_max<F>(row_max[e])) * scale_log2);
     }
 }
-/* Called after S was recomputed: updates row_max, computes P, and rescales O and row_sum. sum: output, for each of the
- * thread's two rows, the sum of this lane's elements of P in this tile. */
+/* Called when P was too large for row_max, and S was recomputed: updates row_max, computes P, and rescales O and
+ * row_sum. sum: output, for each of the thread's two rows, the sum of this lane's elements of P in this tile. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, float sum[2]) {
     float factor[2];

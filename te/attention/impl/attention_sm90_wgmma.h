@@ -165,8 +165,9 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* Loads a box [rows, 64] of a head by TMA, as the function above does, but from packed sequences. rows: the range of
- * rows of the sequence; y: the first row to load, counted within the sequence. */
+/* Loads a box [rows, 64] of a head of one of several packed sequences (varlen) to shared memory by TMA. x: the box's
+ * first column, counted within the head; y: its first row, counted within the sequence; rows: the range of rows of the
+ * sequence. Rows past its end are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -203,7 +204,7 @@ template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }
 /* Called after the wait for the wgmma whose result is d: keeps the compiler from moving uses of d, or any loads and
- * stores, above this point (see te__wgmma_fence_operand). */
+ * stores, to before this point. */
 template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
@@ -217,8 +218,9 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-/* Loads a box by TMA, as the function above does, but from packed sequences, a tensor [rows, width]. rows: the range of
- * rows of the sequence; y: the first token to load, counted within the sequence. */
+/* Loads a box of 64 columns, from column x on, to shared memory by TMA from a tensor [rows, width] of packed sequences
+ * (varlen). rows: the range of rows of the sequence; y: the first token to load, counted within the sequence. Rows past
+ * its end are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -255,8 +257,8 @@ TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-/* Adds `bytes` bytes of f32 from shared memory to the numbers in global memory by a TMA bulk reduction, which is a bulk
- * group as in te__attn_bulk_store. */
+/* Adds `bytes` bytes of f32 from shared memory to the numbers in global memory by a TMA bulk reduction. Each call is a
+ * bulk group, for which te__attn_bulk_wait can wait. */
 TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
