@@ -107,7 +107,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const
     float v[8], mate[8], cosine[8], sine[8];
     if (far && h.table_is_shared) {
         TE_UNROLL for (int i = 0; i < 8; i++) cosine[i] = table[dim + i], sine[i] = table[pairs + dim + i];
-    /* load cosines and sines before v, so that they have arrived when te_rotate8 needs them */
+    /* load cosines and sines before the elements to be rotated, so that they have arrived when te_rotate8 needs them */
     } else if (far) {
         te_load8(cosine, table, dim, 8, 1, TE_f32);
         te_load8(sine, table, pairs + dim, 8, 1, TE_f32);
