@@ -260,7 +260,7 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        /* skip rows beyond the tensor, which were loaded as zeros; zero has the same bits in FP8 */
+        /* skip rows beyond the tensor: they were loaded as zeros, whose bits are also those of zeros in FP8 */
         if (k.backward && r >= at.rows) continue;
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
         /* the coordinates of the row in the result: after a gated op, a row of the result has half as many columns as a
