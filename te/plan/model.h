@@ -352,8 +352,8 @@ typedef struct te_param {
     int tied;                /* 1: the parameter uses the memory of another parameter, its owner (te_tie) */
     int constant;            /* 1: the parameter's memory is a mapped file, which is only read (te_weights_use) */
     int shared;              /* 1: another parameter shares this one's gradient buffer (te_tie), and backward writes
-                              * that parameter's gradient first. So it adds the gradient of this parameter to the
-                              * buffer */
+                              * that parameter's gradient first. Backward therefore adds this parameter's gradient to
+                              * the buffer instead of overwriting it */
     int trains;              /* 1: the parameter's instance was bound with gradients */
     int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
     int fixed;               /* 1: always frozen, because the list declares its op as a frozen one (frozen_linear) */
