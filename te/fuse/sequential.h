@@ -183,7 +183,7 @@
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
 /* <list>_facts_at(i) returns two facts about op i in one int: the op's recipe (a te_recipe) in the low bits, and in
  * higher bits those of its flags that are in TE_PASSES_THROUGH. Constant expressions use it to find the recipe of the
- * op that consumes a step's result (te__recipe_behind). */
+ * op that consumes a step's result. */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \

@@ -18,8 +18,8 @@
  * the first op, in list order, that computes a gradient which is needed: the gradient of a trained parameter, of x, or
  * of an extra input. */
 
-/* Return whether op i is an extra input of the list whose gradient the caller wants, so that backward must compute this
- * gradient. */
+/* Return whether op i uses the value of an extra input of the list whose gradient the caller wants. If so, backward
+ * must run op i to compute this gradient. */
 TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     if (op->edge < 0 || !(r->plan->op[op->edge].flags & TE_IS_INPUT)) return 0;

@@ -46,8 +46,8 @@ typedef struct te_saved_input {
     float *inverse; /* the scales of the saved input. For recipes with one scale per tensor: two numbers, 1 / scale and
                      * the scale; for fp8_block: 1 / scale of each tile of the transpose */
     void *x;        /* the saved input in e4m3: [rows, in] or, if its bit in te_run.saved_transposed is set, the
-                     * transpose [in, rows rounded up to a multiple of 16]; null: forward does not save the input
-                     * (te_operand_policy.input) */
+                     * transpose [in, rows rounded up to a multiple of 16]; null: forward does not save the input in FP8
+                     * (te_operand_policy.input says where backward gets it from) */
 } te_saved_input;
 /* Return the bytes of te_saved_input.inverse for GEMM i. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
