@@ -48,7 +48,8 @@
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-/* The macros above for lists that have symbols (dims.h) as widths, because these widths are known only at run time. */
+/* TE_SEQUENTIAL, TE_SEQUENTIAL_WITH, TE_DECLARE and TE_DEFINE for lists that have symbols (dims.h) as widths, because
+ * these widths are known only at run time. */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \

@@ -96,8 +96,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     /* the next tensor is the operand that is saved for the next GEMM, with the inverse of its scale */
     const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
-    /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for te__linear_trial_rest, and one for
-     * each op that is a fork */
+    /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for the cast and the transpose after it
+     * (te__linear_trial_rest), and one for each op that is a fork */
     r->pool.base = base + at;
     return at + (size_t)(s->count + 6) * widest;
 }

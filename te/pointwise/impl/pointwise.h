@@ -320,9 +320,9 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
     te__pointwise_store_fp8(c, l->v, scale, l->at, k, amax_bits);
     if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, amax_bits);
 }
-/* What a group of lanes needs to know about its rows, and its registers and shared memory. sums: the lane's sums,
- * [TE_SUM_SLOTS][chunks][8]; rows: registers for rows, [5][chunks], into which the pointers of te_norm_registers point;
- * smem_gamma: k.smem_gamma bytes of shared memory. */
+/* Which rows a group of lanes works on, and its registers and shared memory. sums: the lane's sums, [TE_SUM_SLOTS]
+ * [chunks][8]; rows: registers for rows, [5][chunks] (in the backward of a norm: dy and x of the current and of the
+ * next row, and gamma); smem_gamma: k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
     int tile; /* index, within a row, of the first vector of eight elements on which the block works */
     int64_t first, step; /* first: the index of the group's first row; step: the distance, in rows, to the group's next

@@ -16,7 +16,7 @@
 
 typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
 
-/* The kernel of one step, and the state of filling in its arguments. */
+/* The pointwise kernel of one step, while its arguments (*args) are filled in. */
 typedef struct te_pointwise_work {
     const te_step *step;
     /* the number of ops at the beginning of the step that are not part of this kernel: 1 if the step begins with a GEMM
@@ -73,7 +73,7 @@ TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_sh
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
 /* Decides how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the number format
- * of the result in the model; saved: as for te__pointwise_quantizes. */
+ * of the result in the model; saved: whether forward also saves the result in that format. */
 TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
