@@ -18,7 +18,7 @@
  * - A replaced file keeps its permissions, and its owner where the system allows that. A file without write permission
  *   is not replaced; the call returns an error.
  * - A symbolic link stays: the file that it leads to is replaced, in its own folder. Refused are a dangling link,
- *   another user's link in a folder for all (mode 1777), devices, FIFOs, sockets and folders.
+ *   another user's link in a folder to which all may write (such as /tmp), devices, FIFOs, sockets and folders.
  */
 #ifndef TE_FILE_H
 #define TE_FILE_H

@@ -10,8 +10,8 @@
  * or to finish it first; the results are those of two separate steps, and the workspace does not depend on this choice.
  *
  * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
- * te_group_reduce_scatter through mapped memory, with one exception: the tiles run in another order, so if the last
- * wave is split along k (te__sm90_gemm_plan_stream_k), other tiles than usual are sums of two or more parts.
+ * te_group_reduce_scatter through mapped memory, with one exception: the tiles of the GEMM run in another order. So if
+ * the tiles of the last wave are split along k (stream-k), other tiles than without overlap are sums of several parts.
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
  * gathered in FP8 (half the bytes) if all ranks use the same scale and know it beforehand. In this case the pointwise

@@ -15,10 +15,10 @@
  * partial sum for each of its columns.
  *
  * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit model
- * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; gelu's backward, which reads x as well, 6.06; a norm 6.06. With
- * one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that its ops read, and 2 + 1 for a recomputed
- * transpose. The speed of the kernels is limited by the number of their instructions. Measurements, including those of
- * a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
+ * under fp8_block: gelu 2 (x) + 1 (y) + 1 (its transpose) + 1/16 (scales); gelu's backward, which reads dy and x, 6.06;
+ * a norm, for which two kernels run, 6.06. With one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that
+ * its ops read; 2 + 1 for a transpose alone. The speed of the kernels is limited by the number of their instructions.
+ * Measurements, including those of a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
