@@ -69,7 +69,7 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
  * again. */
 
 /* Acquire the memory in which recompute region k saves values. Forward needs this memory, too: its steps always store
- * the values that backward would read, although these are discarded here when the region is closed. */
+ * the values that backward would read, although forward discards them when it closes the region. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);

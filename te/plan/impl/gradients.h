@@ -3,7 +3,8 @@
  * written again.
  *
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
- * launch at the end of backward adds up the partial sums of all steps.
+ * launch at the end of backward adds up the partial sums of all steps. If the list of deferred sums (TE_SUM_JOBS) has
+ * no space left before, a launch between two steps adds up those deferred so far.
  *
  * Floor: each partial sum is read once, i.e. blocks * width floats for a gradient with `width` columns.
  */

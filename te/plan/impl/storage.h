@@ -10,8 +10,9 @@
 
 /* Return whether backward must compute the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* Return the op that reads the result of op i: its output in forward, the gradient of its input in backward. That is
- * the next op in the order of the pass or, if the next op only passes the value through, the op after that. */
+/* Return the index of the op that reads the result of op i: its output in forward, the gradient of its input in
+ * backward. That is the next op in the order of the pass or, if the next op only passes the value through, the op after
+ * that. If the caller reads the result, the index is -1 in backward and the number of ops in forward. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
