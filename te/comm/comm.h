@@ -41,6 +41,7 @@ typedef struct te_comm_config {
      * are processes of one host, and their devices can access each other. Each of the three groups then takes 4 *
      * peer_bytes bytes of each device; the world group takes 64 MiB at most. */
     int64_t peer_bytes;
+    te_all_reduce_algorithm all_reduce; /* CUDA: which algorithm all-reduces use; must be the same on all ranks */
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes may overlap a GEMM
      * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. This needs symmetric memory in the tensor group
      * (peer_bytes > 0), and takes overlap_bytes bytes of each device. */
@@ -55,7 +56,7 @@ enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
     c.rank = -1, c.size = 0, c.tensor = 1, c.file = 0, c.timeout = 60.0, c.peer_bytes = TE_PEER_DEFAULT_BYTES;
-    c.overlap_bytes = 0;
+    c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
     return c;
 }
 /* A launcher, and the environment variables that it sets. A process was started by this launcher if the three
@@ -134,6 +135,8 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     te_group *w = &comm->world;
     TE_REQUIRE(tensor > 0 && w->size % tensor == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: %d ranks are not shared out evenly among tensor groups of %d", w->size, tensor);
+    TE_REQUIRE(config->all_reduce >= TE_ALL_REDUCE_auto && config->all_reduce <= TE_ALL_REDUCE_transport, ctx,
+               TE_ERROR_VALUE, "te_comm_create: all_reduce is %d, no algorithm", (int)config->all_reduce);
     te__comm_group(&comm->tensor, comm, "tensor", w->rank % tensor, tensor);
     te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
@@ -141,9 +144,9 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     TE_TRY(te__comm_end_start(comm, ctx));
     /* The size of the world group's memory is limited to the default, because the library uses the world group only
      * for the amaxes of FP8 recipes and for checkpoints. */
-    TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), ctx));
-    TE_TRY(te__comm_map_peer_memory(&comm->tensor, peer_bytes, ctx));
-    TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, ctx));
+    TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), config->all_reduce, ctx));
+    TE_TRY(te__comm_map_peer_memory(&comm->tensor, peer_bytes, config->all_reduce, ctx));
+    TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, config->all_reduce, ctx));
     return te__comm_map_overlap_memory(&comm->tensor, config->overlap_bytes, ctx);
 }
 /* The common beginning of te_comm_create and te_comm_from_native: checks their common arguments, and clears *comm. */
@@ -212,6 +215,18 @@ TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     TE_REQUIRE(comm && comm->ctx == ctx, ctx, TE_ERROR_NULL, "te_comm_release: the communicator is not this context's");
     TE_TRY(te_comm_synchronize(ctx));
     return te__comm_release(comm, p, ctx);
+}
+/* Returns the algorithm of an all-reduce of `bytes` bytes over the group, on this build's target: one_shot, two_shot or
+ * transport. Fused patterns with an all_reduce (te/comm/impl/fused_collective_norm.h) use the same algorithm; where it
+ * is transport, they run as separate steps. */
+TE_API te_all_reduce_algorithm te_group_all_reduce_algorithm(const te_group *g, int64_t bytes) {
+#if TE_CUDA
+    const te_peer_algorithm a = te__peer_algorithm_of(g->peers, TE_PEER_all_reduce, bytes);
+    if (a != TE_PEER_none) return a == TE_PEER_one_shot ? TE_ALL_REDUCE_one_shot : TE_ALL_REDUCE_two_shot;
+#else
+    (void)g, (void)bytes;
+#endif
+    return TE_ALL_REDUCE_transport;
 }
 #else
 /* Wait for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */

@@ -236,8 +236,9 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     return te__mpi_open(g, part, 1, ctx);
 }
 /* The host has no symmetric memory. */
-TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
-    return (void)g, (void)max_bytes, (void)ctx, TE_OK;
+TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_all_reduce_algorithm algorithm,
+                                          te_context *ctx) {
+    return (void)g, (void)max_bytes, (void)algorithm, (void)ctx, TE_OK;
 }
 TE_API te_status te__comm_map_overlap_memory(te_group *g, int64_t bytes, te_context *ctx) {
     return (void)g, (void)bytes, (void)ctx, TE_OK;

@@ -230,8 +230,9 @@ TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ct
     TE_TRY(te__nccl_status(w, ncclCommUserRank(native, &w->rank), "ncclCommUserRank", ctx));
     return te__nccl_status(w, ncclCommCount(native, &w->size), "ncclCommCount", ctx);
 }
-TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
-    return te__peer_memory_open(g, max_bytes, ctx);
+TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_all_reduce_algorithm algorithm,
+                                          te_context *ctx) {
+    return te__peer_memory_open(g, max_bytes, algorithm, ctx);
 }
 TE_API te_status te__comm_map_overlap_memory(te_group *g, int64_t bytes, te_context *ctx) {
     return te__overlap_memory_open(g, bytes, ctx);

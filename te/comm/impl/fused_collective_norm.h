@@ -411,8 +411,8 @@ TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
     if (pitch) return rows * row_bytes * g->size <= p->max_bytes ? rows : 0;
-    const int64_t fit = te_min(rows, p->max_bytes / row_bytes);
-    return fit * row_bytes <= p->one_shot_bytes ? fit : te_min(rows, p->max_bytes / row_bytes / g->size * g->size);
+    const int64_t fit = te_min(rows, p->reduce_bytes / row_bytes);
+    return fit * row_bytes <= p->one_shot_bytes ? fit : te_min(rows, p->reduce_bytes / row_bytes / g->size * g->size);
 }
 /* Launches the kernel as often as needed for all rows of p->c, with `at_once` rows in each launch. x: the tensor that
  * is summed. */

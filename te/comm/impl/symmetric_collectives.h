@@ -30,7 +30,7 @@
 /* Return the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a
  * tensor of this size does not fit into the symmetric memory, or if the group has no symmetric memory. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
-    if (!p || bytes > p->max_bytes) return TE_PEER_none;
+    if (!p || bytes > (kind == TE_PEER_all_reduce ? p->reduce_bytes : p->max_bytes)) return TE_PEER_none;
     return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;
 }
 
@@ -223,11 +223,15 @@ TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_
 /* Sets the sizes in *p for tensors of up to max_bytes. A half of a buffer must hold the packets of any collective: a
  * two-shot all-reduce needs 2 max_bytes, and some bytes more because its shards are rounded up to whole packets; an
  * all-gather needs 2 max_bytes, because half of each packet is flags. A one-shot all-reduce over N ranks needs N times
- * the size of its tensor, which fits because such a tensor has at most one_shot_bytes. */
-TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks) {
+ * the size of its tensor, which fits because such a tensor has at most one_shot_bytes. algorithm: that of all-reduces
+ * (te_comm_config.all_reduce). */
+TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, te_all_reduce_algorithm algorithm, int ranks) {
     p->max_bytes = te_min(max_bytes, TE_PEER_MAX_BYTES);
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
+    p->reduce_bytes = algorithm == TE_ALL_REDUCE_transport ? 0 : p->max_bytes;
     p->one_shot_bytes = ranks == 2 ? p->max_bytes : te_min(p->max_bytes, TE_PEER_ONE_SHOT_BYTES) / (ranks - 1);
+    if (algorithm == TE_ALL_REDUCE_one_shot) p->one_shot_bytes = p->max_bytes / (ranks - 1);
+    if (algorithm == TE_ALL_REDUCE_two_shot || algorithm == TE_ALL_REDUCE_transport) p->one_shot_bytes = 0;
 }
 /* Return te_peer_memory.max_blocks for a device with this number of multiprocessors. */
 TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }

@@ -57,8 +57,9 @@ typedef struct te_peer_memory {
     int64_t half_bytes;     /* the size of each half of a buffer */
     /* the size in bytes of the largest tensor that is exchanged through the buffers; larger ones go through NCCL */
     int64_t max_bytes;
-    int64_t one_shot_bytes; /* the size in bytes of the largest tensor for which an all-reduce uses the one-shot
-                             * algorithm */
+    /* the sizes in bytes of the largest tensors of an all-reduce: reduce_bytes: that is exchanged through the buffers;
+     * one_shot_bytes: for which it uses the one-shot algorithm */
+    int64_t reduce_bytes, one_shot_bytes;
     /* the smallest number of multiprocessors that a rank's device has, TE_PEER_MAX_BLOCKS at most. All ranks launch a
      * kernel with the same number of blocks: at most max_blocks times the blocks that fit on a multiprocessor */
     int max_blocks;

@@ -51,7 +51,7 @@ typedef struct te_peer_info {
     int32_t process, processors;
     /* a hash of the operating system's boot id, which is the same for all processes on a host; 0: unknown */
     uint64_t host;
-    int64_t max_bytes;
+    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* as in te_peer_memory */
     cudaIpcMemHandle_t memory;
 } te_peer_info;
 
@@ -78,10 +78,11 @@ TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer
            cudaMemcpy(info, staging, all, cudaMemcpyDeviceToHost) == cudaSuccess;
 }
 /* Return whether this rank can map the memory of the rank `other`: that rank must be another process on the same host,
- * and have a buffer of the same size. */
+ * have a buffer of the same size, and choose the same algorithms. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
     return other->is_ready && local->host && other->host == local->host && other->process != local->process &&
-           other->max_bytes == local->max_bytes;
+           other->max_bytes == local->max_bytes && other->one_shot_bytes == local->one_shot_bytes &&
+           other->reduce_bytes == local->reduce_bytes;
 }
 /* Return whether `ok` is true on all ranks. Every rank must call this function, which waits for all ranks. staging:
  * device memory for te_peer_info[size]. */
@@ -126,6 +127,7 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
     int ok = te__peer_memory_allocate(p, local, g->rank);
     local->is_ready = ok, local->process = (int32_t)getpid(), local->host = te__host_hash();
     local->max_bytes = p->max_bytes, local->processors = ctx->processors;
+    local->one_shot_bytes = p->one_shot_bytes, local->reduce_bytes = p->reduce_bytes;
     if (!te__peer_exchange_info(g, info, staging, ctx)) return 0;
     for (int r = 0; r < g->size; r++) ok &= r == g->rank || te__peer_can_map(local, &info[r]);
     for (int r = 0; ok && r < g->size; r++)
@@ -140,13 +142,14 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
 }
 /* Creates g->peers, the packet buffers. All ranks of the group must call this function at the same time. If a rank
  * cannot map the buffers, g->peers stays null on all ranks, which is not an error: NCCL then does the collectives. */
-TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context *ctx) {
+TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_all_reduce_algorithm algorithm,
+                                      te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS], *staging = 0;
     if (max_bytes <= 0 || g->size < 2 || g->size > TE_PEER_MAX_RANKS) return TE_OK;
     te_peer_memory *p = (te_peer_memory *)calloc(1, sizeof *p);
     TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "te_comm_create: no memory");
     memset(info, 0, sizeof info);
-    te__peer_memory_size(p, max_bytes, g->size);
+    te__peer_memory_size(p, max_bytes, algorithm, g->size);
     const te_status status = te_allocate(ctx, (void **)&staging, sizeof info);
     const int ok = status == TE_OK && te__peer_memory_map(p, info, staging, g, ctx);
     if (g->comm->failed) return TE_ERROR_COMM;
