@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the sizes of a model as the header that generate_model.c is compiled with.
+"""Writes the sizes of a model as the header that generate_model.c or, for a BERT, embed_model.c is compiled with.
 
     examples/generate/configure.py FOLDER >model.h          a model of Hugging Face: its config.json is read
     examples/generate/configure.py FILE.gguf >model.h       a model of llama.cpp: the file's metadata are read
@@ -30,11 +30,17 @@ FAMILIES = {
     "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
     "gpt2": dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12, layer_norm_epsilon=1e-5,
                  activation_function="gelu_new", tie_word_embeddings=True, scale_attn_weights=True),
+    "bert": dict(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
+                 intermediate_size=3072, hidden_act="gelu", max_position_embeddings=512, type_vocab_size=2,
+                 layer_norm_eps=1e-12),
 }
 # What the lists compute. A key with another value is refused; a missing key, or null, is accepted.
 ONLY = dict(attention_bias=False, mlp_bias=False, partial_rotary_factor=1, scale_attn_weights=True,
             scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, use_bidirectional_attention=False,
-            hidden_act="silu", hidden_activation="gelu_pytorch_tanh", activation_function="gelu_new")
+            hidden_act="silu", hidden_activation="gelu_pytorch_tanh", activation_function="gelu_new",
+            position_embedding_type="absolute", is_decoder=False)
+# Of these families hidden_act is another one, or is not used.
+ACTIVATIONS = dict(gemma2=None, gemma3=None, bert="gelu")
 # Keys of models that these families are not, such as a mixture of experts or quantized weights.
 REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "quantization_config", "kv_lora_rank")
 
@@ -71,9 +77,8 @@ def family_of(config):
     for key in REFUSED:
         if config.get(key):
             raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
-    for key, value in ONLY.items():
-        if config.get(key) is not None and config[key] != value and not (
-                key == "hidden_act" and name.startswith("gemma")):
+    for key, value in dict(ONLY, hidden_act=ACTIVATIONS.get(name, ONLY["hidden_act"])).items():
+        if config.get(key) is not None and value is not None and config[key] != value:
             raise Unsupported(f"{key} is {config[key]}; only {value} is supported")
     return name, config
 
@@ -130,6 +135,52 @@ def ids_of(value):
     return [] if value is None else list(value) if isinstance(value, list) else [value]
 
 
+def read_if_there(path):
+    return json.loads(path.read_bytes()) if path.exists() else None
+
+
+def pooling(folder):
+    """(whether the mean of all tokens is taken, else the first one's vector; whether it is normalized to length 1; the
+    tokens of a text at most, or None), as the package sentence-transformers reads them from its own files."""
+    mean, normalize = True, True
+    modules = read_if_there(folder / "modules.json")
+    for module in modules or []:
+        kind = module["type"].rsplit(".", 1)[-1]
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise Unsupported(f"modules.json has the module {kind}; only Transformer, Pooling and Normalize are supported")
+    if modules is not None:
+        normalize = any(module["type"].endswith("Normalize") for module in modules)
+    config = read_if_there(folder / "1_Pooling" / "config.json")
+    if config is not None:
+        modes = {k.removeprefix("pooling_mode_") for k, v in config.items() if k.startswith("pooling_mode_") and v}
+        modes |= {config["pooling_mode"]} if "pooling_mode" in config else set()
+        if modes not in ({"mean_tokens"}, {"mean"}, {"cls_token"}, {"cls"}):
+            raise Unsupported(f"the pooling is {' and '.join(sorted(modes))}; supported are mean and cls")
+        mean = "mean" in "".join(modes)
+    longest = (read_if_there(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
+    return mean, normalize, longest
+
+
+def bert(folder, text, config):
+    """The definitions for embed_model.c."""
+    mean, normalize, longest = pooling(folder)
+    positions = config["max_position_embeddings"]
+    return {
+        "MODEL_CHECKSUM": f"{checksum(text):#x}u /* of config.json */",
+        "MODEL_LAYERS": config["num_hidden_layers"],
+        "MODEL_HIDDEN": config["hidden_size"],
+        "MODEL_FFN": config["intermediate_size"],
+        "MODEL_VOCABULARY": config["vocab_size"],
+        "MODEL_HEADS": config["num_attention_heads"],
+        "MODEL_POSITIONS": positions,
+        "MODEL_TOKEN_TYPES": config["type_vocab_size"],
+        "MODEL_EPS": number(config["layer_norm_eps"]),
+        "MODEL_LONGEST": f"{min(longest or positions, positions)} /* tokens of a text at most */",
+        "MODEL_POOLING_MEAN": f"{int(mean)} /* 0: the first token's vector */",
+        "MODEL_NORMALIZE": f"{int(normalize)} /* to length 1 */",
+    }
+
+
 def model(path):
     """The definitions of the header, name and value."""
     is_gguf = path.is_file()
@@ -140,6 +191,8 @@ def model(path):
         text = (path / "config.json").read_bytes()
         config = json.loads(text)
     name, config = family_of(config)
+    if name == "bert":
+        return bert(path, text, config)
     generation = path / "generation_config.json"
     eos = ids_of(json.loads(generation.read_bytes()).get("eos_token_id")) if generation.exists() else []
     eos = eos or ids_of(config.get("eos_token_id"))

@@ -16,6 +16,7 @@
 #define FAMILIES_H
 
 #include MODEL_CONFIG           /* MODEL_FAMILY, MODEL_HIDDEN, .. */
+#include "part.h"               /* END */
 #include "te/infer.h"           /* TE_INFERENCE */
 #include "te/io/gguf_weights.h" /* te_gguf_bind */
 #include "te/io/packed.h"       /* te_packed */
@@ -155,8 +156,6 @@ TE_INFERENCE(head, LIST_FORMAT((out, f32)), LM_HEAD)
 TE_INFERENCE(choose, f32, CHOOSE)
 
 /* ---- tensors of the files ---------------------------------------------------------------------------------------- */
-
-#define END {0, 0, 0, 0, 0} /* the last entry of a table */
 
 #define TENSORS_ATTENTION                                                                                            \
     {"input_layernorm.weight", "norm1", "weight", 0, 0},                                                             \
