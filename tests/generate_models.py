@@ -8,7 +8,7 @@ them, for tests/generate_models.sh.
     generate_models.py expected NAME         tokens of each prompt, a line each, from generate_models.json
     generate_models.py check                 whether transformers computes the tokens of generate_models.json now, and
                                              configure.py reads the config.json that transformers writes
-    generate_models.py make                  writes generate_models.json
+    generate_models.py make [NAME...]        writes generate_models.json, or these models of it
 
 Weights are random numbers of numpy's RandomState, whose stream never changes, so that no weights need to be stored.
 The config.json files are written as they are published, in older and in newer forms. Greedy decoding of a random model
@@ -57,6 +57,10 @@ MODELS = {
                     query_pre_attn_scalar=24, rope_theta=1000000.0, rope_local_base_freq=10000.0,
                     rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window_pattern=3),
                "F32", 1 << 30, 257),
+    "phi3": (dict(SIZES, model_type="phi3", architectures=["Phi3ForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
+                  rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, sliding_window=20,
+                  original_max_position_embeddings=160, attention_bias=False, pad_token_id=0, torch_dtype="bfloat16",
+                  tie_word_embeddings=False), "BF16", 1 << 30, 4),
     "gpt2": (dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=320, n_positions=160, n_embd=64,
                   n_layer=2, n_head=4, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5),
              "F32", 1 << 30, 48),
@@ -290,7 +294,8 @@ def main(arguments):
             sys.exit(f"close to a tie, or too uniform; choose other seeds for {bad}")
         made = {name: value for name, (value, _) in made.items()}
         if command == "make":
-            EXPECTED.write_text(dump(made))
+            made = {**json.loads(EXPECTED.read_text()), **made}
+            EXPECTED.write_text(dump({name: made[name] for name in MODELS if name in made}))
         else:
             expected = json.loads(EXPECTED.read_text())
             differs = [name for name in made if made[name] != expected[name]]

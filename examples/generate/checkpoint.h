@@ -5,7 +5,7 @@
  *     from.folder = folder;
  *     TE_TRY(check_config(&ctx));                          // MODEL_CHECKSUM is of this config.json
  *     TE_TRY(open_files(prefixes, 2, "embed_tokens.weight", 0, &ctx));
- *     TE_TRY(load_tensors(&p, table, from.prefix, &ctx));  // p: a part with memory; END is behind the table's last entry
+ *     TE_TRY(load_tensors(&p, table, from.prefix, &ctx));  // p: a part with memory; END ends the table
  *     close_files();
  */
 #ifndef CHECKPOINT_H

@@ -23,6 +23,7 @@ GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, tie_word_
 FAMILIES = {
     "llama": LLAMA,
     "mistral": dict(LLAMA, num_key_value_heads=8, sliding_window=4096, max_position_embeddings=131072),
+    "phi3": dict(LLAMA, rms_norm_eps=1e-5, max_position_embeddings=4096),
     "qwen2": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28),
     "qwen3": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28, head_dim=128),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
@@ -34,13 +35,20 @@ FAMILIES = {
                  intermediate_size=3072, hidden_act="gelu", max_position_embeddings=512, type_vocab_size=2,
                  layer_norm_eps=1e-12),
 }
+# Of these keys null has a meaning; all others are then missing.
+NULLS = ("head_dim", "num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping",
+         "n_inner")
 # What the lists compute. A key with another value is refused; a missing key, or null, is accepted.
 ONLY = dict(attention_bias=False, mlp_bias=False, partial_rotary_factor=1, scale_attn_weights=True,
             scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, use_bidirectional_attention=False,
-            hidden_act="silu", hidden_activation="gelu_pytorch_tanh", activation_function="gelu_new",
-            position_embedding_type="absolute", is_decoder=False)
-# Of these families hidden_act is another one, or is not used.
-ACTIVATIONS = dict(gemma2=None, gemma3=None, bert="gelu")
+            hidden_act="silu", hidden_activation="gelu_pytorch_tanh", activation_function="gelu_new")
+# Of some families it is something else; None: any value, which the definitions below are made of.
+ONLY_OF = {
+    "gemma2": dict(hidden_act=None),
+    "gemma3": dict(hidden_act=None),
+    "phi3": dict(partial_rotary_factor=None),
+    "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
+}
 # Keys of models that these families are not, such as a mixture of experts or quantized weights.
 REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "quantization_config", "kv_lora_rank")
 
@@ -73,21 +81,25 @@ def family_of(config):
     name = {"gemma3_text": "gemma3"}.get(kind, kind)
     if name not in FAMILIES:
         raise Unsupported(f"model_type is {kind}; supported are {', '.join(FAMILIES)}")
-    config = dict(FAMILIES[name], **config)
+    is_given = lambda key, value: value is not None or key in NULLS
+    config = dict(FAMILIES[name], **{k: v for k, v in config.items() if is_given(k, v)})
     for key in REFUSED:
         if config.get(key):
             raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
-    for key, value in dict(ONLY, hidden_act=ACTIVATIONS.get(name, ONLY["hidden_act"])).items():
+    for key, value in dict(ONLY, **ONLY_OF.get(name, {})).items():
         if config.get(key) is not None and value is not None and config[key] != value:
             raise Unsupported(f"{key} is {config[key]}; only {value} is supported")
     return name, config
 
 
-def layer_types(name, config, layers):
-    """For each layer whether its attention has the sliding window."""
+KINDS = ("full", "sliding", "unrotated")
+
+
+def layer_kinds(name, config, layers):
+    """The kind of each layer: whether its attention has the sliding window."""
     window = config.get("sliding_window")
     if not window or name in ("llama", "gpt2"):
-        return [False] * layers
+        return ["full"] * layers
     if "layer_types" in config:
         types = config["layer_types"]
         for t in types:
@@ -95,18 +107,23 @@ def layer_types(name, config, layers):
                 raise Unsupported(f"layer_types has {t}; only full_attention and sliding_attention are supported")
         if len(types) != layers:
             raise Unsupported(f"layer_types has {len(types)} entries for {layers} layers")
-        return [t == "sliding_attention" for t in types]
-    if name == "mistral":
-        return [True] * layers
+        return [t.removesuffix("_attention") for t in types]
+    if name in ("mistral", "phi3"):
+        return ["sliding"] * layers
     if name == "gemma2":
-        return [i % 2 == 0 for i in range(layers)]
-    if name == "gemma3":
+        sliding = [i % 2 == 0 for i in range(layers)]
+    elif name == "gemma3":
         pattern = config.get("sliding_window_pattern", 6)
-        return [(i + 1) % pattern != 0 for i in range(layers)]
-    return [bool(config.get("use_sliding_window")) and i >= config["max_window_layers"] for i in range(layers)]
+        sliding = [(i + 1) % pattern != 0 for i in range(layers)]
+    else:
+        sliding = [bool(config.get("use_sliding_window")) and i >= config["max_window_layers"] for i in range(layers)]
+    return ["sliding" if s else "full" for s in sliding]
 
 
-def rope(config, kind):
+PARTLY_ROTATED = ("phi3",)
+
+
+def rope(name, config, head_dim, kind):
     """The options of `rope` in layers of this kind, full or sliding."""
     given = config.get("rope_parameters") or {}
     per_layer = given.get("full_attention") or given.get("sliding_attention")
@@ -115,10 +132,13 @@ def rope(config, kind):
         given = given.get(f"{kind}_attention") or {}
     scaling = given or ({} if local else config.get("rope_scaling") or {})
     theta = scaling.get("rope_theta", config["rope_local_base_freq" if local else "rope_theta"])
-    if scaling.get("partial_rotary_factor", 1) != 1:
-        raise Unsupported(f"partial_rotary_factor is {scaling['partial_rotary_factor']}; only 1 is supported")
+    part = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
+    if part != 1 and name not in PARTLY_ROTATED:
+        raise Unsupported(f"partial_rotary_factor is {part}; only 1 is supported")
     scaling_type = scaling.get("rope_type", scaling.get("type", "default"))
     options = [("base", number(theta))]
+    if part != 1:
+        options += [("rotary_dim", int(head_dim * part))]
     if scaling_type == "linear":
         options += [("scaling", "linear"), ("factor", number(scaling["factor"]))]
     elif scaling_type == "llama3":
@@ -128,7 +148,7 @@ def rope(config, kind):
                     ("original_length", scaling["original_max_position_embeddings"])]
     elif scaling_type != "default":
         raise Unsupported(f"the rope type is {scaling_type}; supported are default, linear and llama3")
-    return ", ".join(f"({name}, {value})" for name, value in options)
+    return ", ".join(f"({option}, {value})" for option, value in options)
 
 
 def ids_of(value):
@@ -147,7 +167,8 @@ def pooling(folder):
     for module in modules or []:
         kind = module["type"].rsplit(".", 1)[-1]
         if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise Unsupported(f"modules.json has the module {kind}; only Transformer, Pooling and Normalize are supported")
+            raise Unsupported(f"modules.json has the module {kind}; only Transformer, Pooling and Normalize are "
+                              "supported")
     if modules is not None:
         normalize = any(module["type"].endswith("Normalize") for module in modules)
     config = read_if_there(folder / "1_Pooling" / "config.json")
@@ -202,7 +223,7 @@ def model(path):
     head_dim = config.get("head_dim") or hidden // heads
     kv_heads = heads if gpt2 else config.get("num_key_value_heads") or heads
     ffn = (config.get("n_inner") or 4 * hidden) if gpt2 else config["intermediate_size"]
-    sliding = layer_types(name, config, layers)
+    kinds = layer_kinds(name, config, layers)
     scalar = config["query_pre_attn_scalar"] if name.startswith("gemma") else head_dim
     defines = {
         "MODEL_FAMILY": name.upper(),
@@ -222,12 +243,12 @@ def model(path):
         "MODEL_ATTENTION_SCALE": number(scalar**-0.5),
         "MODEL_ATTENTION_SOFTCAP": number(config.get("attn_logit_softcapping") or 0),
         "MODEL_EOS": ", ".join(map(str, eos)) or "-1",
-        "MODEL_SLIDING": ", ".join(str(int(s)) for s in sliding) + " /* by layer: whether attention has a window */",
-        "MODEL_HAS_full": int(not all(sliding)),
-        "MODEL_HAS_sliding": int(any(sliding)),
-        "MODEL_LEFT_full": -1,
-        "MODEL_LEFT_sliding": config["sliding_window"] - 1 if any(sliding) else -1,
+        "MODEL_KINDS": ", ".join(str(KINDS.index(k)) for k in kinds) + " /* by layer; 0: full, 1: sliding, 2: unrotated */",
+        **{f"MODEL_HAS_{kind}": int(kind in kinds) for kind in KINDS},
+        **{f"MODEL_LEFT_{kind}": -1 for kind in KINDS},
     }
+    if "sliding" in kinds:
+        defines["MODEL_LEFT_sliding"] = config["sliding_window"] - 1
     if config.get("final_logit_softcapping"):
         defines["MODEL_LOGIT_SOFTCAP"] = number(config["final_logit_softcapping"])
     if name.startswith("gemma"):
@@ -239,7 +260,7 @@ def model(path):
         for kind in ("full", "sliding"):
             # llama.cpp has permuted the rows of q and k of this architecture for pairs of neighbours
             interleaved = ", (interleaved, 1)" if is_gguf and name == "llama" else ""
-            defines[f"MODEL_ROPE_{kind}"] = rope(config, kind) + interleaved
+            defines[f"MODEL_ROPE_{kind}"] = rope(name, config, head_dim, kind) + interleaved
     return defines
 
 

@@ -1,5 +1,5 @@
-/* embed_model.c -- sentence embeddings with a BERT from Hugging Face, such as all-MiniLM-L6-v2: for each text the mean of
- * the vectors of its tokens (or that of [CLS]), of length 1. It runs on a CPU or, built by nvcc, on a GPU. Sizes are
+/* embed_model.c -- sentence embeddings with a BERT from Hugging Face, such as all-MiniLM-L6-v2: for each text the mean
+ * of the vectors of its tokens (or that of [CLS]), of length 1. It runs on a CPU or, built by nvcc, on a GPU. Sizes are
  * constants of the program: configure.py writes them out of the model's config.json.
  *
  *     examples/generate/configure.py all-MiniLM-L6-v2 >model.h
@@ -11,7 +11,7 @@
  *     ./embed all-MiniLM-L6-v2 <lines.txt >vectors.txt
  *     ./embed all-MiniLM-L6-v2 --query "How old are you?" <lines.txt     # lines, the most similar ones first
  *
- * A pass takes as many texts as fit into its rows, packed one behind the other (te_batch.cu_seqlens): no row is padding.
+ * A pass takes as many texts as fit into its rows, packed one behind the other (te_batch.cu_seqlens), without padding.
  */
 #define PROGRAM "embed"
 

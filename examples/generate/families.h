@@ -1,14 +1,14 @@
-/* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 and GPT-2, for inference with a key-value
- * cache, and the names of their tensors in the files of Hugging Face and in GGUF files.
+/* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3, Phi-3, GPT-2 and others, for inference with a
+ * key-value cache, and the names of their tensors in the files of Hugging Face and in GGUF files.
  *
  * Do this:
  *     examples/generate/configure.py FOLDER|FILE.gguf >model.h     sizes, and which family: MODEL_FAMILY and others
  *     cc -DMODEL_CONFIG='"model.h"' ..
  *
- * A model is these lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window (a model
- * has one kind of blocks or both); last, the norm of each sequence's last token; head, its logits; choose, the next
- * token.
- * BLOCK_<family>(KIND) is a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
+ * A model is these lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window;
+ * unrotated, a block without rope (a model has blocks of one or more of these kinds); last, the norm of each sequence's
+ * last token; head, its logits; choose, the next token.
+ * BLOCK_<family>(KIND) is a block of the kind full, sliding or unrotated. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
  * NAMES_ of its name here, and its model_type and defaults in configure.py; for GGUF files, GGUF_ here and its
  * architecture in gguf_config.py.
  */
@@ -47,7 +47,10 @@
 #define MODEL_QKV_ROWS (MODEL_Q_ROWS + 2 * MODEL_KV_ROWS)
 
 #define QKV (linear, qkv, MODEL_HIDDEN, MODEL_QKV_ROWS)
-#define ROPE(KIND) (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_##KIND)
+/* ROPE_<kind> ends in a comma, or is empty. */
+#define ROPE_full (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_full),
+#define ROPE_sliding (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_sliding),
+#define ROPE_unrotated
 #define ATTENTION(KIND)                                                                                              \
     (attention, attend, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (scale, MODEL_ATTENTION_SCALE),                 \
      (softcap, MODEL_ATTENTION_SOFTCAP), (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, MODEL_CACHE))
@@ -56,7 +59,7 @@
 #define HEAD_NORM(kind) (kind, heads, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (eps, MODEL_EPS))
 #define GATED_MLP(GATED)                                                                                             \
     (linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN), (GATED, act), (linear, fc2, MODEL_FFN, MODEL_HIDDEN)
-#define ATTENTION_PART(KIND) ROPE(KIND), ATTENTION(KIND), PROJ
+#define ATTENTION_PART(KIND) ROPE_##KIND ATTENTION(KIND), PROJ
 
 /* ---- blocks: h = x + attention(norm(x)), y = h + mlp(norm(h)) ---------------------------------------------------- */
 
@@ -65,6 +68,9 @@
     (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
 
 #define BLOCK_MISTRAL(KIND) BLOCK_LLAMA(KIND)
+
+/* Phi-3: rope may rotate a part of each head; the files have q, k and v, and gate and up, in one tensor each. */
+#define BLOCK_PHI3(KIND) BLOCK_LLAMA(KIND)
 
 /* Qwen 2 and 2.5: a bias is added to q, k and v. */
 #define BLOCK_QWEN2(KIND)                                                                                            \
@@ -109,6 +115,7 @@
 #define EMBED_TOKENS (embedding, embed_tokens, MODEL_VOCABULARY, MODEL_HIDDEN)
 #define EMBED_LLAMA EMBED_TOKENS
 #define EMBED_MISTRAL EMBED_TOKENS
+#define EMBED_PHI3 EMBED_TOKENS
 #define EMBED_QWEN2 EMBED_TOKENS
 #define EMBED_QWEN3 EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
@@ -118,6 +125,7 @@
 
 #define LAST_LLAMA NORM(rmsnorm, norm)
 #define LAST_MISTRAL NORM(rmsnorm, norm)
+#define LAST_PHI3 NORM(rmsnorm, norm)
 #define LAST_QWEN2 NORM(rmsnorm, norm)
 #define LAST_QWEN3 NORM(rmsnorm, norm)
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
@@ -149,6 +157,9 @@ TE_INFERENCE(full, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMIL
 #if MODEL_HAS_sliding
 TE_INFERENCE(sliding, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(sliding))
 #endif
+#if MODEL_HAS_unrotated
+TE_INFERENCE(unrotated, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(unrotated))
+#endif
 /* The rest is three lists. A row that `last` reads is a token of a prompt, of which there are many, and a row of `head`
  * is a sequence: so the workspace is for logits of sequences alone. `choose` is a list in f32, for logits in f32. */
 TE_INFERENCE(last, (MODEL_DTYPE, (in, f32)), (last_token, end), OF_FAMILY(LAST_))
@@ -172,6 +183,11 @@ TE_INFERENCE(choose, f32, CHOOSE)
 
 #define TENSORS_LLAMA TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP
 #define TENSORS_MISTRAL TENSORS_LLAMA
+#define TENSORS_PHI3                                                                                                 \
+    {"input_layernorm.weight", "norm1", "weight", 0, 0}, {"self_attn.qkv_proj.weight", "qkv", "weight", 0, 0},       \
+    {"self_attn.o_proj.weight", "proj", "weight", 0, 0},                                                             \
+    {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                                    \
+    {"mlp.gate_up_proj.weight", "fc1", "weight", 0, 0}, {"mlp.down_proj.weight", "fc2", "weight", 0, 0}
 #define TENSORS_QWEN2                                                                                                \
     TENSORS_LLAMA, {"self_attn.q_proj.bias", "qkv_bias", "bias", MODEL_Q_ROWS, 0},                                   \
     {"self_attn.k_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
@@ -218,6 +234,7 @@ TE_INFERENCE(choose, f32, CHOOSE)
 /* In which the families differ: names of the embedding's and the last norm's tensors, and of the layers. */
 #define NAMES_LLAMA 0
 #define NAMES_MISTRAL 0
+#define NAMES_PHI3 0
 #define NAMES_QWEN2 0
 #define NAMES_QWEN3 0
 #define NAMES_GEMMA2 0

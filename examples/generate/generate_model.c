@@ -1,5 +1,5 @@
 /* generate_model.c -- continues texts, or answers in a chat, with a model from Hugging Face or in a GGUF file: Llama 3,
- * Mistral, Qwen 2.5 and 3, Gemma 2 and 3, GPT-2. It runs on a CPU or, built by nvcc, on a GPU. Sizes are constants of
+ * Mistral, Qwen 2.5 and 3, Gemma 2 and 3, Phi-3, GPT-2. It runs on a CPU or, built by nvcc, on a GPU. Sizes are constants of
  * the program, which is compiled for one model: configure.py writes them out of the model's config.json, or of the file.
  *
  *     examples/generate/configure.py Llama-3.2-1B-Instruct >model.h

@@ -23,14 +23,26 @@ enum {
 static part parts[PARTS];
 
 static const te_plan *block_plan(int layer) {
-    static const char is_sliding[MODEL_LAYERS] = {MODEL_SLIDING};
-#if MODEL_HAS_sliding && MODEL_HAS_full
-    return is_sliding[layer] ? sliding_plan() : full_plan();
-#elif MODEL_HAS_full
-    return is_sliding[layer] ? 0 : full_plan();
+    typedef const te_plan *plan_of(void);
+    static const char kind[MODEL_LAYERS] = {MODEL_KINDS};
+    static plan_of *const plans[] = {
+#if MODEL_HAS_full
+        full_plan,
 #else
-    return is_sliding[layer] ? sliding_plan() : 0;
+        0,
 #endif
+#if MODEL_HAS_sliding
+        sliding_plan,
+#else
+        0,
+#endif
+#if MODEL_HAS_unrotated
+        unrotated_plan
+#else
+        0
+#endif
+    };
+    return plans[(int)kind[layer]]();
 }
 #if MODEL_GGUF
 #include "load_gguf.h" /* open_model, load_embedding, load_block, load_last, load_head, close_model */

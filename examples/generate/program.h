@@ -1,4 +1,4 @@
-/* program.h -- what the programs of this folder share: messages, memory, texts that grow, and arguments that are numbers.
+/* program.h -- what the programs of this folder share: messages, memory, texts that grow, and numbers as arguments.
  *
  * Do this:
  *     #define PROGRAM "generate"     // in front of the messages

@@ -1,5 +1,5 @@
-/* tokenizer_model.c -- the vocabulary of a tokenizer.json and how a word becomes tokens: the merges of BPE, the scores of
- * SentencePiece's BPE, or WordPiece. Part of tokenizer_file.c's reading, by the same rules.
+/* tokenizer_model.c -- the vocabulary of a tokenizer.json and how a word becomes tokens: the merges of BPE, the scores
+ * of SentencePiece's BPE, or WordPiece. Part of tokenizer_file.c's reading, by the same rules.
  */
 #include <limits.h> /* INT_MAX */
 

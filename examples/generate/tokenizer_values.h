@@ -1,5 +1,5 @@
-/* tokenizer_values.h -- the values of a tokenizer.json, each checked for its type, and memory and errors while it is read:
- * for tokenizer_file.c and tokenizer_model.c. Functions return 0 after an error, whose text is then in l->error.
+/* tokenizer_values.h -- the values of a tokenizer.json, each checked for its type, and memory and errors while it is
+ * read: for tokenizer_file.c and tokenizer_model.c. Functions return 0 after an error, whose text is then in l->error.
  */
 #ifndef TOKENIZER_VALUES_H
 #define TOKENIZER_VALUES_H
