@@ -24,6 +24,7 @@ FAMILIES = {
     "llama": LLAMA,
     "mistral": dict(LLAMA, num_key_value_heads=8, sliding_window=4096, max_position_embeddings=131072),
     "phi3": dict(LLAMA, rms_norm_eps=1e-5, max_position_embeddings=4096),
+    "olmo2": dict(LLAMA, rms_norm_eps=1e-5),
     "qwen2": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28),
     "qwen3": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28, head_dim=128),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
@@ -98,7 +99,7 @@ KINDS = ("full", "sliding", "unrotated")
 def layer_kinds(name, config, layers):
     """The kind of each layer: whether its attention has the sliding window."""
     window = config.get("sliding_window")
-    if not window or name in ("llama", "gpt2"):
+    if not window or name in ("llama", "olmo2", "gpt2"):
         return ["full"] * layers
     if "layer_types" in config:
         types = config["layer_types"]

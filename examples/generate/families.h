@@ -82,6 +82,14 @@
     (fork, x1), NORM(rmsnorm, norm1), QKV, HEAD_NORM(head_norm), ATTENTION_PART(KIND), (add, x1),                    \
     (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
 
+/* OLMo 2: norms behind attention and MLP alone, and of q and of k over the widths of all their heads. */
+#define PART_NORM(name, ...) (rmsnorm, name, MODEL_QKV_ROWS, __VA_ARGS__, (eps, MODEL_EPS))
+#define BLOCK_OLMO2(KIND)                                                                                            \
+    (fork, x1), QKV, PART_NORM(q_norm, (columns, MODEL_Q_ROWS)),                                                     \
+    PART_NORM(k_norm, (first, MODEL_Q_ROWS), (columns, MODEL_KV_ROWS)), ATTENTION_PART(KIND),                        \
+    NORM(rmsnorm, norm1_after), (add, x1),                                                                           \
+    (fork, x2), GATED_MLP(swiglu), NORM(rmsnorm, norm2_after), (add, x2)
+
 /* Gemma's norms have 1 + weight; the weights of a GGUF file have the 1 in them. */
 #if MODEL_GGUF
 #define GEMMA_NORM rmsnorm
@@ -116,6 +124,7 @@
 #define EMBED_LLAMA EMBED_TOKENS
 #define EMBED_MISTRAL EMBED_TOKENS
 #define EMBED_PHI3 EMBED_TOKENS
+#define EMBED_OLMO2 EMBED_TOKENS
 #define EMBED_QWEN2 EMBED_TOKENS
 #define EMBED_QWEN3 EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
@@ -126,6 +135,7 @@
 #define LAST_LLAMA NORM(rmsnorm, norm)
 #define LAST_MISTRAL NORM(rmsnorm, norm)
 #define LAST_PHI3 NORM(rmsnorm, norm)
+#define LAST_OLMO2 NORM(rmsnorm, norm)
 #define LAST_QWEN2 NORM(rmsnorm, norm)
 #define LAST_QWEN3 NORM(rmsnorm, norm)
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
@@ -168,12 +178,12 @@ TE_INFERENCE(choose, f32, CHOOSE)
 
 /* ---- tensors of the files ---------------------------------------------------------------------------------------- */
 
-#define TENSORS_ATTENTION                                                                                            \
-    {"input_layernorm.weight", "norm1", "weight", 0, 0},                                                             \
+#define TENSORS_PROJECTIONS                                                                                          \
     {"self_attn.q_proj.weight", "qkv", "weight", MODEL_Q_ROWS, 0},                                                   \
     {"self_attn.k_proj.weight", "qkv", "weight", MODEL_KV_ROWS, 0},                                                  \
     {"self_attn.v_proj.weight", "qkv", "weight", MODEL_KV_ROWS, 0},                                                  \
     {"self_attn.o_proj.weight", "proj", "weight", 0, 0}
+#define TENSORS_ATTENTION {"input_layernorm.weight", "norm1", "weight", 0, 0}, TENSORS_PROJECTIONS
 #define TENSORS_MLP                                                                                                  \
     {"mlp.gate_proj.weight", "fc1", "weight", MODEL_FFN, 0},                                                         \
     {"mlp.up_proj.weight", "fc1", "weight", MODEL_FFN, 0},                                                           \
@@ -198,6 +208,11 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"pre_feedforward_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP,                                      \
     {"post_feedforward_layernorm.weight", "norm2_after", "weight", 0, 0}
 #define TENSORS_GEMMA3 TENSORS_GEMMA2, TENSORS_HEAD_NORM
+#define TENSORS_OLMO2                                                                                                \
+    TENSORS_PROJECTIONS, {"self_attn.q_norm.weight", "q_norm", "weight", 0, 0},                                      \
+    {"self_attn.k_norm.weight", "k_norm", "weight", 0, 0},                                                           \
+    {"post_attention_layernorm.weight", "norm1_after", "weight", 0, 0}, TENSORS_MLP,                                 \
+    {"post_feedforward_layernorm.weight", "norm2_after", "weight", 0, 0}
 #define TENSORS_GPT2                                                                                                 \
     {"ln_1.weight", "norm1", "weight", 0, 0}, {"ln_1.bias", "norm1", "bias", 0, 0},                                  \
     {"attn.c_attn.weight", "qkv", "weight", 0, 1}, {"attn.c_attn.bias", "qkv_bias", "bias", 0, 0},                   \
@@ -235,6 +250,7 @@ TE_INFERENCE(choose, f32, CHOOSE)
 #define NAMES_LLAMA 0
 #define NAMES_MISTRAL 0
 #define NAMES_PHI3 0
+#define NAMES_OLMO2 0
 #define NAMES_QWEN2 0
 #define NAMES_QWEN3 0
 #define NAMES_GEMMA2 0
