@@ -209,10 +209,10 @@ sed 's/<|start_header_id|>/<|other|>/' "$model/tokenizer.json" >"$work/json" && 
 refuses "no chat format" "no special tokens of a known chat format" "$model" --chat x
 refuses "another chat format" "no such chat format: llama9" "$model" --chat --format llama9 x
 "$model/f32" --help | grep -q -- --temperature || bad "--help"
-unsupported() { # WHAT SAYS CHANGE: configure.py refuses the config.json of llama after the change
+unsupported() { # WHAT SAYS CHANGE [NAME]: configure.py refuses the config.json of a model, llama, after the change
     local status=0
     mkdir -p "$work/unsupported"
-    sed "$3" "$work/llama/config.json" >"$work/unsupported/config.json"
+    sed "$3" "$work/${4:-llama}/config.json" >"$work/unsupported/config.json"
     "$python" examples/generate/configure.py "$work/unsupported" >"$work/log" 2>&1 || status=$?
     [[ $status == 1 ]] && grep -q -- "$2" "$work/log" || bad "$1: status $status, $(cat "$work/log")"
     ok "$1: $(sed "s,$work/,,g" "$work/log")"
@@ -225,5 +225,7 @@ unsupported "partial rope" "partial_rotary_factor is 0.5; only 1" 's/^{/{"partia
 unsupported "experts" "num_experts is 8" 's/^{/{"num_experts": 8,/'
 unsupported "an activation" "hidden_act is relu; only silu is supported" 's/"silu"/"relu"/'
 unsupported "biases" "attention_bias is True; only False is supported" 's/\("attention_bias": \)false/\1true/'
+unsupported "a window in some layers" "use_sliding_window is True; only False" 's/\("use_sliding_window": \)false/\1true/' smollm3
+unsupported "a list that is too short" "no_rope_layers has 3 entries for 4 layers" 's/"num_hidden_layers": 3/"num_hidden_layers": 4/' smollm3
 unsupported "a missing size" "config.json has no intermediate_size" '/intermediate_size/d'
 echo "$passed passed, 0 failed"

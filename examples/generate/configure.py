@@ -25,6 +25,8 @@ FAMILIES = {
     "mistral": dict(LLAMA, num_key_value_heads=8, sliding_window=4096, max_position_embeddings=131072),
     "phi3": dict(LLAMA, rms_norm_eps=1e-5, max_position_embeddings=4096),
     "olmo2": dict(LLAMA, rms_norm_eps=1e-5),
+    "smollm3": dict(LLAMA, rope_theta=2e6, max_position_embeddings=32768, tie_word_embeddings=True,
+                    no_rope_layer_interval=4),
     "qwen2": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28),
     "qwen3": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28, head_dim=128),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
@@ -48,6 +50,7 @@ ONLY_OF = {
     "gemma2": dict(hidden_act=None),
     "gemma3": dict(hidden_act=None),
     "phi3": dict(partial_rotary_factor=None),
+    "smollm3": dict(use_sliding_window=False),
     "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
 }
 # Keys of models that these families are not, such as a mixture of experts or quantized weights.
@@ -97,7 +100,13 @@ KINDS = ("full", "sliding", "unrotated")
 
 
 def layer_kinds(name, config, layers):
-    """The kind of each layer: whether its attention has the sliding window."""
+    """The kind of each layer: whether its attention has the sliding window, or no rope."""
+    if name == "smollm3":
+        interval = config["no_rope_layer_interval"]
+        rotated = config.get("no_rope_layers") or [(i + 1) % interval for i in range(layers)]  # 0: not, as in transformers
+        if len(rotated) < layers:
+            raise Unsupported(f"no_rope_layers has {len(rotated)} entries for {layers} layers")
+        return ["full" if r else "unrotated" for r in rotated[:layers]]
     window = config.get("sliding_window")
     if not window or name in ("llama", "olmo2", "gpt2"):
         return ["full"] * layers

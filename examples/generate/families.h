@@ -72,6 +72,9 @@
 /* Phi-3: rope may rotate a part of each head; the files have q, k and v, and gate and up, in one tensor each. */
 #define BLOCK_PHI3(KIND) BLOCK_LLAMA(KIND)
 
+/* SmolLM3: some layers have no rope. */
+#define BLOCK_SMOLLM3(KIND) BLOCK_LLAMA(KIND)
+
 /* Qwen 2 and 2.5: a bias is added to q, k and v. */
 #define BLOCK_QWEN2(KIND)                                                                                            \
     (fork, x1), NORM(rmsnorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS), ATTENTION_PART(KIND), (add, x1),        \
@@ -124,6 +127,7 @@
 #define EMBED_LLAMA EMBED_TOKENS
 #define EMBED_MISTRAL EMBED_TOKENS
 #define EMBED_PHI3 EMBED_TOKENS
+#define EMBED_SMOLLM3 EMBED_TOKENS
 #define EMBED_OLMO2 EMBED_TOKENS
 #define EMBED_QWEN2 EMBED_TOKENS
 #define EMBED_QWEN3 EMBED_TOKENS
@@ -135,6 +139,7 @@
 #define LAST_LLAMA NORM(rmsnorm, norm)
 #define LAST_MISTRAL NORM(rmsnorm, norm)
 #define LAST_PHI3 NORM(rmsnorm, norm)
+#define LAST_SMOLLM3 NORM(rmsnorm, norm)
 #define LAST_OLMO2 NORM(rmsnorm, norm)
 #define LAST_QWEN2 NORM(rmsnorm, norm)
 #define LAST_QWEN3 NORM(rmsnorm, norm)
@@ -193,6 +198,7 @@ TE_INFERENCE(choose, f32, CHOOSE)
 
 #define TENSORS_LLAMA TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP
 #define TENSORS_MISTRAL TENSORS_LLAMA
+#define TENSORS_SMOLLM3 TENSORS_LLAMA
 #define TENSORS_PHI3                                                                                                 \
     {"input_layernorm.weight", "norm1", "weight", 0, 0}, {"self_attn.qkv_proj.weight", "qkv", "weight", 0, 0},       \
     {"self_attn.o_proj.weight", "proj", "weight", 0, 0},                                                             \
@@ -250,6 +256,7 @@ TE_INFERENCE(choose, f32, CHOOSE)
 #define NAMES_LLAMA 0
 #define NAMES_MISTRAL 0
 #define NAMES_PHI3 0
+#define NAMES_SMOLLM3 0
 #define NAMES_OLMO2 0
 #define NAMES_QWEN2 0
 #define NAMES_QWEN3 0
