@@ -33,6 +33,9 @@ LLAMA3_ROPE = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, origin
                    rope_type="llama3")
 GEMMA = dict(SIZES, head_dim=32, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh",
              rms_norm_eps=1e-6, sliding_window=16, attention_bias=False)
+NEOX = dict(SIZES, model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"], layer_norm_eps=1e-5,
+            rotary_emb_base=10000, torch_dtype="float16", tie_word_embeddings=False, rope_scaling=None)
+del NEOX["num_key_value_heads"]
 # name: (config.json, dtype of the files, bytes of a file at most, seed)
 MODELS = {
     "llama": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
@@ -69,6 +72,9 @@ MODELS = {
                      num_hidden_layers=3, no_rope_layers=[1, 0, 1], no_rope_layer_interval=4, use_sliding_window=False,
                      sliding_window=None, layer_types=["full_attention"] * 3, pad_token_id=0,
                      torch_dtype="bfloat16"), "BF16", 1 << 30, 9),
+    "pythia": (dict(NEOX, rotary_pct=0.25, hidden_act="gelu", use_parallel_residual=True), "F16", 1 << 30, 2),
+    "neox": (dict(NEOX, rotary_pct=0.5, hidden_act="gelu_new", use_parallel_residual=False, layer_norm_eps=1e-6),
+             "BF16", 60000, 6),
     "gpt2": (dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=320, n_positions=160, n_embd=64,
                   n_layer=2, n_head=4, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5),
              "F32", 1 << 30, 48),
@@ -180,6 +186,8 @@ def write_safetensors(path, tensors):
 def name_in_file(name, tensor, vision):
     if vision:
         return "language_model." + tensor
+    if name == "pythia" and tensor == "lm_head.weight":  # as the published files have it
+        return "embed_out.weight"
     return tensor.removeprefix("transformer.") if name == "gpt2" else tensor  # as OpenAI's files have it
 
 

@@ -101,12 +101,17 @@ static void close_files(void) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* Load the parameters that a table describes, which has END behind its last entry. */
-static te_status load_tensors(part *p, const te_packed *table, const char *prefix, te_context *ctx) {
-    int count = 0;
+/* Load the parameters that tables describe. table: END is behind its last entry; heads: the same of tensors that have q,
+ * k and v head by head, or null. */
+static te_status load_tables(part *p, const te_packed *table, const te_packed_heads *heads, const char *prefix,
+                             te_context *ctx) {
+    int count = 0, head_count = 0;
     while (table[count].name) count++;
+    while (heads && heads[head_count].name) head_count++;
     te_packed_list views = te_packed_none();
     te_status status = te_packed_add(&views, &p->model, table, count, prefix, ctx);
+    if (status == TE_OK && head_count)
+        status = te_packed_add_heads(&views, &p->model, heads, head_count, prefix, ctx);
     for (int i = 0; i < views.count && status == TE_OK; i++) {
         const te_safetensors *file;
         status = file_of(&file, views.tensor[i].name, ctx);
@@ -114,6 +119,9 @@ static te_status load_tensors(part *p, const te_packed *table, const char *prefi
     }
     te_packed_free(&views);
     return status;
+}
+static te_status load_tensors(part *p, const te_packed *table, const char *prefix, te_context *ctx) {
+    return load_tables(p, table, 0, prefix, ctx);
 }
 
 #endif

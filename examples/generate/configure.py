@@ -34,6 +34,10 @@ FAMILIES = {
     "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
     "gpt2": dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12, layer_norm_epsilon=1e-5,
                  activation_function="gelu_new", tie_word_embeddings=True, scale_attn_weights=True),
+    "gpt_neox": dict(vocab_size=50432, hidden_size=6144, num_hidden_layers=44, num_attention_heads=64,
+                     intermediate_size=24576, hidden_act="gelu", rope_theta=1e4, partial_rotary_factor=0.25,
+                     max_position_embeddings=2048, layer_norm_eps=1e-5, use_parallel_residual=True,
+                     tie_word_embeddings=False),
     "bert": dict(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
                  intermediate_size=3072, hidden_act="gelu", max_position_embeddings=512, type_vocab_size=2,
                  layer_norm_eps=1e-12),
@@ -51,8 +55,13 @@ ONLY_OF = {
     "gemma3": dict(hidden_act=None),
     "phi3": dict(partial_rotary_factor=None),
     "smollm3": dict(use_sliding_window=False),
+    "gpt_neox": dict(hidden_act=None, partial_rotary_factor=None, attention_bias=True),
     "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
 }
+# The keys that GPT-NeoX has its own names for.
+NEOX_KEYS = dict(rotary_emb_base="rope_theta", rotary_pct="partial_rotary_factor")
+# Its activations, as lists have them.
+ACTIVATIONS = dict(gelu="gelu_erf", gelu_new="gelu", gelu_fast="gelu", gelu_pytorch_tanh="gelu")
 # Keys of models that these families are not, such as a mixture of experts or quantized weights.
 REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "quantization_config", "kv_lora_rank")
 
@@ -85,6 +94,8 @@ def family_of(config):
     name = {"gemma3_text": "gemma3"}.get(kind, kind)
     if name not in FAMILIES:
         raise Unsupported(f"model_type is {kind}; supported are {', '.join(FAMILIES)}")
+    if name == "gpt_neox":
+        config = {NEOX_KEYS.get(k, k): v for k, v in config.items()}
     is_given = lambda key, value: value is not None or key in NULLS
     config = dict(FAMILIES[name], **{k: v for k, v in config.items() if is_given(k, v)})
     for key in REFUSED:
@@ -108,7 +119,7 @@ def layer_kinds(name, config, layers):
             raise Unsupported(f"no_rope_layers has {len(rotated)} entries for {layers} layers")
         return ["full" if r else "unrotated" for r in rotated[:layers]]
     window = config.get("sliding_window")
-    if not window or name in ("llama", "olmo2", "gpt2"):
+    if not window or name in ("llama", "olmo2", "gpt2", "gpt_neox"):
         return ["full"] * layers
     if "layer_types" in config:
         types = config["layer_types"]
@@ -130,7 +141,7 @@ def layer_kinds(name, config, layers):
     return ["sliding" if s else "full" for s in sliding]
 
 
-PARTLY_ROTATED = ("phi3",)
+PARTLY_ROTATED = ("phi3", "gpt_neox")
 
 
 def rope(name, config, head_dim, kind):
@@ -212,6 +223,9 @@ def bert(folder, text, config):
     }
 
 
+EPS = dict(gpt2="layer_norm_epsilon", gpt_neox="layer_norm_eps")
+
+
 def model(path):
     """The definitions of the header, name and value."""
     is_gguf = path.is_file()
@@ -248,7 +262,7 @@ def model(path):
         "MODEL_KV_HEADS": kv_heads,
         "MODEL_HEAD_DIM": head_dim,
         "MODEL_POSITIONS": config["n_positions" if gpt2 else "max_position_embeddings"],
-        "MODEL_EPS": number(config["layer_norm_epsilon" if gpt2 else "rms_norm_eps"]),
+        "MODEL_EPS": number(config[EPS.get(name, "rms_norm_eps")]),
         "MODEL_TIED": int(bool(config["tie_word_embeddings"])),
         "MODEL_ATTENTION_SCALE": number(scalar**-0.5),
         "MODEL_ATTENTION_SOFTCAP": number(config.get("attn_logit_softcapping") or 0),
@@ -259,6 +273,11 @@ def model(path):
     }
     if "sliding" in kinds:
         defines["MODEL_LEFT_sliding"] = config["sliding_window"] - 1
+    if name == "gpt_neox":
+        if config["hidden_act"] not in ACTIVATIONS:
+            raise Unsupported(f"hidden_act is {config['hidden_act']}; supported are {', '.join(ACTIVATIONS)}")
+        defines["MODEL_ACT"] = ACTIVATIONS[config["hidden_act"]]
+        defines["MODEL_PARALLEL"] = int(config["use_parallel_residual"])
     if config.get("final_logit_softcapping"):
         defines["MODEL_LOGIT_SOFTCAP"] = number(config["final_logit_softcapping"])
     if name.startswith("gemma"):

@@ -119,6 +119,19 @@
     (fork, x2), NORM(layernorm, norm2), (linear, fc1, MODEL_HIDDEN, MODEL_FFN), (bias, fc1_bias, MODEL_FFN),         \
     (gelu, act), (linear, fc2, MODEL_FFN, MODEL_HIDDEN), (bias, fc2_bias, MODEL_HIDDEN), (add, x2)
 
+/* GPT-NeoX and Pythia: y = x + attention(norm1(x)) + mlp(norm2(x)) or, in few models, one behind the other; rope
+ * rotates a part of each head. */
+#define NEOX_ATTENTION(KIND)                                                                                         \
+    NORM(layernorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS), ATTENTION_PART(KIND), (bias, proj_bias, MODEL_HIDDEN)
+#define NEOX_MLP                                                                                                     \
+    NORM(layernorm, norm2), (linear, fc1, MODEL_HIDDEN, MODEL_FFN), (bias, fc1_bias, MODEL_FFN), (MODEL_ACT, act),   \
+    (linear, fc2, MODEL_FFN, MODEL_HIDDEN), (bias, fc2_bias, MODEL_HIDDEN)
+#if MODEL_PARALLEL
+#define BLOCK_GPT_NEOX(KIND) (fork, x), NEOX_ATTENTION(KIND), (fork, a), (load, x), NEOX_MLP, (add, a), (add, x)
+#else
+#define BLOCK_GPT_NEOX(KIND) (fork, x1), NEOX_ATTENTION(KIND), (add, x1), (fork, x2), NEOX_MLP, (add, x2)
+#endif
+
 /* ---- embeddings, norms and heads --------------------------------------------------------------------------------- */
 
 /* The ops have the names of the files' tensors, so that te_weights_use finds the table: the largest tensor of many
@@ -133,6 +146,7 @@
 #define EMBED_QWEN3 EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
 #define EMBED_GEMMA3 EMBED_GEMMA2
+#define EMBED_GPT_NEOX (embedding, embed_in, MODEL_VOCABULARY, MODEL_HIDDEN)
 #define EMBED_GPT2                                                                                                   \
     (embedding, wte, MODEL_VOCABULARY, MODEL_HIDDEN), (positions, wpe, MODEL_POSITIONS, MODEL_HIDDEN)
 
@@ -146,6 +160,7 @@
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
 #define LAST_GEMMA3 NORM(GEMMA_NORM, norm)
 #define LAST_GPT2 NORM(layernorm, norm)
+#define LAST_GPT_NEOX NORM(layernorm, norm)
 
 #if MODEL_TIED
 #define LM_HEAD (tied_linear, lm_head, MODEL_HIDDEN, MODEL_VOCABULARY)
@@ -227,6 +242,18 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"mlp.c_fc.weight", "fc1", "weight", 0, 1}, {"mlp.c_fc.bias", "fc1_bias", "bias", 0, 0},                         \
     {"mlp.c_proj.weight", "fc2", "weight", 0, 1}, {"mlp.c_proj.bias", "fc2_bias", "bias", 0, 0}
 
+#define TENSORS_GPT_NEOX                                                                                             \
+    {"input_layernorm.weight", "norm1", "weight", 0, 0}, {"input_layernorm.bias", "norm1", "bias", 0, 0},            \
+    {"attention.dense.weight", "proj", "weight", 0, 0}, {"attention.dense.bias", "proj_bias", "bias", 0, 0},         \
+    {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                                    \
+    {"post_attention_layernorm.bias", "norm2", "bias", 0, 0},                                                        \
+    {"mlp.dense_h_to_4h.weight", "fc1", "weight", 0, 0}, {"mlp.dense_h_to_4h.bias", "fc1_bias", "bias", 0, 0},       \
+    {"mlp.dense_4h_to_h.weight", "fc2", "weight", 0, 0}, {"mlp.dense_4h_to_h.bias", "fc2_bias", "bias", 0, 0}
+/* The tensors that have q, k and v head by head. */
+#define HEADS_GPT_NEOX                                                                                               \
+    {"attention.query_key_value.weight", "qkv", "weight", MODEL_HEADS, MODEL_HEADS},                                 \
+    {"attention.query_key_value.bias", "qkv_bias", "bias", MODEL_HEADS, MODEL_HEADS},
+
 /* The names in GGUF files. */
 #define GGUF_LLAMA                                                                                                   \
     {"attn_norm.weight", "norm1", "weight", 0, 0}, {"attn_q.weight", "qkv", "weight", MODEL_Q_ROWS, 0},              \
@@ -263,6 +290,7 @@ TE_INFERENCE(choose, f32, CHOOSE)
 #define NAMES_GEMMA2 0
 #define NAMES_GEMMA3 0
 #define NAMES_GPT2 1
+#define NAMES_GPT_NEOX 2 /* Its weights are read from folders only. */
 #if MODEL_GGUF
 #define TABLE_OF_BLOCK OF_FAMILY(GGUF_)
 #if OF_FAMILY(NAMES_)
@@ -278,20 +306,33 @@ static const te_packed head_tensors[] = {{"output.weight", "lm_head", "weight", 
 static const char *const layer_prefix = "blk.%d.";
 #else
 #define TABLE_OF_BLOCK OF_FAMILY(TENSORS_)
+/* Files of different versions of transformers differ: name_prefixes are what may stand in front of all names but the
+ * head's, and head_tensors are names of which a file has one. */
+#if OF_FAMILY(NAMES_) == 2
+static const te_packed embed_tensors[] = {{"embed_in.weight", "embed_in", "weight", 0, 0}, END};
+static const te_packed last_tensors[] = {{"final_layer_norm.weight", "norm", "weight", 0, 0},
+                                         {"final_layer_norm.bias", "norm", "bias", 0, 0}, END};
+static const te_packed head_tensors[] = {{"embed_out.weight", "lm_head", "weight", 0, 0},
+                                         {"lm_head.weight", "lm_head", "weight", 0, 0}, END};
+static const te_packed_heads block_heads[] = {HEADS_GPT_NEOX END};
+static const char *const layer_prefix = "layers.%d.";
+static const char *const name_prefixes[] = {"gpt_neox.", ""};
+#else
 static const te_packed head_tensors[] = {{"lm_head.weight", "lm_head", "weight", 0, 0}, END};
-#if OF_FAMILY(NAMES_)
+static const te_packed_heads block_heads[] = {END};
+#if OF_FAMILY(NAMES_) == 1
 static const te_packed embed_tensors[] = {{"wte.weight", "wte", "weight", 0, 0}, {"wpe.weight", "wpe", "weight", 0, 0},
                                           END};
 static const te_packed last_tensors[] = {{"ln_f.weight", "norm", "weight", 0, 0}, {"ln_f.bias", "norm", "bias", 0, 0},
                                          END};
 static const char *const layer_prefix = "h.%d.";
-/* What may stand in front of all names: files of different versions of transformers differ. */
 static const char *const name_prefixes[] = {"transformer.", ""};
 #else
 static const te_packed embed_tensors[] = {{"embed_tokens.weight", "embed_tokens", "weight", 0, 0}, END};
 static const te_packed last_tensors[] = {{"norm.weight", "norm", "weight", 0, 0}, END};
 static const char *const layer_prefix = "layers.%d.";
 static const char *const name_prefixes[] = {"model.", "language_model.model.", "model.language_model.", ""};
+#endif
 #endif
 #endif
 static const te_packed block_tensors[] = {TABLE_OF_BLOCK, END};

@@ -13,10 +13,22 @@
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 static const char *head_prefix(void) { return strncmp(from.prefix, "language_model.", 15) ? "" : "language_model."; }
+/* A table of the head alone, by the name that the files have of it. */
+static void get_head_table(te_packed table[2]) {
+    int i = 0;
+    char name[MAX_NAME];
+    for (int k = 0; head_tensors[k].name; k++) {
+        snprintf(name, sizeof name, "%s%s", head_prefix(), head_tensors[k].name);
+        if (has_tensor(name)) i = k;
+    }
+    memset(table, 0, 2 * sizeof *table);
+    table[0] = head_tensors[i];
+}
 /* Load the embedding of a model with a tied head from the tensor of the head: some programs save only that. */
 static te_status load_embedding_from_head(te_context *ctx) {
-    te_packed table[] = {embed_tensors[0], END};
-    table[0].name = "lm_head.weight";
+    te_packed table[2];
+    get_head_table(table);
+    table[0].op = embed_tensors[0].op;
     TE_TRY(bind_part(&parts[0], 1, ctx));
     TE_TRY(load_tensors(&parts[0], embed_tensors + 1, from.prefix, ctx));
     return load_tensors(&parts[0], table, head_prefix(), ctx);
@@ -38,9 +50,11 @@ static te_status load_embedding(te_context *ctx) {
     return load_tensors(&parts[0], embed_tensors, from.prefix, ctx);
 }
 static te_status load_head(part *p, te_context *ctx) {
+    te_packed table[2];
     TE_TRY(bind_part(p, 1, ctx));
     if (MODEL_TIED) return te_tie(&p->param[0], &parts[0].param[0], ctx);
-    return load_tensors(p, head_tensors, head_prefix(), ctx);
+    get_head_table(table);
+    return load_tensors(p, table, head_prefix(), ctx);
 }
 /* ---- what load_model.h calls ------------------------------------------------------------------------------------- */
 
@@ -56,7 +70,7 @@ static te_status load_block(part *p, int layer, te_context *ctx) {
     snprintf(name, sizeof name, layer_prefix, layer);
     snprintf(prefix, sizeof prefix, "%s%s", from.prefix, name);
     TE_TRY(bind_part(p, 1, ctx));
-    return load_tensors(p, block_tensors, prefix, ctx);
+    return load_tables(p, block_tensors, block_heads, prefix, ctx);
 }
 static te_status load_last(part *p, te_context *ctx) {
     TE_TRY(bind_part(p, 1, ctx));

@@ -7,7 +7,7 @@
 #include "te/infer.h"     /* te_plan, te_model */
 #include "te/io/packed.h" /* te_packed */
 
-#define END {0, 0, 0, 0, 0} /* the last entry of a table of te_packed */
+#define END {0, 0, 0, 0, 0} /* the last entry of a table of te_packed or te_packed_heads */
 
 enum {
     MAX_PARAMS = 16, /* of a list */
