@@ -231,8 +231,8 @@ TE_FN int te__decode8_in_row(int key, int d) {
 }
 /* Rounds the keys (value 0) or values (value 1) of new rows (tokens of this call) to 8 bits, if they belong to the keys
  * of a stage. Stores them in the stage, because the producer could not copy them from the cache, and in the cache. The
- * queries of one row, one of each query head that shares the KV head, may lie in several tiles; the row is stored in the
- * cache with the tile that has the first of these heads. key: the first key of the stage; stop: one more than the
+ * queries of one row, one of each query head that shares the KV head, may lie in several tiles; the row is stored in
+ * the cache with the tile that has the first of these heads. key: the first key of the stage; stop: one more than the
  * split's last key. Called by all consumers. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,

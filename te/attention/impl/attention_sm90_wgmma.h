@@ -2,10 +2,10 @@
  * the sizes that attention needs, tiles loaded by TMA, pipelines, named barriers, and bulk copies to global memory.
  *
  * For example, these calls compute S = Q K^T of two tiles in shared memory, Q [64, D], the warpgroup's 64 queries, and
- * K [KEYS, D], a tile of keys:
+ * K [KEYS, D], a tile of keys. Afterwards s may be read:
  *     te__wgmma_fence_operand(s), te__wgmma_fence();
  *     te__attn_gemm_ss<T, KEYS, D>(s, te__attn_tile_descriptor(q, 64), te__attn_tile_descriptor(k, KEYS));
- *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // now s may be read
+ *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s);
  *
  * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
  * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
@@ -46,8 +46,8 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
 #define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
 
 /* Calls the macro X for each number N of columns of B that a kernel uses. The arguments of X: N; the asm names of a
- * thread's N / 2 accumulators; the numbers of the seven asm operands that follow the accumulators; and the accumulators
- * as asm operands. */
+ * thread's N / 2 accumulators, which are asm operands 0 to N / 2 - 1; the numbers N / 2 to N / 2 + 6 of the seven asm
+ * operands after them; and the accumulators as asm operands. */
 #define TE__WGMMA_ATOM_SIZES(X)                                                                                        \
     X(32, TE__L32, 16, 17, 18, 19, 20, 21, 22, TE__D16(0))                                                        \
     X(64, TE__L64, 32, 33, 34, 35, 36, 37, 38, TE__D32(0))                                                        \
