@@ -169,8 +169,8 @@ TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const
     }
 }
 
-/* The forward kernel. Grid: (batch * heads, tiles of queries). Shared memory has three tiles, in this order: Q; K, then V
- * in the same place after the scores are computed; P. */
+/* The forward kernel. Grid: (batch * heads, tiles of queries). Shared memory has three tiles, in this order: Q; K, and
+ * later V in its place; P. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_forward_shape<D, V> C;
