@@ -405,10 +405,10 @@ typedef struct te_attention_args {
      * in the kernels' dtype. */
     const float *out_scale;
     /* The log-sum-exp, [batch, heads, seq]: for each row, the natural logarithm of the sum of exp(score), sinks
-     * included. Forward writes it (null: not wanted), backward reads it. */
+     * included. Forward writes it (null: it does not), backward reads it. */
     float *lse;
-    /* With the option fp8_output: raised to the largest magnitude of out (before the multiplication by *out_scale) or,
-     * in backward, of dqkv, unless it is higher already (te_amax_atomic_max). Null: not wanted. */
+    /* With the option fp8_output: *amax is replaced by the maximum of itself and the largest magnitude of out (before
+     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). Null: no amax is computed. */
     float *amax;
     const void *sinks;      /* with the option sinks: [heads], one logit for each head */
     /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
@@ -457,7 +457,7 @@ typedef struct te_attention_args {
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;
-    /* forward with the option max_logit: output, shaped like lse: the largest score of each row; null: not wanted */
+    /* forward with the option max_logit: output, shaped like lse: the largest score of each row, or null */
     float *row_max_logit;
     /* With the option cached: the cache with the keys and values. The last query is at the position of the last key. */
     te_attention_cache cache;

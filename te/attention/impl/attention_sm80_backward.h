@@ -35,7 +35,7 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shap
 };
 
 /* Returns the address in te_attention_args.sum at which a warp stores the sum of column `column` over the warp's ROWS
- * rows, which begin at row `row`; null if no sums are wanted. */
+ * rows, which begin at row `row`; null if te_attention_args.sum is null. */
 template <int64_t WIDTH, int ROWS>
 TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;

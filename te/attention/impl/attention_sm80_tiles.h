@@ -1,7 +1,7 @@
 /* attention_sm80_tiles.h -- the building blocks of attention on CUDA, in four parts: fragments and tiles for the tensor
  * cores (sm_80 and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16");
  * the options on a tile of scores; the location of a head's rows; and the store of a tile. The kernels for f32 and for
- * sm_90a use the last three parts, too.
+ * sm_90a use all of these except the first part, too.
  *
  * Do this, in each warp, for M * 16 rows of a tile A [., D] and N * 8 rows of a tile B [., D], both in shared memory:
  *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T

@@ -54,7 +54,7 @@ struct te__attn_bwd_output {
     int valid;          /* how many of the 64 rows lie in the sequence; only these are stored */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
     /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. Null:
-     * no sums are wanted. */
+     * the sums are not computed. */
     float *sum;
     /* [2, 16] floats of shared memory that belong to this warpgroup, through which one warp passes column sums to
      * another */
@@ -543,8 +543,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
             te__attn_bwd_between_steps<T, D, C>(s, stats, g, n, left_before);
         }
 
-        /* After the item's last step: wait for its dK and dV. Compute dQ of the last two steps, because the loop
-         * computes dQ only of step n - 1 after step n + 1 is known. */
+        /* After the item's last step: wait for its dK and dV, and compute dQ of the last two steps. (The loop computes
+         * dQ of a step between the two steps that follow it.) */
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(dk), te__wgmma_fence_result(dv);
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, v_empty, 0));

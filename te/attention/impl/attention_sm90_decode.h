@@ -59,7 +59,7 @@ struct te__decode_traits {
      * stages are swizzled */
     static constexpr int OTHER_BYTES =
         (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
-    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor, but at most `most`. */
+    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor; at most `most`. */
     static constexpr int stages_of(int blocks, int most) {
         const int fit = (226 * 1024 / blocks - 1024 - OTHER_BYTES) / STAGE_BYTES;
         return fit < most ? fit : most;
@@ -150,8 +150,8 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
 /* The contents of a block's shared memory. A place is the memory for one group (a tile of queries with the keys that it
  * sees) that the producer has passed to the consumers, and for the group's queries. */
 struct te__decode_memory {
-    /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers of the stages, two for
-     * each stage */
+    /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers, one of either kind
+     * for each stage, which signal that the stage is filled, or that the consumers have read it */
     uint32_t stages, full, empty;
     /* q: the address of the queries of place 0; q_full, q_empty: the addresses of the mbarriers that signal that a
      * place is filled, or that the consumers have finished its group */

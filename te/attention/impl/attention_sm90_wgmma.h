@@ -111,8 +111,8 @@ TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
 /* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. */
 template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        /* The address field of a descriptor counts units of 16 bytes: 16 columns of a row are 2 units, and a row of a
-         * box is 8 units. */
+        /* The address field of a descriptor counts units of 16 bytes: 16 columns of a row have 2 units, and a row of a
+         * box (64 columns) has 8 units. */
         const int box = k / 4, column = k % 4 * 2;
         te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
     }
