@@ -59,26 +59,29 @@ TE_API const char *te_scaling_name(te_scaling s) {
     return (unsigned)s < (unsigned)TE_SCALING_COUNT ? names[s] : "unknown scaling";
 }
 
-/* The number of blocks that n rows or columns are divided into. */
+/* Returns the number of blocks of TE_FP8_BLOCK into which n rows or columns are divided. */
 TE_BOTH int64_t te_fp8_blocks(int64_t n) { return te_ceil_div(n, TE_FP8_BLOCK); }
-/* cuBLASLt reads 1D scales only for a multiple of four rows. This is the number of rows whose 1D scales form the array
- * for cuBLASLt. The scales of the remaining 0 to 3 rows form a second array behind the first one, for a second GEMM
- * that computes these rows. */
+/* Returns the largest multiple of four that is at most `rows`. cuBLASLt reads 1D scales only for a multiple of four
+ * rows, so the scales of these rows form the array for cuBLASLt. The scales of the remaining 0 to 3 rows form a second
+ * array behind the first one, for a second GEMM that computes these rows. */
 TE_BOTH int64_t te_blockwise_1d_aligned_rows(int64_t rows) { return rows / 4 * 4; }
-/* The index, in a matrix's array of scales, of the scale of 1D block `block` of row `row`. */
+/* Returns the index, in the array of scales of a matrix [rows, cols], of the scale of block number `block` (128
+ * columns) of row `row`. */
 TE_BOTH int64_t te_blockwise_1d_scale_at(int64_t rows, int64_t cols, int64_t row, int64_t block) {
     const int64_t aligned = te_blockwise_1d_aligned_rows(rows);
     const int64_t rest = te_fp8_blocks(cols) * aligned + block * (rows - aligned) - aligned;
     return (row < aligned ? block * aligned : rest) + row;
 }
-/* The pitch of an array of 2D blocks' scales: the distance, in scales, from one row of blocks to the next. */
+/* Returns the pitch of the array of scales of a matrix with blocks of 128 x 128: the distance, in scales, from one row
+ * of blocks to the next. */
 TE_BOTH int64_t te_blockwise_2d_scale_pitch(int64_t cols) { return te_round_up(te_fp8_blocks(cols), 4); }
-/* The index, in a matrix's array of scales, of the scale of the 2D block in row `row` and column `col` of blocks. */
+/* Returns the index, in the array of scales of a matrix with blocks of 128 x 128, of the scale of the block in row
+ * `row` and column `col` of blocks. */
 TE_BOTH int64_t te_blockwise_2d_scale_at(int64_t cols, int64_t row, int64_t col) {
     return row * te_blockwise_2d_scale_pitch(cols) + col;
 }
 
-/* The number of floats in a matrix's array of scales. */
+/* Returns the number of floats in the array of scales of a matrix [rows, cols]. */
 TE_BOTH int64_t te_scaling_count(te_scaling s, int64_t rows, int64_t cols) {
     switch (s) {
     case TE_SCALING_TENSORWISE: return 1;
@@ -88,7 +91,7 @@ TE_BOTH int64_t te_scaling_count(te_scaling s, int64_t rows, int64_t cols) {
     default: return 0;
     }
 }
-/* The index, in a matrix's array of scales, of the scale of element (row, col). */
+/* Returns the index, in the array of scales of a matrix [rows, cols], of the scale of element (row, col). */
 TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t row, int64_t col) {
     switch (s) {
     case TE_SCALING_ROWWISE: return row;
@@ -123,7 +126,7 @@ typedef struct te_scale_rule {
     int power_of_two; /* 1: the scale is rounded down to a power of two */
 } te_scale_rule;
 
-/* The rule of current scaling: the scale is computed from the tensor's own amax. */
+/* Returns the rule of current scaling: the scale is computed from the amax of the tensor itself, in this step. */
 TE_API te_scale_rule te__scale_rule_current(void) {
     const te_scale_rule r = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
     return r;
@@ -264,8 +267,8 @@ TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int co
     s->count = count, s->length = length, s->memory = memory, s->bytes = te_scales_bytes(count, length);
     return TE_OK;
 }
-/* Whether `state`, a copy of the memory of s in host memory, is a state that te_scales_update can have left: its
- * indices are within the histories, its numbers are finite, its scales are above 0, and its formats are FP8. A
+/* Returns whether `state`, a copy of the memory of s in host memory, is a state that te_scales_update can have left:
+ * its indices are within the histories, its numbers are finite, its scales are above 0, and its formats are FP8. A
  * checkpoint of unknown origin may contain anything. */
 TE_API int te__scales_are_valid(const te_scales *s, const void *state) {
     te_scales copy;
@@ -297,7 +300,8 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     TE_REQUIRE(start, ctx, TE_ERROR_MEMORY, "te_scales_init: cannot allocate %zu bytes", s->bytes);
     for (int i = 0; i < count; i++) {
         const size_t at = (size_t)i;
-        start[part + at] = start[4 * part + at * TE_SCALES_INVERSE_STRIDE] = 1.0f; /* scale, inverse */
+        /* the tensor's scale and its inverse */
+        start[part + at] = start[4 * part + at * TE_SCALES_INVERSE_STRIDE] = 1.0f;
         start[2 * part + at] = te_fp8_max(formats[i]);
     }
     te_status status = te_copy(ctx, memory, start, s->bytes);
@@ -311,13 +315,15 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
  * unchanged. */
 TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
-    float *all = (float *)malloc(bytes + 1); /* a copy of amax, scale, format_max, at and inverse */
+    /* a copy of all arrays in front of the history: amax, scale, format_max, at and inverse */
+    float *all = (float *)malloc(bytes + 1);
     TE_REQUIRE(all, ctx, TE_ERROR_MEMORY, "te__scales_reformat: cannot allocate %zu bytes", bytes);
     int known = 1;
     te_status status = te_copy(ctx, all, s->memory, bytes);
     if (status == TE_OK) status = te_synchronize(ctx);
     for (size_t i = 0; status == TE_OK && known && i < (size_t)s->count; i++) {
-        const float max = te_fp8_max(formats[i]), old = all[2 * part + i], ratio = max / old; /* a power of two */
+        /* the formats' maxima, 448 and 57344, differ by a power of two, so the new scale is exact */
+        const float max = te_fp8_max(formats[i]), old = all[2 * part + i], ratio = max / old;
         known = old == TE_E4M3_MAX || old == TE_E5M2_MAX;
         all[2 * part + i] = max, all[part + i] *= ratio;
         all[4 * part + i * TE_SCALES_INVERSE_STRIDE] /= ratio;
@@ -370,7 +376,8 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
 /* For each of the tensors [first, first + count), set amax to the maximum of its current value and all entries of the
- * history, and set these entries to 0. */
+ * history, and set these entries to 0. Used in the first step of fp8_delayed, which scales by the current amax: its
+ * updates have moved each amax to the history, but te_scales_reduce exchanges only amax between the ranks. */
 TE_IF_USED TE_API te_status te__scales_reduce_amax(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);

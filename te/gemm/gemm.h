@@ -32,11 +32,11 @@
 
 /* While ctx.gemm_tune is on, two kinds of calls time candidates. The first call of each GEMM (each combination of
  * sizes, transposes, dtypes, epilogue and beta) times the algorithms that cuBLASLt proposes for this GEMM. The first
- * call of each step that begins with a GEMM times the step's strategies (te_gemm_strategy); these times include the
- * step's casts and transposes to FP8. Each timing takes some tenths of a second: it allocates scratch memory, waits for
- * the stream and frees the memory. A call that is being captured into a CUDA graph times nothing: it uses the results
- * that exist by then. So run one step outside of a capture first. Load a file, or switch tuning on, before
- * te_context_reserve, because a step whose strategy may change needs more workspace.
+ * call of each step of a plan that begins with a GEMM times the step's strategies (te_gemm_strategy), including its
+ * casts and transposes to FP8. Each timing takes some tenths of a second: it allocates scratch memory, waits for the
+ * stream and frees the memory. A call that is being captured into a CUDA graph times nothing: it uses the results that
+ * exist by then. So run one forward and backward, or one inference, outside of a capture first. Load a file, or switch
+ * tuning on, before te_context_reserve, because a step whose strategy may change needs more workspace.
  *
  * Each candidate sums in float and in a fixed order, so within one run of a program a tuned GEMM is bitwise
  * reproducible. But a second tuning may choose another candidate: for bitwise identical results from run to run, load

@@ -21,7 +21,7 @@
     X(NONE, "none")                                                                      \
     X(BIAS, "bias")           /* adds bias[n] to each row of D */                        \
     X(GELU_BIAS, "gelu_bias") /* adds bias[n] to each row of D, then applies gelu_tanh */ \
-    X(GELU_AUX_BIAS, "gelu_aux_bias") /* as gelu_bias; the epilogue also stores the input of gelu in aux[m, n] */
+    X(GELU_AUX_BIAS, "gelu_aux_bias") /* adds bias[n] to D, stores the sum in aux[m, n], applies gelu_tanh */
 #define TE_EPILOGUE_ENUM(name, text) TE_EPILOGUE_##name,
 typedef enum te_epilogue { TE_EPILOGUES(TE_EPILOGUE_ENUM) TE_EPILOGUE_COUNT } te_epilogue;
 #undef TE_EPILOGUE_ENUM
@@ -54,15 +54,15 @@ typedef struct te_gemm {
     /* formats and scales of A and B for an FP8 GEMM, else zeros. In FP8 A must be [m, k] and B [n, k], and D = alpha
      * inverse_a inverse_b A B^T */
     te_gemm_fp8 a_fp8, b_fp8;
-    /* used in FP8 only. 1: fast accumulation: sums over all of k stay in the tensor cores, which hold them with 14
-     * bits; 0: sums are promoted to float. With blockwise scaling `fast` has no effect: sums over 128 elements of k are
-     * always promoted and added up in float */
+    /* used in FP8 only. 1: fast accumulation: the tensor cores hold the sums over all of k, with 14 bits of mantissa;
+     * 0: at intervals along k their sums are added to sums in float. With blockwise scaling `fast` has no effect: the
+     * tensor cores' sums over 128 elements of k are always added up in float */
     int fast;
     const void *a, *b, *c;
     void *d;
-    const struct te_quantized_weight *b_quantized; /* not null: B, [n, k] with trans_b 1, is in few bits, and b is not
-                                                      read (impl/gemm_quantized.h, impl/gemm_quantized_cuda.h).
-                                                      te_gemm_run takes no such GEMM */
+    /* not null: B is this quantized weight, [n, k]; trans_b is then 1, and b is not read. Such a GEMM is run by
+     * impl/gemm_quantized.h or impl/gemm_quantized_cuda.h; te_gemm_run refuses it */
+    const struct te_quantized_weight *b_quantized;
     float alpha, beta; /* factors of the product A B and of C. If beta is 0, C is not read. c and d may point to the
                         * same matrix; cuBLASLt may then round the product to D's format before it adds C, so the last
                         * bits may differ from those with C elsewhere */
@@ -198,7 +198,7 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 enum {
     TE_GEMM_MAX_PLANS = 512,  /* the largest number of distinct GEMMs whose plans (descriptors and algorithm) a context
                                * caches; a power of two */
-    TE_GEMM_MAX_CHOICES = 128 /* the largest number of distinct steps whose strategies a context caches */
+    TE_GEMM_MAX_CHOICES = 128 /* the largest number of steps (of plans) whose strategies a context caches */
 };
 
 /* A GEMM whose candidates were timed, and the result of the timing. All tensors are contiguous and aligned to TE_ACCESS
@@ -302,7 +302,7 @@ typedef enum te_epilogue_outputs {
     TE_OUTPUTS_ALL,   /* the epilogue stores all tensors that the pattern stores in training */
     TE_OUTPUTS_RESULT /* the epilogue stores only the pattern's result, which is what inference stores */
 } te_epilogue_outputs;
-/* What a thread keeps from one call of a GEMM's epilogue to the next. */
+/* The state that a thread of a GEMM kernel carries from one call of the epilogue to the next. */
 typedef struct te_epilogue_state {
     /* for the gradients of bias and scale: for each of the eight columns, the sum over the rows that this thread has
      * processed. Each call of the epilogue adds the elements of its row; the kernel then adds up the sums of all

@@ -41,15 +41,16 @@
  *     TE_TRY(te_graph_pool_acquire(&pool, &saved.memory, saved.bytes, "saved of micro-batch 1", &ctx));
  */
 
-/* the largest number of pieces of the pool that may be in use at one time; 16 micro-batches of 8 blocks need about
- * 700 */
+/* the largest number of pieces of a pool that may be in use at one time; a pipeline of 16 micro-batches and 8 blocks of
+ * a model needs about 700 */
 enum { TE_GRAPH_BLOCKS = 1024 };
 
 /* A first-fit allocator for the memory of graphs. The struct may not be copied or moved, and must outlive the graphs
  * that use it. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    /* bytes: the pool's size; used: the bytes in use now; high: the largest offset at which a piece has ended so far */
+    /* bytes: the pool's size; used: the bytes in use now; high: the size that the pool has needed so far, which is the
+     * highest end of a piece */
     size_t bytes, used, high;
     int measures;             /* 1: the pool has no memory and only computes `high`, the number of bytes that would be
                                * needed */
@@ -128,9 +129,9 @@ TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_
  * The pool. Memory is acquired and released in the order of the captures. Released memory is reused, which is correct
  * only if replays come in the same order. te_graph_retire declares that no later work needs the graph's own inputs and
  * outputs. Later captures may then reuse their memory; the graph can still be replayed at its position in the order.
- * For a pipeline (F0 F1 B0 F2 ...), capture in the order of the schedule, and after B0 retire F0 and release the memory
- * that F0 saved for B0. A pool without memory only measures: run the same sequence of calls with it, which records no
- * graph; afterwards pool.high is the number of bytes to allocate.
+ * For a pipeline with the schedule F0 F1 B0 F2 ... (F0, B0: forward and backward of micro-batch 0), capture in this
+ * order, and after B0 retire F0 and release the memory that F0 saved for B0. A pool without memory only measures: run
+ * the same sequence of calls with it, which records no graph; afterwards pool.high is the number of bytes to allocate.
  *
  * Random numbers: the random state lies in target memory and advances there, so each replay draws new numbers, and they
  * are the same as those of an eager run.
@@ -170,7 +171,7 @@ typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_c
 typedef struct te_graph_spec {
     const char *name;         /* the graph's name, for error texts */
     te_graph_fn run;
-    const void *arg;          /* passed to run */
+    const void *arg;          /* the pointer that `run` gets as its `arg` */
     /* the number of bytes at `arg`. The capture copies them, and `run` gets the copy; 0: `run` gets `arg` itself */
     size_t arg_bytes;
     const te_named *in, *out; /* [in_count] and [out_count]: the inputs and outputs; a tensor whose data is null gets
@@ -286,7 +287,7 @@ TE_API te_status te__graph_copy(te_context *ctx, void *dst, const void *src, siz
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     const int known =
         cudaPointerGetAttributes(&d, dst) == cudaSuccess && cudaPointerGetAttributes(&s, src) == cudaSuccess;
-    (void)cudaThreadExchangeStreamCaptureMode(&mode); /* restores the mode */
+    (void)cudaThreadExchangeStreamCaptureMode(&mode); /* restores the thread's earlier mode */
     if (known && (d.type == cudaMemoryTypeUnregistered || s.type == cudaMemoryTypeUnregistered))
         return te__graph_refuse(ctx, "copies from or to pageable host memory");
     if (!known) (void)cudaGetLastError();

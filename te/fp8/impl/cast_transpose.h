@@ -35,28 +35,31 @@ enum {
     TE_FP8_TILE = 128,
     TE_FP8_LANES = TE_FP8_TILE / 8 * (TE_FP8_TILE / 8), /* the number of 8 x 8 pieces in a tile, one for each lane */
     TE_FP8_THREADS = TE_CUDA ? TE_FP8_LANES : 1,
-    TE_FP8_MAX_INPUTS = 3 /* the backward of a gated activation has three: dy and the two halves of x */
+    TE_FP8_MAX_INPUTS = 3 /* the largest number of inputs of a kernel; the backward of a gated activation, for example,
+                           * reads dy and the two halves of x */
 };
 
 /* The outputs of a cast. All pointers point to target memory. */
 typedef struct te_fp8_out {
     uint8_t *y, *yt;    /* y: [rows, cols]; yt: its transpose, [cols, yt_cols]; null: not wanted */
-    float *amax;        /* set to the maximum of its current value and all |v|, where v is not scaled yet; null: not
-                           wanted */
-    const float *scale; /* v is multiplied by *scale before it is rounded; null: the scale is 1 */
+    float *amax;        /* set to the maximum of its current value and the magnitudes of all elements before they are
+                         * scaled; null: not wanted */
+    const float *scale; /* each element is multiplied by *scale before it is rounded; null: the scale is 1 */
     float *inverse;     /* [2], output: 1 / scale and scale (te_scale_save); null: not wanted */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to 127 more, for GEMMs that need a multiple of 16; the additional columns are
-                           filled with zeros */
+    /* at least rows, at most rows + 127: GEMMs need a multiple of 16. The columns of yt from index `rows` on are filled
+     * with zeros. */
+    int64_t yt_cols;
     te_dtype to;        /* e4m3 or e5m2 */
     const te_rng *rng;  /* for stochastic rounding: the random state */
-    uint32_t stream;    /* for stochastic rounding: this tensor's stream of random numbers */
+    /* for stochastic rounding: the number of the random stream from which this tensor's numbers come */
+    uint32_t stream;
 } te_fp8_out;
 
-/* The two functions that a kernel is made from. load: loads from each input the eight elements that begin at (row,
- * col); only the first n of them lie in the tensor. compute: computes eight results from these elements. arg: the
- * kernel's arguments. aligned: a compile-time constant; 1 if n is 8 and the index of the first element is a multiple of
- * eight. */
+/* The types of the two functions from which TE_FP8_KERNELS makes a kernel. load: loads from each input the eight
+ * elements that begin at (row, col); only the first n of them lie in the tensor. compute: computes eight results from
+ * these elements. arg: the kernel's arguments. aligned: a compile-time constant; 1 if n is 8 and the index of the first
+ * element is a multiple of eight. */
 typedef void (*te_fp8_load_fn)(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned);
 typedef void (*te_fp8_compute_fn)(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col);
 
@@ -215,7 +218,8 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     if (o->amax) te_amax_atomic_max(o->amax, amax, g);
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_save(o->inverse, o->scale ? *o->scale : 1.0f);
 }
-/* The same as te__fp8_tile, but first branches on the format, so that k.to becomes a compile-time constant. */
+/* Cast the tile of block b to o->to, one of the two FP8 formats. The branch on the format makes k.to a compile-time
+ * constant for the code of each format. */
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
                        te_fp8_compute_fn compute, const void *arg, te_fp8_options k) {
     if (o->to == TE_e4m3) k.to = TE_e4m3, te__fp8_tile(o, b, transposed, load, compute, arg, k);
@@ -245,9 +249,10 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
     return te__grid_of(te_ceil_div(o->rows, TE_FP8_TILE) * te_ceil_div(o->cols, TE_FP8_TILE), 1);
 }
 
-/* Define two kernels of a producer, one for cols that are a multiple of eight and one for other cols, and te_status
- * name_run(const type *, ctx), which launches the one that fits. resident: the number of blocks that must fit on an SM,
- * for which the compiler limits the registers of a thread; inputs: how many vectors the function load fills. */
+/* Define two kernels that cast the results of `compute`, one for cols that are a multiple of eight and one for other
+ * cols, and te_status name_run(const type *, ctx), which launches the one that fits. resident: the number of blocks
+ * that must fit on an SM, for which the compiler limits the registers of a thread; inputs: how many vectors the
+ * function load fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \
@@ -258,8 +263,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
         return o->cols % 8 == 0 ? name##_aligned_launch(ctx, te__fp8_grid(o), args)                                \
                                 : name##_unaligned_launch(ctx, te__fp8_grid(o), args);                             \
     }
-/* Define one kernel of a producer. aligned: 1 if it is for cols that are a multiple of eight. stochastic: 1 if it
- * rounds stochastically, for which aligned must be 1. */
+/* Define one kernel that casts the results of `compute`. aligned: 1 if it is for cols that are a multiple of eight.
+ * stochastic: 1 if it rounds stochastically, for which aligned must be 1. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
                        te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \
@@ -267,8 +272,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 
 /* ---- TE_QUANTIZE: cast a tensor with one scale ------------------------------------------------------------------- */
 
-/* y = x * scale, rounded to nearest even and saturated (dtype.h); yt[cols, rows] has the same bytes, transposed. If
- * amax is not null but y and yt are, only amax is computed, as in the first pass of current scaling. */
+/* Arguments of a cast y = x * scale, rounded to nearest even and saturated (dtype.h); yt [cols, rows] has the same
+ * bytes as y, transposed. If y and yt are null, only amax is computed, as in the first pass of current scaling. */
 typedef struct te_quantize {
     void *y, *yt;       /* [rows, cols] and [cols, yt_cols], of dtype `to`; null: not wanted */
     float *amax;        /* set to the maximum of its current value and all |x|; target memory; null: not wanted */
@@ -276,11 +281,12 @@ typedef struct te_quantize {
     const float *scale; /* target memory; null: the scale is 1 */
     float *inverse;     /* [2], output: 1 / scale and scale; target memory; null: not wanted */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to the next multiple of 128; the additional columns are zeros */
+    int64_t yt_cols; /* at least rows, at most the next multiple of 128; columns of yt from index `rows` on are zeros */
     te_dtype to;
     const te_rng *rng;  /* for stochastic rounding: the random state, in target memory */
-    uint32_t stream;    /* for stochastic rounding: the stream of random numbers; no two tensors that use this state in
-                           a pass may have the same stream */
+    /* for stochastic rounding: the number of the random stream; two tensors that are cast with the same state in one
+     * pass must have different streams, else they would get the same random numbers */
+    uint32_t stream;
 } te_quantize;
 
 TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
@@ -330,8 +336,9 @@ TE_API te_status te__quantize_run(te__quantize_fn run, const te_quantize *q, con
     return run(&a, ctx);
 }
 
-enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* the number of blocks per SM; fewer if x is f32,
-                                                                    because x then takes more registers */
+/* the number of blocks that must fit on an SM, for which the compiler limits the registers of a thread; fewer if x is
+ * f32, which takes more registers */
+enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
 #define TE__QUANTIZE_RESIDENT(from) (TE_##from == TE_f32 ? TE_QUANTIZE_RESIDENT_f32 : TE_QUANTIZE_RESIDENT)
 
 /* Define kernels for tensors of dtype `from`, and te_status name_run(const te_quantize *q, te_context *ctx). */
@@ -340,8 +347,9 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* the number o
     TE_FP8_KERNELS(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_compute, 1)          \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* The same as TE_QUANTIZE, but only for tensors whose cols are a multiple of eight, as is always the case in a list of
- * ops. Therefore one kernel suffices, and only that one is defined. */
+/* Define a kernel for tensors of dtype `from` whose cols are a multiple of eight, as is always the case in a list of
+ * ops, and te_status name_run(const te_quantize *q, te_context *ctx). For other cols, TE_QUANTIZE defines a second
+ * kernel. */
 #define TE_QUANTIZE_VEC8(name, from)                                                                                  \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_of, from, 0)                                                                \

@@ -31,10 +31,10 @@ typedef struct te_quantize_blockwise {
     float *y_inverse, *yt_inverse;  /* 1 / scale of each block of y and of yt; target memory */
     const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
-    int64_t yt_cols;    /* rows, or up to the next multiple of 128; the additional columns are zeros */
+    int64_t yt_cols; /* at least rows, at most the next multiple of 128; columns of yt from index `rows` on are zeros */
     te_dtype to;
     int square_blocks;  /* 1: blocks of 128 x 128, 0: of 1 x 128 */
-    te_scale_rule rule; /* epsilon, margin and power_of_two are used */
+    te_scale_rule rule; /* of the rule only epsilon, margin and power_of_two are used: there is no history */
 } te_quantize_blockwise;
 
 TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t cols) {
@@ -51,10 +51,10 @@ enum {
                                                             each lane has one piece */
     TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* the number of 8 x 8 pieces that a lane has: on CUDA one; on
                                                             the host all pieces of the tile */
-    TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4            /* the pitch of the array amax below, in words; padded so that
-                                                            the lanes of a warp write to different banks */
+    /* the pitch of te_blockwise_shared.amax, in words; padded so that the lanes of a warp write to different banks */
+    TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4
 };
-/* The part of the tile that a lane holds in registers. */
+/* The 8 x 8 pieces of x that a lane holds in registers while the scales are computed. */
 typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_blockwise_registers;
 /* In the arrays below, a line is a row or a column of the tile; their first index is 0 for rows and 1 for columns. */
 typedef struct te_blockwise_shared {
@@ -79,7 +79,8 @@ TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
 
 /* ---- load, and the amax of each line ----------------------------------------------------------------------------- */
 
-/* How many rows of the 8 x 8 piece at (row, col) lie in the tensor; 0 if col is past the tensor's last column. */
+/* Returns how many rows of the 8 x 8 piece at (row, col) lie in the tensor; 0 if col is past the tensor's last
+ * column. */
 TE_FN int te__blockwise_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
 }
@@ -120,7 +121,7 @@ TE_FN void te__blockwise_piece_amax(const te_vec8 x[8], te_blockwise_shared *s, 
     te__blockwise_store_words(&s->u.amax[0][across][words * down], &of_rows, from);
     te__blockwise_store_words(&s->u.amax[1][down][words * across], &of_cols, from);
 }
-/* The bits of the largest |x| of line i: row i of the tile, or column i - TE_FP8_TILE if i >= TE_FP8_TILE. */
+/* Returns the bits of the largest |x| of line i: row i of the tile, or column i - TE_FP8_TILE if i >= TE_FP8_TILE. */
 TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, const te_dtype from) {
     const int at = i % TE_FP8_TILE, is_16_bit = from != TE_f32;
     uint32_t amax = 0;
@@ -133,9 +134,9 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* Set the entry of line i (te__blockwise_line_amax) in s->line. With 1D blocks, the entry becomes the line's scale, and
- * 1 / scale is stored to q->y_inverse or q->yt_inverse; with 2D blocks, the entry becomes the line's largest |x|.
- * format_max: the largest number of the FP8 format. */
+/* Set s->line for line i, where lines 0 to 127 are the tile's rows and lines 128 to 255 its columns. With blocks of 1 x
+ * 128 it becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse; with blocks of 128 x 128
+ * it becomes the line's largest |x|. format_max: the largest number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
@@ -151,15 +152,15 @@ TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_s
     }
     s->line[is_column][at] = bits;
 }
-/* Store `value`, which is 1 / scale of 2D block (row, col), to its entry of `inverse`. For the last block of a row of
- * blocks, also fill the padding at the end of the row of scales, because cuBLASLt may read it. */
+/* Store `value`, which is 1 / scale of the 128 x 128 block (row, col), to its entry of `inverse`. For the last block of
+ * a row of blocks, also fill the padding at the end of the row of scales, because cuBLASLt may read it. */
 TE_FN void te__blockwise_2d_store_inverse(float *inverse, int64_t cols, int64_t row, int64_t col, float value) {
     inverse[te_blockwise_2d_scale_at(cols, row, col)] = value;
     for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_blockwise_2d_scale_pitch(cols); k++)
         inverse[te_blockwise_2d_scale_at(cols, row, k)] = 1.0f;
 }
-/* With 2D blocks: set the entries of all lines in s->line to the scale of the whole tile; the first lane stores the
- * inverse of the scale. */
+/* With blocks of 128 x 128: set s->line of all lines to the scale of the whole tile; the first lane stores 1 /
+ * scale. */
 TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o,
                                   te_lanes g, float format_max) {
     const int lanes = TE_CUDA ? TE_BLOCKWISE_LANES_A_SIDE : 1;
@@ -254,7 +255,7 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     TE_REQUIRE(q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
                "%s: %lld columns; tiles of 128 elements are of rows of multiples of 16", who, (long long)q->cols);
     TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
-               (long long)q->cols); /* so that the bytes of a row fit into 32 bits in te__blockwise_load */
+               (long long)q->cols); /* te__blockwise_load computes the bytes of a row in 32 bits */
     TE_REQUIRE((q->x && (!q->y || q->y_inverse) && (!q->yt || q->yt_inverse)) || !q->rows || !q->cols, ctx,
                TE_ERROR_NULL, "%s: x, or where the scales go, is null", who);
     TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0 && (uintptr_t)q->y_inverse % TE_ACCESS == 0 &&
@@ -263,8 +264,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3) /* the number of blocks per SM; x takes more
-                                                                      registers in f32 */
+/* the number of blocks that must fit on an SM, for which the compiler limits registers; in f32 x takes more of them */
+#define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3)
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context
  * *ctx). */

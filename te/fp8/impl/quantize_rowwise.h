@@ -26,7 +26,7 @@ typedef struct te_quantize_rowwise {
     const void *x;  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
     te_dtype to;
-    te_scale_rule rule; /* epsilon, margin and power_of_two are used */
+    te_scale_rule rule; /* of the rule only epsilon, margin and power_of_two are used: there is no history */
 } te_quantize_rowwise;
 
 TE_API te_quantize_rowwise te__quantize_rowwise_of(int64_t rows, int64_t cols) {
@@ -69,8 +69,8 @@ TE_FN void te__rowwise_row(const te_quantize_rowwise *q, te_block b, const te_dt
         te_vec8_load(&e, q->x, row + col, 8, 1, from);
         te_vec8_floats(v, &e, from), bits = te_amax_bits8(bits, v);
     }
-    float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u); /* NaN becomes infinity here, because
-                                                                             * te_lanes_max ignores NaNs */
+    /* te_lanes_max ignores NaNs, so a NaN becomes infinity here; both make the row's scale 1 */
+    float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u);
     te_lanes_max(&amax, &g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), te_fp8_max(to), &q->rule);
     if (g.id == 0) q->inverse[b.x] = 1.0f / scale;
@@ -103,8 +103,8 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     return TE_OK;
 }
 
-#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4) /* the number of blocks per SM; x takes more registers
-                                                                    in f32 */
+/* the number of blocks that must fit on an SM, for which the compiler limits registers; in f32 x takes more of them */
+#define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4)
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_rowwise *q, te_context
  * *ctx). */

@@ -329,13 +329,13 @@ TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Return whether steps look up their strategy by te__gemm_find_choice. Steps do so if any strategies are stored in the
- * context, or if tuning is on. */
+/* Returns whether the steps of a plan look up their strategy by te__gemm_find_choice. They do so if any strategies are
+ * stored in the context, or if tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
-/* Return whether a step may be timed now. Tuning must be on, there must be space for another strategy, and the stream
- * must not be capturing, because timing waits for the stream. */
+/* Returns whether the strategies of a plan's step may be timed now. Tuning must be on, there must be space for another
+ * strategy in the context, and the stream must not be capturing, because timing waits for the stream. */
 TE_API int te__gemm_may_time(te_context *ctx) {
     const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
     return s && s->choices < TE_GEMM_MAX_CHOICES && !te__cuda_capturing(ctx);
@@ -386,7 +386,8 @@ TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b
     return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&
            a->stored_outputs == b->stored_outputs && !strcmp(a->pattern, b->pattern);
 }
-/* Return the strategy that is stored in the context for this step, or null if there is none. */
+/* Returns the entry of the context with the strategy of this step of a plan, or null if there is none. The members of
+ * *step that identify the step are read. */
 TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx);
@@ -394,8 +395,8 @@ TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_conte
         if (te__gemm_same_choice(&all[i], step)) return &all[i];
     return 0;
 }
-/* Store the strategy of a step in the context, replacing an earlier one for the same step. If there is no space for
- * another strategy, the step keeps its default strategy. */
+/* Store *step, the strategy of a step of a plan, in the context, replacing an earlier one for the same step. If there
+ * is no space for another strategy, nothing is stored, and the step runs with its default strategy. */
 TE_API void te__gemm_store_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx), *found = te__gemm_find_choice(step, ctx);

@@ -28,7 +28,7 @@
 #include "../../core/rank_group.h"  /* te_group, TE_HAS_COMM_OVERLAP */
 #include "../../core/target.h" /* TE_TRY, te_launch, TE_KERNEL */
 #if TE_CUDA
-#include <cuda.h> /* CUdeviceptr; no function of libcuda is linked */
+#include <cuda.h> /* CUdeviceptr, CUresult; libcuda is not linked: its functions are looked up at run time */
 
 #include "../../core/impl/peer_packet.h" /* te_nanoseconds, te_flag_load */
 #endif
@@ -46,25 +46,28 @@ enum {
     TE_SCATTER_MAX_FLAGS = 1 << 15,
     TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the three warps of the epilogue that store parts of a
                                            * tile; the fourth flag is unused */
-    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the default of te__overlap_memory.two_kernel_bytes, below which a scatter
-                                           * takes two kernels */
+    /* the default of te__overlap_memory.two_kernel_bytes: a scatter takes two kernels if a row of A has at most this
+     * many bytes */
+    TE_SCATTER_TWO_KERNEL_BYTES = 4096,
     /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
      * rank that writes the flag. */
-    TE_FLAG_READY = 0,    /* [rank]: the epoch (number of the collective) for which that rank is ready to receive
-                           * data */
-    TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once the chunk of rows that this rank sends has arrived */
-    TE_FLAG_EPOCH = 256,  /* one flag, which this rank itself writes: the number of handshakes so far */
-    /* [rank]: a stream of that rank sets this flag to 1, to test whether its streams can write to the memory of this
-     * rank */
+    /* [rank]: the number of the handshake (epoch) in which that rank has said that its memory may be written */
+    TE_FLAG_READY = 0,
+    TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once that chunk of the rank's rows has arrived */
+    /* one flag, which only the rank itself writes: the number of handshakes so far, which is the current epoch */
+    TE_FLAG_EPOCH = 256,
+    /* [rank]: set to 1 by a stream of that rank, as a test that its streams can write to this rank's memory */
     TE_FLAG_PROBE = 320,
-    TE_FLAG_SENT = 384,   /* [rank]: the epoch for which all tiles that rank scatters to this rank have arrived */
-    TE_FLAG_TILE = 1024,  /* [rank][TE_SCATTER_MAX_FLAGS]: the epoch for which a part of a tile, which this flag stands
-                           * for, has arrived */
+    /* [rank]: the last epoch in which that rank has stored all its tiles in this rank's memory (scatter) */
+    TE_FLAG_SENT = 384,
+    /* [rank][TE_SCATTER_MAX_FLAGS]: the last epoch in which one warp of that rank has stored its rows of one tile in
+     * this rank's memory (scatter) */
+    TE_FLAG_TILE = 1024,
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
 };
 
-/* A piece of mapped memory: each rank has one block of it, and all ranks map all blocks. at[r]: the address at which
- * this rank maps the block of rank r. */
+/* One allocation of mapped memory: each rank allocates a block of `bytes` bytes, and every rank maps the blocks of all
+ * ranks. at[r]: the address at which this rank maps the block of rank r. */
 typedef struct te__overlap_block {
     char *at[TE_MAX_RANKS];
     size_t bytes;
@@ -76,7 +79,8 @@ typedef struct te__overlap_memory {
     te__overlap_block block[TE_OVERLAP_MAX_BLOCKS];
     int blocks, rank, ranks;
     size_t capacity;      /* bytes of the workspace */
-    /* two flags, one in device memory and one in host memory; both are set to q + 1 if a wait for rank q times out */
+    /* two flags, one in device memory and one in host memory; both are 0, and become q + 1 if a wait for rank q times
+     * out */
     uint32_t *failed[2];
     /* how many nanoseconds a kernel waits for another rank before it reports that rank as failed */
     uint64_t timeout;
@@ -84,12 +88,12 @@ typedef struct te__overlap_memory {
     void (*write)(void), (*wait)(void); /* the driver's functions cuStreamWriteValue32 (write) and cuStreamWaitValue32
                                          * (wait) */
     int64_t two_kernel_bytes; /* the longest row of A, in bytes, for which a scatter runs as two kernels */
-    /* for tests: 1: product and collective run one after the other; the order of the tiles is the same as when both
-     * overlap */
+    /* for tests: 1: GEMM and collective run one after the other, with the same order of tiles as when both overlap */
     int serial;
     int64_t gathered, scattered; /* statistics: the number of products that ran with a gather, and the number that ran
                                   * with a scatter */
-    /* statistics: how many of the products with a gather had a te__gemm_overlap.overlapped that is not null */
+    /* statistics: how many of the products in `gathered` also had other work to run during the copies
+     * (te__gemm_overlap.overlapped) */
     int64_t gathered_beside;
 } te__overlap_memory;
 
@@ -102,11 +106,13 @@ typedef struct te__gemm_overlap {
     /* for a gather: to[q] is the address, within the A of rank q, to which these rows are copied; this rank maps that
      * memory */
     char *to[TE_MAX_RANKS];
-    int keep;               /* for a gather: 1: this rank's rows are also copied to this rank's complete A */
+    /* for a gather: 1: this rank's rows are also copied into its own gathered A, which is then complete; the GEMM reads
+     * them from `own` in any case */
+    int keep;
     /* for a scatter: 1: the order of the tiles alternates between the rows of all ranks; 0: all tiles of one rank's
      * rows, then those of the next, and those of this rank last */
     int interleave;
-    /* for a gather: a function that enqueues other work, to run before the product while rows arrive; null: none */
+    /* for a gather: enqueues other work, which runs before the GEMM, while other ranks' rows arrive; null: none */
     te_status (*overlapped)(void *arg);
     void *overlapped_arg;
 } te__gemm_overlap;
@@ -117,8 +123,8 @@ TE_API uint32_t *te__rank_flags(const te__overlap_memory *m, int rank) {
 TE_API char *te__overlap_workspace(const te__overlap_memory *m, int rank) {
     return m->block[0].at[rank] + TE_FLAG_COUNT * sizeof(uint32_t);
 }
-/* Returns the number of rows of a chunk: a multiple of `tile`, or all rank_rows. A chunk is large enough that there are
- * at most TE_GATHER_MAX_CHUNKS chunks. */
+/* Returns the number of rows in a chunk, the unit in which a gather copies a rank's rows: a multiple of `tile`, or all
+ * rank_rows. It is so large that there are at most TE_GATHER_MAX_CHUNKS chunks. */
 TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile) {
     const int64_t rows = te_max(te_ceil_div(TE_GATHER_MIN_CHUNK_BYTES, row_bytes),
                                 te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
@@ -157,9 +163,9 @@ TE_FN void te__flag_signal(uint32_t *flag, uint32_t v) {
     __threadfence_system();
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
 }
-/* Waits until the flag, which rank `of` writes, has the value v. After the timeout, reports rank `of` as failed and
- * returns, so that the kernel ends. Also returns, at the next check of the clock, if a failure has already been
- * reported. */
+/* Waits until the flag, which rank `of` writes, has the value v. After the timeout, reports rank `of` as failed
+ * (te__overlap_memory.failed) and returns, so that the kernel ends. Also returns, at the next check of the clock, if a
+ * failure has already been reported. */
 TE_FN void te__flag_wait(const uint32_t *flag, uint32_t v, int of, const te__peer_timeout *w) {
     uint64_t since = 0;
     for (uint32_t polls = 1; te__flag_load(flag) != v; polls++) {
@@ -191,7 +197,7 @@ TE_API te_status te__stream_write_flag(const te__overlap_memory *m, uint32_t *fl
                (int)e);
     return TE_OK;
 }
-/* Make later work on the stream wait until the flag has the value `v`. */
+/* Makes all work that is enqueued on the stream after this call wait until the flag has the value `v`. */
 TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *flag, uint32_t v, cudaStream_t stream,
                                       te_context *ctx) {
     const CUresult e = ((te__stream_flag_fn)m->wait)((CUstream)stream, (CUdeviceptr)(uintptr_t)flag, v,
@@ -267,9 +273,10 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
 
 /* ---- gather: copies beside a product ----------------------------------------------------------------------------- */
 
-/* Arguments of a recorded call that enqueues the copies of a gather (from `own` to to[q] of each rank q), the product,
- * or both. One call enqueues both if no other work is enqueued between them, so that in a capture the copy stream is
- * forked and joined in the same call. The product's arguments follow the struct. */
+/* Arguments of a host call that enqueues the copies of a gather (from `own` to to[q] of each rank q), the GEMM, or
+ * both; a graph replay repeats the call with the same arguments. If no other work is to run between copies and GEMM,
+ * one call enqueues both, so that in a capture the copy stream is forked and joined in the same call. The arguments of
+ * the GEMM's kernel follow the struct in memory. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
@@ -277,8 +284,7 @@ typedef struct te__gather_call {
     /* rank_bytes: bytes of this rank's rows of A; chunk_bytes: bytes of one chunk of these rows */
     int64_t rank_bytes, chunk_bytes;
     int keep;
-    int copies, product; /* copies: 1: this call enqueues the copies of the gather; product: 1: this call enqueues the
-                          * product */
+    int copies, product; /* copies: 1: the call enqueues the copies; product: 1: the call enqueues the GEMM */
     te_launch launch;    /* the launch of the product's kernel */
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };

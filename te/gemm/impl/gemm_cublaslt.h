@@ -30,8 +30,9 @@ typedef struct te__gemm_plan {
     /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: the product's algorithms were timed; 0: not yet;
      * -1: they cannot be timed */
     int found, timed;
-    const void *bias, *aux; /* bias, aux, a_inverse, b_inverse: the pointers that are set in the descriptor at
-                             * present */
+    /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor holds at present; it is changed only if a
+     * call has other ones */
+    const void *bias, *aux;
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
@@ -279,7 +280,8 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
 /* Returns whether te_gemm_run supports this product with its epilogue. In f32 the gelu epilogues are left to a
  * pointwise kernel, because cuBLASLt's approximation of tanh is too coarse for an accuracy of 1e-5. */
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
-    if (g->b_quantized) return g->epilogue <= TE_EPILOGUE_BIAS; /* gemm_quantized_cuda.h */
+    /* for a quantized B, gemm_quantized_cuda.h runs the GEMM */
+    if (g->b_quantized) return g->epilogue <= TE_EPILOGUE_BIAS;
     if (te__gemm_has_scale_arrays(g)) return g->epilogue == TE_EPILOGUE_NONE;
     if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);

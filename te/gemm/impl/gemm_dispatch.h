@@ -46,8 +46,8 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 #endif
     return te__gemm_launch(g, p, ctx);
 }
-/* The function by which a list of ops runs its GEMMs. T: the list's dtype; trains: 1 if the GEMMs of backward are
- * needed, too. */
+/* The function by which a list of ops runs its GEMMs. gemm_fallback.h, whose functions depend on T (the list's dtype)
+ * and on trains (1: the GEMMs of backward are needed, too), defines this macro differently. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 #endif
 
@@ -83,12 +83,14 @@ enum {
     /* a size of the weight W, in 16-bit elements; up to this size the skinny kernel's time is mostly that of its
      * launch, not that of reading W */
     TE_SKINNY_LAUNCH_BOUND = 1 << 22,
-    TE_PERSISTENT_MIN_K = 1024,         /* the smallest k for which the persistent kernel is used; with fewer, a tile's
-                                         * prologue would take too large a share of the time */
+    /* the smallest k for which the persistent kernel is used; with a smaller k, the prologue of a tile would take too
+     * large a share of the time */
+    TE_PERSISTENT_MIN_K = 1024,
     TE_PERSISTENT_MIN_WAVES = 4,
-    /* the smallest number of waves from which on a custom kernel is expected to be faster than cuBLASLt in FP8 */
+    /* the smallest number of waves with which a custom kernel is expected to be faster than cuBLASLt in FP8 */
     TE_FP8_MIN_WAVES = 5,
-    /* the same limit as TE_FP8_MIN_WAVES, for a fused pattern that draws random numbers (dropout) */
+    /* the smallest number of waves with which a custom kernel is expected to be faster than cuBLASLt in FP8, for a
+     * fused pattern that draws random numbers (dropout) */
     TE_FP8_RANDOM_MIN_WAVES = 9,
     TE_OVERLAP_MIN_K = 256,             /* the smallest k for which a GEMM overlaps with a collective */
     TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of tiles of a GEMM that overlaps with a
@@ -103,9 +105,9 @@ enum {
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
-/* Returns whether the skinny kernel is expected to be faster than the alternative. The skinny kernel is faster if at
- * most 1/8 of the elements of k that its steps cover are padding, or if W is so small that the launch dominates the
- * time. In a build without cuBLASLt the answer is always yes. */
+/* Returns whether the skinny kernel is expected to be faster than the alternative. The kernel pads k to a multiple of
+ * its step (TE_SKINNY_STEP). It is faster if at most 1/8 of the padded k is padding, or if W is so small that the
+ * launch dominates the time. In a build without cuBLASLt the skinny kernel always runs where it can. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
@@ -402,7 +404,8 @@ TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, t
     te__gemm_store_choice(c, ctx);
     return TE_OK;
 }
-/* If tuning is on, times cuBLASLt and the custom kernel at the first call for a GEMM. */
+/* If tuning is on, times cuBLASLt and the custom kernel at the first call for a GEMM. Later calls find the choice in
+ * the context, and time nothing. */
 TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn custom, te_context *ctx) {
 #if TE_HAS_AUTOTUNE
     if (ctx->gemm_custom != 1 || !te__gemm_may_time(ctx)) return TE_OK;

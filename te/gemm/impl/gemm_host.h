@@ -42,7 +42,8 @@ TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #endif
     return is_allowed && g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
 }
-/* Returns whether the result of te_gemm_run may depend on C being D (gemm_cublaslt.h): on the host it does not. */
+/* Returns whether the last bits of te_gemm_run's result may depend on whether C and D are the same matrix, as they may
+ * with cuBLASLt. Returns 0: on the host they do not. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
@@ -80,7 +81,8 @@ TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64
     return a.y;
 }
 
-/* Compute D = `product` + beta C, rounded to D's dtype. Each block computes one row of D. */
+/* Compute D = `product` + beta C, rounded to D's dtype, where `product` is alpha op(A) op(B) in f32. Each block
+ * computes one row of D. */
 typedef struct te__round_args { const te_gemm *g; const float *product; } te__round_args;
 TE_FN void te__round_body(const te__round_args *a, te_block b) {
     const te_gemm *g = a->g;
@@ -92,10 +94,11 @@ TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
 /* ---- the blocked loop in f32 ------------------------------------------------------------------------------------- */
 
 #ifndef TE_CBLAS
-/* The blocked loop. Each block computes one tile of D, 96 x 64. For each 256 elements of k the block first copies
- * ("packs") the tile's slices of A and B into the order in which the inner loop reads them. The inner loop accumulates
- * 12 x 16 sums in registers, or 6 x 16 without AVX-512, which has more registers. The vectors of 16 floats are an
- * extension of the compiler, which maps them to the processor's vector registers. */
+/* The blocked loop. Each block (on a CPU, the unit of work that a thread takes) computes one tile of D, 96 x 64. For
+ * each 256 elements of k the block first copies ("packs") the tile's slices of A and B into the order in which the
+ * inner loop reads them. The inner loop accumulates 12 x 16 sums in registers with AVX-512, and 6 x 16 without, where
+ * there are fewer registers. Vectors of 16 floats are an extension of the compiler (vector_size), which maps them to
+ * the processor's vector registers. */
 #ifdef __AVX512F__
 enum { TE__REG_M = 12 };
 #else
@@ -180,10 +183,11 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 
 /* ---- a few rows -------------------------------------------------------------------------------------------------- */
 
-/* The skinny loop. Each block computes TE__SKINNY_BLOCK columns of D, TE__SKINNY_N columns at a time. For these columns
- * the block widens TE__SKINNY_K elements of each of the corresponding TE__SKINNY_N rows of the weight into memory that
- * stays in the L1 cache, and multiplies the widened elements by each row of A. Memory traffic: the weight is read once.
- * The order of a sum depends on k alone, so a row of D is bitwise identical whatever m is. */
+/* The skinny loop. Each block (on a CPU, the unit of work that a thread takes) computes TE__SKINNY_BLOCK columns of D,
+ * TE__SKINNY_N columns at a time. For these columns the block widens TE__SKINNY_K elements of each of the corresponding
+ * TE__SKINNY_N rows of the weight to float, in memory that stays in the L1 cache, and multiplies them by each row of A.
+ * Memory traffic: the weight is read once. The order of a sum depends on k alone, so a row of D is bitwise identical
+ * whatever m is. */
 enum { TE__SKINNY_N = 4, TE__SKINNY_K = 512, TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
 typedef float te__skinny_sum __attribute__((vector_size(4 * TE__SKINNY_LANES), aligned(4)));
 typedef struct te__skinny_args { const te_gemm *g; const float *a; } te__skinny_args;
@@ -224,7 +228,7 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
         memset(sum, 0, sizeof sum);
         for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
             const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            /* in place of a row beyond the last one, the last row is loaded; its results are then not stored */
+            /* Beyond the last row of the weight, the last row is loaded again; the results for it are not stored. */
             for (int r = 0; r < TE__SKINNY_N; r++)
                 te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
             for (int i = 0; i < (int)g->m; i++) {

@@ -1,9 +1,11 @@
-/* gemm_quantized.h -- GEMMs on a CPU whose weight is in few bits (te/quant/block_formats.h): D = alpha A W^T + beta C,
- * with A [m, k] in the list's format. The parts of the weight are computed one after the other.
+/* gemm_quantized.h -- GEMMs with a quantized weight on a CPU: D = alpha A W^T + beta C. A [m, k] has the dtype of the
+ * list of ops. W is a te_quantized_weight: one or more parts, which are consecutive rows in one of the block formats of
+ * te/quant/block_formats.h. The kernels compute one part after the other, and dequantize no weight in memory.
  *
- * A is rounded to 8 bits (quantized_activations.h), and products are sums of integers: by the kernels of
- * gemm_quantized_x86.h and gemm_quantized_avx512.h; on ARM with dot products (-march=armv8.2-a+dotprod) by a loop with
- * these; or else in plain C. Parts in f32, f16 and bf16 are multiplied as floats.
+ * For a part in a block format A is rounded to 8 bits (quantized_activations.h), so that the products are sums of
+ * integers. They are computed by the kernels of gemm_quantized_x86.h and gemm_quantized_avx512.h; on ARM with dot
+ * product instructions (-march=armv8.2-a+dotprod) by a loop with these; on other CPUs in plain C. Parts in f32, f16 and
+ * bf16 are multiplied in float.
  */
 #ifndef TE_GEMM_QUANTIZED_H
 #define TE_GEMM_QUANTIZED_H
@@ -29,7 +31,7 @@ typedef struct te__lookup_args {
     const te_quantized_weight *w;
     int64_t cols;
 } te__lookup_args;
-/* Each block computes one row of y. */
+/* The kernel of te__quantized_lookup: each block converts one row of the table to dtype a->dtype. */
 TE_API void te__lookup_body(const te__lookup_args *a, te_block b) {
     float v[TE_BLOCK_MAX_VALUES];
     int64_t row = a->tokens[b.x];
@@ -42,7 +44,8 @@ TE_API void te__lookup_body(const te__lookup_args *a, te_block b) {
     }
 }
 TE_KERNEL(te__lookup, 1, te__lookup_args, te__lookup_body(te_args, te_at))
-/* y[i] = row tokens[i] of w, for `rows` tokens, each of which must be a row of w. */
+/* Embedding lookup in a quantized table: row i of y [rows, cols] becomes row tokens[i] of w, converted to `dtype`. Each
+ * token must be the number of a row of w. */
 TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows,
                                       const te_quantized_weight *w, int64_t cols, te_context *ctx) {
     te__lookup_args a;
@@ -52,13 +55,14 @@ TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *to
 
 /* ---- by floats --------------------------------------------------------------------------------------------------- */
 
-/* The weight's values are converted to floats, TE__SKINNY_K values of TE__SKINNY_N rows at a time, in memory that stays
- * in the L1 cache, and multiplied by up to TE__SKINNY_M rows of A. */
+/* Multiplies A by a part of the weight that is stored in f32, f16 or bf16: TE__SKINNY_K values of each of TE__SKINNY_N
+ * rows of the weight are converted to floats at a time, in memory that stays in the L1 cache, and are multiplied by up
+ * to TE__SKINNY_M rows of A. */
 typedef struct te__by_floats_args {
     const te_gemm *g;
     const float *a;             /* [m, k] */
     const te_weight_part *part;
-    int64_t first;              /* the column of D that belongs to the part's first row */
+    int64_t first;              /* the column of D that belongs to the first row of this part of the weight */
 } te__by_floats_args;
 TE_API void te__by_floats_load(float to[TE__SKINNY_K], const te__by_floats_args *a, int64_t row, int64_t k0, int kk) {
     const te_block_format f = a->part->format;
@@ -94,19 +98,23 @@ TE_KERNEL(te__by_floats, 1, te__by_floats_args, te__by_floats_body(te_args, te_a
 /* ---- by integers ------------------------------------------------------------------------------------------------- */
 
 enum {
-    TE__QUANTIZED_SKINNY = 24,       /* up to so many rows of A the skinny kernels are faster than tiles */
-    TE__QUANTIZED_M = 512,           /* rows of A that a block of the kernel multiplies */
-    TE__QUANTIZED_ROWS = 32,         /* rows of the weight that it multiplies by more rows of A than these 24 */
-    TE__QUANTIZED_BYTES = 64 * 1024, /* about as many bytes of the weight with fewer rows of A */
-    TE__QUANTIZED_MIN_BLOCKS = 8     /* but the weight is split into about so many blocks, for several threads */
+    /* the largest number of rows of A for which the skinny kernels are faster than te__x86_tile */
+    TE__QUANTIZED_SKINNY = 24,
+    TE__QUANTIZED_M = 512, /* the largest number of rows of A that one block of the kernel te__by_integers multiplies */
+    TE__QUANTIZED_ROWS = 32,         /* rows of the weight per block if A has more than TE__QUANTIZED_SKINNY rows */
+    /* bytes of the weight per block, approximately, if A has at most TE__QUANTIZED_SKINNY rows */
+    TE__QUANTIZED_BYTES = 64 * 1024,
+    /* If A has at most TE__QUANTIZED_SKINNY rows, even a small weight is divided into about this many blocks, so that
+     * several threads have work. */
+    TE__QUANTIZED_MIN_BLOCKS = 8
 };
 
 typedef struct te__by_integers_args {
     const te_gemm *g;
     te__activations a;
     const te_weight_part *part;
-    int64_t first; /* the column of D that belongs to the part's first row */
-    int64_t rows;  /* rows of the part that each block multiplies; a multiple of 16 */
+    int64_t first; /* the column of D that belongs to the first row of this part of the weight */
+    int64_t rows;  /* how many rows of this part of the weight each block multiplies; a multiple of 16 */
 } te__by_integers_args;
 
 TE_FN void te__quantized_store(const te_gemm *g, int64_t i, int64_t j, float v) {
@@ -114,7 +122,7 @@ TE_FN void te__quantized_store(const te_gemm *g, int64_t i, int64_t j, float v) 
     te_store(g->d, at, g->alpha * v + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
 }
 
-/* The sum of n products; n is a constant, 16 or 32. */
+/* Returns the dot product of n integers of 8 bits; n is 16 or 32, a compile-time constant. */
 TE_FN int te__plain_dot(const int8_t *q, const int8_t *y, int n) {
 #ifdef __ARM_FEATURE_DOTPROD
     int32x4_t dot = vdotq_s32(vdupq_n_s32(0), vld1q_s8(q), vld1q_s8(y));
@@ -126,8 +134,8 @@ TE_FN int te__plain_dot(const int8_t *q, const int8_t *y, int n) {
     return dot;
 #endif
 }
-/* Plain C: sum[i] = the product of row i of the activations and the weight's row at w. Each block of the row is
- * unpacked once. */
+/* Plain C: sets sum[i] to the dot product of row i of the activations and the row of the weight that is stored at w.
+ * Each block of the weight's row is unpacked once, for all rows of the activations. */
 TE_API void te__plain_row(float *sum, const te__activations *a, const uint8_t *w, te_block_format f) {
     const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);
     te__block_codes c;
@@ -200,7 +208,8 @@ TE_KERNEL(te__by_integers, 1, te__by_integers_args, te__by_integers_body(te_args
 
 /* ---- the product ------------------------------------------------------------------------------------------------- */
 
-/* The scratch memory of a product: the activations in blocks of 32, in blocks of 256, and as floats. */
+/* The layout of te_gemm.scratch, in bytes: activations rounded in blocks of 32 lie at offset 0, activations rounded in
+ * blocks of 256 at blocks_256, and A as floats at `floats`; `bytes` is the size of all three. */
 typedef struct te__quantized_scratch_layout { size_t blocks_256, floats, bytes; } te__quantized_scratch_layout;
 TE_API te__quantized_scratch_layout te__quantized_lay_out(const te_gemm *g) {
     te__quantized_scratch_layout l;
@@ -210,7 +219,7 @@ TE_API te__quantized_scratch_layout te__quantized_lay_out(const te_gemm *g) {
     l.bytes = l.floats + (g->dtype == TE_f32 ? 0 : floats);
     return l;
 }
-/* Bytes of te_gemm.scratch that te__quantized_run needs, whatever formats the weight has. */
+/* Returns the number of bytes of te_gemm.scratch that te__quantized_run needs, whatever formats the weight has. */
 TE_API size_t te__quantized_scratch(const te_gemm *g) { return te__quantized_lay_out(g).bytes; }
 
 TE_API te_status te__quantized_by_floats(const te_gemm *g, const float *a, const te_weight_part *part, int64_t first,
@@ -230,7 +239,8 @@ TE_API te_status te__quantized_by_integers(const te_gemm *g, const te__activatio
     return te__by_integers_launch(
         ctx, te__grid_of(te_ceil_div(part->rows, args.rows), te_ceil_div(g->m, TE__QUANTIZED_M)), &args);
 }
-/* D = alpha A W^T + beta C for a GEMM with b_quantized. */
+/* Computes D = alpha A W^T + beta C for a GEMM whose weight W is g->b_quantized, one part of the weight (consecutive
+ * rows with the same format) after the other. */
 TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
     const te_quantized_weight *w = g->b_quantized;
     const te__quantized_scratch_layout l = te__quantized_lay_out(g);

@@ -1,14 +1,16 @@
-/* gemm_quantized_avx512.h -- products of weights in few bits on x86: kernels for AVX-512 with VNNI, and the choice
- * between these and the ones of gemm_quantized_x86.h, when the program is compiled (-march=native).
+/* gemm_quantized_avx512.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations on x86: the
+ * kernels for AVX-512 with VNNI, and the functions that call either these kernels or those of gemm_quantized_x86.h,
+ * depending on the instructions for which the program is compiled (-march=native).
  *
  * Roles:
- *     te__x86_skinny   up to 24 rows of A: one row of the weight times 1, 2 or 4 rows of A, 64 codes in a register.
- *                      With a few rows of A the time is that of reading the weight.
- *     te__x86_tile     more rows of A, with AVX-512: the codes of 16 rows of the weight are unpacked once, transposed
- *                      so that a register has four values of k of each of the 16 rows, and multiplied by up to 512
- *                      rows of A.
+ *     te__x86_skinny   for up to 24 rows of A: multiplies one row of the weight by 1, 2 or 4 rows of A at a time. A
+ *                      register holds 64 codes, the integers that the weight's format stores. With a few rows of A the
+ *                      time is that of reading the weight.
+ *     te__x86_tile     for more rows of A, only with AVX-512: unpacks the codes of 16 rows of the weight once, and
+ *                      multiplies them by up to 512 rows of A. The codes are transposed, so that a register has four
+ *                      consecutive codes of each of the 16 rows.
  *
- * Floor of the skinny kernels: the weight's bytes at the memory's read rate.
+ * Floor of the skinny kernels: the time in which memory delivers the weight's bytes.
  */
 #ifndef TE_GEMM_QUANTIZED_AVX512_H
 #define TE_GEMM_QUANTIZED_AVX512_H
@@ -23,11 +25,11 @@
 #define TE__QUANTIZED_AVX512 1
 
 TE_FN __m512i te__avx512_load(const void *p) { return _mm512_loadu_si512(p); }
-/* Two registers of 256 bits as one. */
+/* Returns the 512-bit register whose lower half is `low`, and whose upper half is `high`. */
 TE_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
-/* The unsigned codes of two blocks. */
+/* Returns the 64 unsigned codes of two blocks of 32 values, the ones at b and at `next`, in format f. */
 TE_FN __m512i te__avx512_codes(const uint8_t *b, const uint8_t *next, te_block_format f) {
     if (f == TE_BLOCK_q8_0)
         return _mm512_xor_si512(te__avx512_pair(te__x86_load(b + 2), te__x86_load(next + 2)), _mm512_set1_epi8(-128));
@@ -42,7 +44,8 @@ TE_FN __m512i te__avx512_codes(const uint8_t *b, const uint8_t *next, te_block_f
     memcpy(&low, b + (f == TE_BLOCK_q5_0 ? 2 : 4), 4), memcpy(&high, next + (f == TE_BLOCK_q5_0 ? 2 : 4), 4);
     return _mm512_mask_add_epi8(q, (uint64_t)high << 32 | low, q, _mm512_set1_epi8(16));
 }
-/* d of the four blocks b[0] to b[3]: d0, d1, d2, d3, .. or, if the format has m, d0, m0, d1, m1, ... */
+/* Returns the scales d of the four blocks b[0] to b[3] as floats: d0, d1, d2, d3; or, if the format has an offset m,
+ * scales and offsets in turn: d0, m0, d1, m1, d2, m2, d3, m3. */
 TE_FN __m256 te__avx512_scales(const uint8_t *const b[4], int has_m) {
     uint32_t w[4];
     uint16_t h[4];
@@ -51,7 +54,7 @@ TE_FN __m256 te__avx512_scales(const uint8_t *const b[4], int has_m) {
     return _mm256_castps128_ps256(
         _mm_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], 0, 0, 0, 0)));
 }
-/* Eight times v[first] and eight times v[second]. */
+/* Returns v[first] in the lower eight lanes and v[second] in the upper eight lanes. */
 TE_FN __m512 te__avx512_spread(__m256 v, int first, int second) {
     const __m512i lanes = te__avx512_pair(_mm256_set1_epi32(first), _mm256_set1_epi32(second));
     return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(v));
@@ -60,7 +63,8 @@ typedef struct te__avx512_four {
     __m512i q[2];
     __m256 d;
 } te__avx512_four; /* four blocks */
-/* Unpack the `count` blocks at w. In place of the other ones up to four, the last one is unpacked again. */
+/* Unpack `count` (1 to 4) consecutive blocks at w. If there are fewer than four, the last one is unpacked again in
+ * place of each missing one; te__avx512_step multiplies these by 0. */
 TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int count, te_block_format f) {
     const int bytes = te__x86_bytes_32(f);
     const uint8_t *b[4];
@@ -74,8 +78,9 @@ typedef struct te__avx512_sums {
     __m512 even, odd;
     __m256 m;
 } te__avx512_sums;
-/* Adds to s the products of the first `count` of four blocks and of the groups from `at` on of the activations. The
- * scales of the other blocks are 0. (Their activations are whatever follows in the scratch memory.) */
+/* Adds to s the dot products of the first `count` of the four blocks in u with as many groups of the activations, from
+ * group `at` on. For the other blocks the scale is set to 0, because the activations that are loaded for them are
+ * whatever follows in the scratch memory. */
 TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
                            int count, te_block_format f) {
     const __mmask8 there = (__mmask8)((1 << count) - 1);
@@ -103,7 +108,8 @@ TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const t
     s->even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(even), te__avx512_spread(d, 0, step), s->even);
     s->odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), te__avx512_spread(d, 2 * step, 3 * step), s->odd);
 }
-/* As te__x86_columns_32. */
+/* For formats with blocks of 32 values, four blocks at a time: sets out[i] to the dot product of the weight's row at w
+ * and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
 TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                  te_block_format f) {
     const int64_t blocks = a->k / TE__GROUP;
@@ -123,7 +129,7 @@ TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activat
     }
     for (int r = 0; r < count; r++) {
         const __m512 sum = _mm512_add_ps(s[r].even, s[r].odd);
-        const __m256 m = _mm256_blend_ps(_mm256_setzero_ps(), s[r].m, 0xaa); /* lanes with m */
+        const __m256 m = _mm256_blend_ps(_mm256_setzero_ps(), s[r].m, 0xaa); /* m times sum lies in the odd lanes */
         const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
         out[r] = te__x86_total(te__x86_zero_bits(f) < 0 ? _mm256_add_ps(half, m) : half);
     }
@@ -131,10 +137,11 @@ TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activat
 
 /* ---- skinny: k-quants, 64 codes at a time ------------------------------------------------------------------------ */
 
-/* The 256 unsigned codes of a block. */
+/* Unpacks the 256 unsigned codes of the block at b, which is in q4_k, q5_k or q6_k, to q: codes 64 i to 64 i + 63 to
+ * q[i]. */
 TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15);
-    if (f == TE_BLOCK_q6_k) { /* a half has 128 codes, see te__codes_q6_k */
+    if (f == TE_BLOCK_q6_k) { /* each half of the block holds 128 codes (te__codes_q6_k) */
         const __m512i bits45 = _mm512_set1_epi8(48);
         for (int half = 0; half < 2; half++) {
             const __m512i low = te__avx512_load(b + 64 * half);
@@ -149,7 +156,7 @@ TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f)
     }
     const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
     const __m512i high = _mm512_broadcast_i64x4(te__x86_load(b + 16)); /* of q5_k */
-#define TE__AVX512_PAIR(i) /* groups 2 i and 2 i + 1; their highest bits are rotated to bit 4 */                 \
+#define TE__AVX512_PAIR(i) /* unpacks groups 2 i and 2 i + 1 of 32 codes; rotates the fifth bits of q5_k to bit 4 */ \
     {                                                                                                            \
         const __m512i low = _mm512_broadcast_i64x4(te__x86_load(b + (f == TE_BLOCK_q5_k ? 48 : 16) + 32 * (i))); \
         q[i] = _mm512_and_si512(_mm512_srlv_epi64(low, shift), low4);                                            \
@@ -163,7 +170,8 @@ TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f)
     TE__AVX512_PAIR(0) TE__AVX512_PAIR(1) TE__AVX512_PAIR(2) TE__AVX512_PAIR(3)
 #undef TE__AVX512_PAIR
 }
-/* The scales of 64 codes, each in the lanes of its codes: register i of four. */
+/* Returns the scales of codes 64 i to 64 i + 63, in 32 lanes of 16 bits, each of which belongs to two codes. scales:
+ * the integer scales of the block, from te__x86_scales_k. */
 TE_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
     const __m512i lanes =
         f == TE_BLOCK_q6_k
@@ -173,7 +181,8 @@ TE_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
             : te__avx512_pair(_mm256_set1_epi16((short)(2 * i)), _mm256_set1_epi16((short)(2 * i + 1)));
     return _mm512_permutexvar_epi16(lanes, _mm512_castsi256_si512(scales));
 }
-/* As te__x86_columns_k. */
+/* For q4_k, q5_k and q6_k, 64 codes at a time: sets out[i] to the dot product of the weight's row at w and row row[i]
+ * of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
 TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                 te_block_format f) {
     const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
@@ -226,7 +235,8 @@ TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activati
 
 /* ---- skinny: rows of a part -------------------------------------------------------------------------------------- */
 
-/* f and count are constants. */
+/* Sets out[i] to the dot product of the weight's row at w, in format f, and row row[i] of the activations, for i <
+ * count. f and count are compile-time constants, so that each combination gets code without branches on them. */
 TE_FN void te__x86_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                            te_block_format f) {
     if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k)
@@ -234,8 +244,10 @@ TE_FN void te__x86_columns(float *out, const uint8_t *w, const te__activations *
     else
         TE__COLUMNS_32(out, w, a, row, count, f);
 }
-/* out[i * TE__X86_ROWS + r] = the product of row i of the activations and the weight's row r, for `rows` rows from w
- * on, `stride` bytes apart. f is a constant. The order of a sum does not depend on the number of rows. */
+/* Sets out[i * TE__X86_ROWS + r] to the dot product of row i of the activations and row r of the weight, for all rows
+ * of the activations and `rows` rows of the weight. The latter begin at w, `stride` bytes apart. f: the weight's
+ * format, a compile-time constant. The order of a sum, and so its bits, does not depend on the number of rows of the
+ * activations. */
 TE_FN void te__x86_skinny_of(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
                              te_block_format f) {
     for (int64_t i = 0; i < a->m; i += TE__X86_COLUMNS) {
@@ -267,25 +279,30 @@ TE_API void te__x86_skinny(float *out, const uint8_t *w, size_t stride, int rows
 #if defined TE__QUANTIZED_AVX512 && !defined TE_BATCH_INVARIANT
 #define TE__QUANTIZED_TILE 1
 enum {
-    TE__PANEL_ROWS = 16, /* rows of the weight, one for each lane of a register */
-    TE__PANEL_K = 2048,  /* values of each row that are unpacked at a time; a multiple of TE_BLOCK_MAX_VALUES */
-    TE__TILE_ROWS = 8,   /* rows of A that are multiplied at a time */
-    TE__PANEL_M = 512    /* rows of A that a panel is multiplied by */
+    TE__PANEL_ROWS = 16, /* number of rows of the weight in a panel, one for each lane of a register */
+    /* number of values of each row that are unpacked at a time; a multiple of TE_BLOCK_MAX_VALUES */
+    TE__PANEL_K = 2048,
+    TE__TILE_ROWS = 8,   /* number of rows of A by which a panel is multiplied at a time */
+    TE__PANEL_M = 512    /* the largest number of rows of A that are multiplied by a panel before it is unpacked anew */
 };
 typedef struct te__x86_panel {
-    uint8_t q[TE__PANEL_K / 4][TE__PANEL_ROWS][4];         /* unsigned codes */
-    float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];         /* of groups of 32 values, of q6_k 16 */
-    float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS]; /* only of formats with offsets */
+    /* the unsigned codes; a register of 64 bytes holds four consecutive codes of each of the 16 rows */
+    uint8_t q[TE__PANEL_K / 4][TE__PANEL_ROWS][4];
+    /* the scale of each group of 32 values of each row (in q6_k: of each 16 values) */
+    float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];
+    /* the offset of each group of 32 values of each row; only formats without a zero point have offsets */
+    float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS];
     float sum[TE__PANEL_M][TE__PANEL_ROWS];
 } te__x86_panel;
 
-/* The number that is subtracted from the unsigned codes. */
+/* Returns the format's zero point, which is subtracted from its unsigned codes; 0 for formats that have an offset
+ * instead. */
 TE_FN int te__x86_zero(te_block_format f) {
     const int bits = te__x86_zero_bits(f);
     return f == TE_BLOCK_q6_k ? 32 : bits < 0 ? 0 : 1 << (bits < 0 ? 0 : bits);
 }
-/* Unpack `kk` values from k0 on of a row of the weight to row r of the panel. w: the values' first block. f is a
- * constant. */
+/* Unpack the first `kk` values of a row of the weight, whose blocks begin at w, to row r of the panel. f: the weight's
+ * format, a compile-time constant. */
 TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
     const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
     const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : 1, bytes = te_block_bytes(f);
@@ -309,7 +326,7 @@ TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, 
         }
     }
 }
-/* Unpack 16 rows of a part. In place of rows beyond the part's last one, the last one is unpacked. */
+/* Unpack 16 rows of a part of the weight. In place of rows beyond the part's last row, the last row is unpacked. */
 #define TE__X86_CASE(f) \
     case TE_BLOCK_##f: te__x86_panel_row(p, r, w, kk, TE_BLOCK_##f); break;
 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k, int64_t k0,
@@ -322,8 +339,9 @@ TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int
 }
 #undef TE__X86_CASE
 #define TE__X86_EACH(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
-/* Adds to sum[row[r]] the products of the panel and rows row[0] .. row[7] of the activations, over `kk` values of k. f
- * is a constant: one of the format's kind. */
+/* Adds to p->sum[row[r]], for r = 0 to 7, the dot products of the panel's 16 rows and row row[r] of the activations,
+ * over the `kk` values from k0 on. f, a compile-time constant: any format with the same group size and the same zero
+ * point, if any, as the weight's. */
 TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS], int64_t k0,
                               int kk, te_block_format f) {
     const int group = te__block_group(f), zero = te__x86_zero(f);
@@ -360,7 +378,9 @@ TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const 
 #undef TE__X86_CLOSE
 }
 #undef TE__X86_EACH
-/* The kinds of formats differ in the size of their groups, and in whether they have offsets. */
+/* Adds to p->sum the products of the panel and all rows of the activations, over the `kk` values from k0 on.
+ * te__x86_tile_micro depends only on a format's group size and zero point; so formats that agree in both, such as the
+ * four formats with offsets, share its code. */
 TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk, te_block_format f) {
     for (int i = 0; i < (int)a->m; i += TE__TILE_ROWS) {
         int row[TE__TILE_ROWS];
@@ -377,8 +397,8 @@ TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_
             te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_0);
     }
 }
-/* p->sum[i][r] = the product of row i of the activations and row `row` + r of the part, for up to TE__PANEL_M rows of
- * the activations. */
+/* Sets p->sum[i][r] to the dot product of row i of the activations and row `row` + r of the part of the weight, r = 0
+ * to 15. The activations may have up to TE__PANEL_M rows. */
 TE_API void te__x86_tile(te__x86_panel *p, const te__activations *a, const te_weight_part *part, int64_t row) {
     memset(p->sum, 0, (size_t)a->m * sizeof p->sum[0]);
     for (int64_t k0 = 0; k0 < a->k; k0 += TE__PANEL_K) {

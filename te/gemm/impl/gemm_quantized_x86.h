@@ -1,8 +1,10 @@
-/* gemm_quantized_x86.h -- products of weights in few bits on x86 with AVX2, and with AVX-VNNI where the compiler may
- * use it: one row of a weight times 1, 2 or 4 rows of activations. gemm_quantized_avx512.h has the kernels for AVX-512.
+/* gemm_quantized_x86.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations that are rounded to 8
+ * bits, on x86 with AVX2, and with AVX-VNNI where the compiler may use it: one row of the weight by 1, 2 or 4 rows of
+ * activations at a time. gemm_quantized_avx512.h has the kernels for AVX-512.
  *
- * 32 codes at a time are unpacked to a register. They are unsigned, and a format's zero is subtracted as zero times the
- * sum of the activations, because the instructions multiply unsigned by signed numbers.
+ * A code is the integer that a format stores for a value. 32 codes at a time are unpacked to a register, as unsigned
+ * numbers, because the instructions multiply unsigned by signed numbers. In a format with a zero point (value = d (code
+ * - zero)) the kernel computes the sum of code * activation, and subtracts zero times the sum of the activations.
  */
 #ifndef TE_GEMM_QUANTIZED_X86_H
 #define TE_GEMM_QUANTIZED_X86_H
@@ -27,14 +29,16 @@
 #endif
 
 enum {
-    TE__X86_ROWS = 16,   /* rows of the weight that are multiplied by all rows of A, before the next ones are read */
-    TE__X86_COLUMNS = 4, /* rows of A that are multiplied at a time */
-    /* How many bytes ahead of the codes the weight is fetched into the cache. One Zen 5 core read q8_0 at 0.77 of the
-     * rate of a plain read without it, at 0.76 with 2 KB, 0.90 with 8 KB and 0.91 with 24 KB. */
+    /* number of rows of the weight that are multiplied by all rows of A before the next rows are read */
+    TE__X86_ROWS = 16,
+    TE__X86_COLUMNS = 4, /* the largest number of rows of A by which a row of the weight is multiplied at a time */
+    /* How many bytes ahead of its use the weight is prefetched into the cache. Without prefetching, one Zen 5 core read
+     * a weight in q8_0 at 0.77 of the rate of a plain read; with 2 KB ahead at 0.76, with 8 KB at 0.90 and with 24 KB
+     * at 0.91. */
     TE__X86_AHEAD = 8192
 };
 
-/* sum + u v, for 16 pairs of neighbouring numbers of 16 bits. */
+/* Returns eight sums of 32 bits: sum plus the products u v of two neighbouring numbers of 16 bits. */
 TE_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
 #ifdef TE__DPWSSD
     return TE__DPWSSD(sum, u, v);
@@ -42,7 +46,8 @@ TE_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(u, v));
 #endif
 }
-/* Eight sums of u v, each over four numbers of 8 bits: u is unsigned and at most 63, or 255 with VNNI; v is signed. */
+/* Returns eight sums of 32 bits: sum plus the products u v of four neighbouring numbers of 8 bits. v is signed. u is
+ * unsigned: up to 255 with VNNI, else at most 128, so that the sum of two products fits into 16 bits. */
 TE_FN __m256i te__x86_dot(__m256i sum, __m256i u, __m256i v) {
 #ifdef TE__DPBUSD
     return TE__DPBUSD(sum, u, v);
@@ -55,12 +60,12 @@ TE_FN float te__x86_total(__m256 v) {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
-/* Fetches into the cache the `bytes` bytes that lie TE__X86_AHEAD bytes behind w. */
+/* Prefetches into the cache the `bytes` bytes that begin TE__X86_AHEAD bytes after w. */
 TE_FN void te__x86_prefetch(const uint8_t *w, int bytes) {
     for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + TE__X86_AHEAD + i, _MM_HINT_T0);
 }
 TE_FN __m256i te__x86_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-/* The f16 at p, in all lanes. */
+/* Returns the f16 number at p, converted to float, in all eight lanes. */
 TE_FN __m256 te__x86_f16(const uint8_t *p) {
     int16_t h;
     memcpy(&h, p, sizeof h);
@@ -78,7 +83,9 @@ typedef struct te__x86_block {
 TE_FN int te__x86_bytes_32(te_block_format f) {
     return f == TE_BLOCK_q8_0 ? 34 : f == TE_BLOCK_q4_0 ? 18 : f == TE_BLOCK_q4_1 ? 20 : f == TE_BLOCK_q5_0 ? 22 : 24;
 }
-/* Which power of two is subtracted from the unsigned codes; -1: none, the format has m. */
+/* Returns log2 of the zero point, the number that is subtracted from each unsigned code (value = d (code - zero)): 7
+ * for q8_0, 3 for q4_0, 4 for q5_0; -1 for formats without a zero point, which have an offset m instead (value = d code
+ * + m). */
 TE_FN int te__x86_zero_bits(te_block_format f) {
     return f == TE_BLOCK_q8_0 ? 7 : f == TE_BLOCK_q4_0 ? 3 : f == TE_BLOCK_q5_0 ? 4 : -1;
 }
@@ -87,7 +94,7 @@ TE_FN __m256i te__x86_nibbles(const uint8_t *p) {
     const __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(x), _mm_srli_epi16(x, 4), 1);
     return _mm256_and_si256(v, _mm256_set1_epi8(15));
 }
-/* Adds 16 to each code whose bit is set. */
+/* Returns the 32 codes q with 16 added to each code whose bit is set in the 32 bits at p (the codes' fifth bits). */
 TE_FN __m256i te__x86_fifth_bits(__m256i q, const uint8_t *p) {
     uint32_t bits;
     memcpy(&bits, p, sizeof bits);
@@ -116,7 +123,8 @@ TE_FN te__x86_block te__x86_unpack(const uint8_t *b, te_block_format f) {
         u.q = te__x86_fifth_bits(te__x86_nibbles(b + 8), b + 4);
     return u;
 }
-/* sum + the product of block u and group `at` of the activations. */
+/* Returns sum plus the dot product of block u, unpacked from a weight in format f, and group number `at` of the
+ * activations. The products are distributed over the eight lanes of the sum. */
 TE_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activations *a, int64_t at, te_block_format f) {
     const __m256i y = te__x86_load(a->q + at * TE__GROUP);
     const __m256 scale = _mm256_mul_ps(u.d, _mm256_set1_ps(a->scale[at]));
@@ -136,9 +144,9 @@ TE_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activations *a,
     sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
     return bits < 0 ? _mm256_fmadd_ps(u.m, te__x86_first(a->scaled_sum[at]), sum) : sum;
 }
-/* The products of the weight's row w and of the rows row[0] .. row[count - 1] of the activations. `count` is a
- * constant, 1, 2 or 4. Blocks with even and with odd numbers have sums of their own, because each sum waits for the one
- * before. */
+/* For formats with blocks of 32 values: sets out[i] to the dot product of the weight's row at w and row row[i] of the
+ * activations, for i < count. count: 1, 2 or 4, a compile-time constant. Blocks with even and with odd numbers are
+ * added to separate sums, because two independent chains of additions hide the latency of an addition. */
 TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                               te_block_format f) {
     const int64_t blocks = a->k / TE__GROUP;
@@ -160,11 +168,11 @@ TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activation
 
 /* ---- skinny: k-quants -------------------------------------------------------------------------------------------- */
 
-/* The codes of group g of 32 values of a block of q4_k, q5_k or q6_k: without the zero of q6_k, so they are unsigned.
- */
+/* Returns the 32 unsigned codes of group g (0 to 7) of the block at b, which is in q4_k, q5_k or q6_k. The zero point
+ * of q6_k, 32, is not subtracted. */
 TE_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
     const __m256i low4 = _mm256_set1_epi8(15);
-    if (f == TE_BLOCK_q6_k) { /* a half of the block has 4 groups */
+    if (f == TE_BLOCK_q6_k) { /* each half of the block holds the codes of four groups of 32 */
         const int half = g / 4, row = g % 4;
         __m256i low = te__x86_load(b + half * 64 + row % 2 * 32), high = te__x86_load(b + 128 + half * 32);
         if (row / 2) low = _mm256_srli_epi16(low, 4);
@@ -178,14 +186,16 @@ TE_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
     if (g % 2) low = _mm256_srli_epi16(low, 4);
     low = _mm256_and_si256(low, low4);
     if (f == TE_BLOCK_q4_k) return low;
-    __m256i high = te__x86_load(b + 16); /* bit g of each byte moves to bit 4 */
+    __m256i high = te__x86_load(b + 16); /* bit g of byte i is the fifth bit of code i of group g; shift it to bit 4 */
     high = g < 4 ? _mm256_slli_epi16(high, g < 4 ? 4 - g : 0) : _mm256_srli_epi16(high, g < 4 ? 0 : g - 4);
     return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(16)));
 }
-/* The integer scales of a block: of q4_k and q5_k eight scales, then eight mins; of q6_k sixteen scales. */
+/* Returns the integer scales of the block at b as 16 numbers of 16 bits: for q4_k and q5_k the scales of the eight
+ * groups, then their eight mins; for q6_k sixteen scales, each for 16 values. */
 TE_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
     if (f == TE_BLOCK_q6_k) return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(b + 192)));
-    const __m128i x = _mm_loadu_si128((const __m128i *)(b + 4)); /* see te__scales_k */
+    /* the 12 packed bytes, whose layout te__scales_k describes */
+    const __m128i x = _mm_loadu_si128((const __m128i *)(b + 4));
     const __m128i low = _mm_shuffle_epi8(x, _mm_setr_epi8(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 8, 9, 10, 11));
     const __m128i high = _mm_shuffle_epi8(x, _mm_setr_epi8(-1, -1, -1, -1, 0, 1, 2, 3, -1, -1, -1, -1, 4, 5, 6, 7));
     const __m128i low_mask = _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f);
@@ -193,14 +203,15 @@ TE_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
     const __m128i all = _mm_or_si128(low_bits, _mm_and_si128(_mm_srli_epi16(high, 2), _mm_set1_epi8(48)));
     return _mm256_cvtepu8_epi16(all);
 }
-/* The scales of the two halves of group g, each in the lanes of its half. */
+/* Returns the scales of group g, in 16 lanes of 16 bits, each of which belongs to two codes. q4_k and q5_k have one
+ * scale per group; q6_k has one for each half of the group, so one for each eight lanes. */
 TE_FN __m256i te__x86_scale_of_group(const int16_t scale[16], int g, te_block_format f) {
     if (f != TE_BLOCK_q6_k) return _mm256_set1_epi16(scale[g]);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi16(scale[2 * g])),
                                    _mm_set1_epi16(scale[2 * g + 1]), 1);
 }
-/* The products of the weight's row w and of the rows row[0] .. row[count - 1] of the activations. `count` is a
- * constant, 1, 2 or 4. */
+/* For q4_k, q5_k and q6_k: sets out[i] to the dot product of the weight's row at w and row row[i] of the activations,
+ * for i < count. count: 1, 2 or 4, a compile-time constant. */
 TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                              te_block_format f) {
     const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
@@ -228,7 +239,8 @@ TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations
                 for (int r = 0; r < count; r++) {
             const int64_t at = (row[r] * a->k + k) / TE__GROUP;
             const __m256 scale_of_a = _mm256_set1_ps(a->scale[at]);
-            if (f == TE_BLOCK_q6_k) /* the zero of the codes is 32 */
+            /* subtract 32 (the zero point of q6_k, 2^5) times the sum of the activations times their scale */
+            if (f == TE_BLOCK_q6_k)
                 dot[r] = _mm256_sub_epi32(
                     dot[r], _mm256_slli_epi32(_mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * at)), 5));
             else {

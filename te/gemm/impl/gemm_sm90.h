@@ -42,8 +42,9 @@
  * takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184 /* the numbers if config.holds_half is
-                                                                                     1 */
+    /* The same numbers (registers per thread, of the warpgroup of producer and epilogue and of the two consumer
+     * warpgroups) for a kernel whose consumers hold only half of a finished tile in registers (config.holds_half). */
+    TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -65,8 +66,8 @@ TE_FN void te__sm90_gemm_init_barriers(te__sm90_gemm_barriers *bars) {
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* The body of a GEMM kernel with the compile-time config k. The kernel's epilogue is `pair_epilogue` if k has a
- * pairing, else `epilogue`. */
+/* The body of a GEMM kernel with the compile-time config k. The kernel calls `pair_epilogue` if k.pairing.group is not
+ * 0, else `epilogue`. */
 TE_FN void te__sm90_gemm_body(const te__sm90_gemm_params *p, te__sm90_gemm_barriers *bars, te_epilogue_fn epilogue,
                               te_epilogue_pair_fn pair_epilogue, te_epilogue_outputs outputs, const void *arg,
                               const te__sm90_gemm_config k) {
@@ -110,20 +111,25 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_config_of(te_dtype dtype, te_dtype dtyp
     c.dtype = dtype, c.dtype_a = dtype_a, c.dtype_b = dtype_b, c.trans_b = trans_b;
     return c;
 }
-/* Returns config c with an epilogue by pairs (te__sm90_gemm_pairing), for which B must be stored [n, k]. */
+/* Returns config c for an epilogue that gets two vectors of eight columns per call, for example the two halves of a
+ * rotated head. group, distance and swap_middle say which vectors are paired (te__sm90_gemm_pairing). B must then be
+ * stored [n, k]. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_with_pairs(te__sm90_gemm_config c, int group, int distance, int swap_middle) {
     c.pairing.group = group, c.pairing.distance = distance, c.pairing.swap_middle = swap_middle;
     return c;
 }
-/* Returns config c for a fused pattern, whose epilogue may read a source with two halves, pair the two halves of D, or
- * compute column sums. */
+/* Returns config c for a fused pattern. source_has_halves: 1: params.source is [m, 2 n]. pairs_halves: 1: the epilogue
+ * combines column i of the first half of D with column i of the second half, as gated activations do. column_sums: 1:
+ * the kernel can store column sums of D. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused(te__sm90_gemm_config c, int source_has_halves, int pairs_halves,
                                                int column_sums) {
     if (pairs_halves) c = te__sm90_gemm_with_pairs(c, 16, 8, 0), c.pairing.halves = 1;
     c.source_has_halves = source_has_halves, c.column_sums = column_sums;
     return c;
 }
-/* Returns config c for a fused pattern in FP8, which may also store the transpose of its output. */
+/* Returns config c for a fused pattern in FP8. Such a kernel can also store the transpose of its FP8 output. Unless the
+ * epilogue combines two halves of D, the consumers hold only half of a finished tile, so that the epilogue has more
+ * registers (TE_SM90_GEMM_REGISTERS_HALF). */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused_fp8(te__sm90_gemm_config c, int pairs_halves, int reads_source,
                                                    int column_sums) {
     c = te__sm90_gemm_fused(c, 0, pairs_halves, column_sums);
@@ -137,7 +143,8 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 }
 
 /* Defines a kernel `name`. Its argument is a struct of type `type`, which begins with a te__sm90_gemm_params; the
- * epilogue gets the struct's address as its `arg`. exists: 0: the kernel is empty. */
+ * epilogue gets the struct's address as its `arg`. exists: a compile-time condition. If it is 0, the kernel has no
+ * code, because the library never launches it (for example for f32, which the GEMM does not support). */
 #define TE__SM90_GEMM_SHELL(name, type, config, epilogue, pair_epilogue, outputs, exists)                             \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te__sm90_gemm_barriers bars;                                                                       \
@@ -148,24 +155,26 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
  * te_epilogue_fn. */
 #define TE_SM90_GEMM_KERNEL(name, type, dtype, trans_b, epilogue, exists) \
     TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype, dtype, trans_b, epilogue, exists)
-/* Defines a kernel in FP8: dtype_a and dtype_b, the formats of A and B, are e4m3 or e5m2, and trans_b is 1. If both are
- * `dtype` instead, the kernel is one in 16 bits, and trans_b may be 0. */
+/* Defines a GEMM kernel for FP8 operands: dtype_a and dtype_b, the formats of A and B, are TE_e4m3 or TE_e5m2, and
+ * trans_b must be 1 (B is stored [n, k]). TE_SM90_GEMM_KERNEL passes `dtype`, a 16-bit format, as dtype_a and dtype_b;
+ * only then may trans_b be 0. */
 #define TE_SM90_GEMM_KERNEL_FP8(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                        \
     TE__SM90_GEMM_SHELL(name, type, te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b), epilogue, 0,            \
                         TE_OUTPUTS_ANY, exists)
-/* Defines a kernel for a fused pattern in FP8, which can store params.transposed. pairs_halves: 1: the epilogue is
- * pair_epilogue (a te_epilogue_pair_fn), which combines the two halves of D. outputs: an expression whose value is a
- * te_epilogue_outputs; the expression may use p, the kernel's argument. reads_source: 1: when the epilogue is called
- * with `outputs` other than TE_OUTPUTS_ANY, it reads params.source. column_sums: 1: the kernel can compute
- * params.column_sums. */
+/* Defines a kernel for a fused pattern in FP8, which can store the transpose of its output (params.transposed).
+ * pairs_halves: 1: the kernel calls pair_epilogue, with the same columns of the first and of the second half of D; 0:
+ * it calls epilogue. outputs: an expression of type te_epilogue_outputs, which may use the kernel's argument p.
+ * reads_source: 1: the epilogue reads params.source even if `outputs` is known at compile time. column_sums: 1: the
+ * kernel can store params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_fused_fp8(te__sm90_gemm_config_of(dtype, dtype_a, TE_e4m3, 1), pairs_halves,     \
                                                 reads_source, column_sums),                                            \
                         epilogue, pair_epilogue, outputs, exists)
-/* Defines a kernel for a fused pattern in 16 bits. pairs_halves: 1: the epilogue is pair_epilogue, which combines the
- * two halves of D; B must then be stored [n, k]. source_has_halves: 1: params.source is [m, 2 n]. */
+/* Defines a kernel for a fused pattern in 16 bits. pairs_halves: 1: the kernel calls pair_epilogue, with the same
+ * columns of the first and of the second half of D, and B must be stored [n, k]; 0: it calls epilogue.
+ * source_has_halves: 1: params.source is [m, 2 n]. */
 #define TE_SM90_GEMM_KERNEL_FUSED(name, type, dtype, trans_b, epilogue, pair_epilogue, pairs_halves,                   \
                                   source_has_halves, column_sums, exists)                                              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
@@ -178,8 +187,8 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     TE__SM90_GEMM_SHELL(name, te__gemm_scatter_params,                                                                 \
                         te__sm90_gemm_scattering(te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b)), epilogue, \
                         0, TE_OUTPUTS_ANY, exists)
-/* Defines a kernel for a linear with an epilogue by pairs; B is stored [n, k]. pair_epilogue: a te_epilogue_pair_fn;
- * te__sm90_gemm_pairing explains group, distance and swap_middle. */
+/* Defines a kernel for a linear whose epilogue gets two vectors of eight columns per call: pair_epilogue, a
+ * te_epilogue_pair_fn. B is stored [n, k]. te__sm90_gemm_pairing explains group, distance and swap_middle. */
 #define TE_SM90_GEMM_KERNEL_PAIRS(name, type, dtype, group, distance, swap_middle, pair_epilogue, exists)              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_with_pairs(te__sm90_gemm_config_of(dtype, dtype, dtype, 1), group, distance,     \
@@ -190,7 +199,7 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 
 /* Return the k of the GEMM in 16-bit units, in which TMA and the pipeline count; two FP8 elements are one unit. */
 TE_API int64_t te__sm90_gemm_k(const te_gemm *g) { return te__gemm_is_fp8(g) ? g->k / 2 : g->k; }
-/* The number of bytes of a row of A. */
+/* Returns the number of bytes in a row of A. */
 TE_API int64_t te__sm90_gemm_row_bytes(const te_gemm *g) { return 2 * te__sm90_gemm_k(g); }
 
 /* Returns whether the sizes are within the limits of TMA and the pipeline: rows of A, B and D are multiples of 16
@@ -220,18 +229,19 @@ enum {
     /* the largest number of splits into which the k of a tile is cut (Stream-K); passing the sums of one split to the
      * cluster that owns the tile takes some 4 us */
     TE_SM90_GEMM_MAX_SPLITS = 6,
-    TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of helpers per tile */
+    TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of clusters that help with a tile */
     TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps in a split; a step is 64 elements of k */
-    /* The smallest number of steps in a split if a helper helps with several tiles, one after the other. An example is
-     * 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps for 42 tiles: the product takes 645 us, and 650
-     * us without splitting. */
+    /* The smallest number of steps in a split if there are fewer helpers than split tiles, so that a helper computes a
+     * split of one tile after the other. An example is 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps
+     * for 42 tiles: the GEMM takes 645 us, and 650 us without splitting. */
     TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL = 16
 };
 
 /* Plans how the tiles of the last, partial wave are split along k. The clusters that have no tile in this wave are the
  * helpers: up to three helpers per tile or, if there are fewer helpers than tiles, one helper for several tiles. Tiles
- * are not split if passing the sums of a split to the tile's owner would take longer than computing the split (too few
- * steps or too many splits, by the constants above), or if the partial sums do not fit into the workspace. */
+ * are not split if passing the sums of a split to the tile's owner would take longer than computing the split (a split
+ * has fewer steps than TE_SM90_GEMM_MIN_STEPS or, if a helper has several tiles, TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL; or
+ * a tile has more splits than TE_SM90_GEMM_MAX_SPLITS), or if the partial sums do not fit into the workspace. */
 TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, int clusters, te__gemm_state *s) {
     const int tail = (int)(tiles % clusters), idle = clusters - tail, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
     const int helper_splits = tail ? (int)te_max(1, te_min(TE_SM90_GEMM_MAX_HELPERS, idle / tail)) : 1;
@@ -265,8 +275,9 @@ TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
            g->m % (group->size * TE_CLUSTER * TE_TILE_M) == 0;
 }
 /* Fills in p->overlap: the order of the tiles, with this rank's own rows first for a gather and last for a scatter. For
- * a gather, also fills in the chunk size, the flags that signal the arrival of each chunk of rows of A, and own_map if
- * it is needed. */
+ * a gather, also fills in the number of rows in a chunk, the address of the flags that say which chunks of A have
+ * arrived and, if this rank's rows do not lie in the gathered A, the tensor map through which they are loaded
+ * (own_map). */
 TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_gemm *g, te__tensor_map_encode_fn encode,
                                             te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
@@ -288,8 +299,8 @@ TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_ge
     return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype,
                                  ctx);
 }
-/* Gathers the rows of A before the product. Used in tests, which run the collective and the product one after the
- * other. */
+/* Gathers the rows of A, and lets the GEMM begin only after that. Used in tests, which run collective and GEMM one
+ * after the other (te__overlap_memory.serial). */
 TE_API te_status te__sm90_gemm_gather_first(const te_gemm *g, te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
     return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own,

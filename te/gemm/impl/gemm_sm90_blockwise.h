@@ -13,9 +13,9 @@
  * columns, and adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
- * multiply-adds and some 120 other instructions; the two warps of a scheduler use 500 of its 1024 issue slots. A step
- * takes 1168 cycles at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's fastest
- * candidate, a wgrad 0.92 to 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
+ * multiply-adds and some 120 other instructions. Two warps share a scheduler, so these take 500 of its 1024 issue
+ * slots. A step takes 1168 cycles at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's
+ * fastest candidate, a wgrad 0.92 to 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  *
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
@@ -35,30 +35,34 @@
  * rows of the N operand. Except for a wgrad, the M operand is A and the N operand is B. For a wgrad the M operand is B
  * and the N operand is A, because the kernel then computes a tile of the transpose of D. */
 enum {
-    TE_SM90_BLOCKWISE_SUBTILE = 64, /* number of rows of the N operand in a subtile; one batch of wgmma multiplies a
-                                     * subtile */
+    /* number of rows of the N operand (of which a tile has 256) in a subtile; one batch of wgmma multiplies a
+     * subtile */
+    TE_SM90_BLOCKWISE_SUBTILE = 64,
     /* number of subtiles of a tile; it must be even, because successive subtiles use the two accumulators in turn */
     TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE,
-    /* number of steps in one body of the mainloop; at the end of a body no wgmma is in flight */
+    /* number of steps in one iteration of the mainloop; at its end no wgmma is in flight (te__sm90_blockwise_steps) */
     TE_SM90_BLOCKWISE_UNROLL = 4,
-    /* The offset in bytes, within a stage, of the scales of the M operand's rows. */
+    /* The offset in bytes, within a stage, of the scales of the M operand, which is the operand of which a tile has 128
+     * rows: one scale per row. */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
-    /* The offset in bytes, within a stage, of the N operand's scales. For a wgrad (weight gradient) these are 256, one
-     * per row; else they are those of two blocks of 128 x 128. */
+    /* The offset in bytes, within a stage, of the scales of the N operand, which is the operand of which a tile has 256
+     * rows. A wgrad has one scale per row; every other GEMM has one for each of the two blocks of 128 x 128. */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
-    TE_SM90_BLOCKWISE_REGISTERS = 24, TE_SM90_BLOCKWISE_CONSUMER_REGISTERS = 240 /* registers of a thread */
+    /* Registers per thread of the producer's warpgroup and of the two consumer warpgroups (CONSUMER). */
+    TE_SM90_BLOCKWISE_REGISTERS = 24, TE_SM90_BLOCKWISE_CONSUMER_REGISTERS = 240
 };
 
 typedef struct te__sm90_blockwise_params {
-    /* parameters of the GEMM, of which the kernel reads only a_map (of the M operand), b_map (of the N operand), m and
-     * n (the number of rows of the M and of the N operand), k, alpha and tiles */
+    /* Parameters of the GEMM. The kernel reads only a_map (the tensor map of the M operand, of which a tile has 128
+     * rows), b_map (of the N operand, of which it has 256), m and n (the numbers of rows of the M and the N operand),
+     * k, alpha and tiles. */
     te__sm90_gemm_params gemm;
-    /* tensor maps of the M and the N operand's scales. Scales of 1 x 128 elements are stored as [steps, rows]; scales
-     * of 128 x 128 as [blocks of 128 rows, steps], copied in boxes of 2 x 4 */
+    /* tensor maps of the scales of the M and of the N operand. Scales of 1 x 128 elements are stored as [steps, rows],
+     * scales of 128 x 128 as [blocks of 128 rows, steps]; TMA copies the latter in boxes of 2 blocks x 4 steps */
     CUtensorMap m_scales_map, n_scales_map;
-    void *d;          /* [m, n]; for a wgrad [n, m] */
+    void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
     const void *bias; /* [n], the bias; null if there is none, and always null for a wgrad (weight gradient) */
 } te__sm90_blockwise_params;
@@ -83,10 +87,11 @@ typedef struct te__sm90_blockwise_consumer {
     uint32_t n_scale;              /* for a wgrad (weight gradient): offset in bytes, within a stage, of the scale of
                                     * this lane's first row of D */
     te__sm90_pipeline_state at;
-    int x, y, has_tile; /* has_tile: 1: the lane's sums belong to the tile of D whose first element is at (x, y); 0:
-                         * there is no tile yet */
-    /* this lane's part of the bias: the bias of the tile's 256 columns consists of 128 words of two elements, and
-     * bias[j] is word 32 j + lane */
+    /* has_tile: 1: the lane's sums belong to the tile of D whose first element is at (x, y); 0: no tile was begun
+     * yet */
+    int x, y, has_tile;
+    /* the bias of the tile's 256 columns, spread over the warp's lanes: each lane holds four words of two columns, and
+     * bias[j] has columns 2 (32 j + lane) and the next one */
     uint32_t bias[4];
 } te__sm90_blockwise_consumer;
 
@@ -228,7 +233,7 @@ TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, co
         const float *v = &s->sum[subtile][4 * j + 2 * h];
         if (row < p->gemm.n && col < p->gemm.m)
             *(float2 *)((float *)p->d + (int64_t)row * p->gemm.m + col) = make_float2(alpha * v[0], alpha * v[1]);
-        /* this statement keeps the compiler from delaying the stores, as in te__sm90_blockwise_store_sixteen */
+        /* without this statement the compiler delays the stores, and holds more values than there are registers */
         if (j % 2) asm volatile("" ::: "memory");
     }
 }
@@ -237,8 +242,8 @@ TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, con
     if (wgrad) te__sm90_blockwise_store_wgrad(p, s, g->x, g->y);
     else te__sm90_blockwise_store_sixteen(p, s, g);
 }
-/* Store the previous tile, if there is one; then begin the tile with number `tile`: load its bias and set the sums to
- * 0. */
+/* Store the sums of the previous tile, if there is one, to D; then begin tile number `tile`: load its bias and set the
+ * sums to 0. */
 TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                         te__sm90_blockwise_consumer *g, int tile, const int wgrad) {
     te__sm90_gemm_work w;
@@ -295,8 +300,8 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     te__sm90_blockwise_promote(s, last, wgrad);
 }
 TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, uint32_t full, const int wgrad) {
-    /* The number of this consumer warpgroup, 0 or 1. The shuffle tells the compiler that the number is the same in all
-     * lanes. */
+    /* The number of this consumer warpgroup, 0 or 1. The shuffle tells the compiler that all lanes have the same
+     * number. */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int warp = (int)threadIdx.x / 32 - 4, lane = (int)threadIdx.x % 32;
     te__sm90_blockwise_consumer g;
@@ -312,7 +317,7 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
     g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
     return g;
 }
-/* The body of a consumer warpgroup, which computes its half of every tile of the block. */
+/* What a consumer warpgroup runs: it computes its half of every tile of the block. */
 TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
@@ -341,16 +346,16 @@ TE_FN int te__sm90_elect_one(void) {
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(is));
     return is;
 }
-/* The body of the producer thread, which fills the stages with both operands and their scales by TMA, for all tiles of
- * the block. */
+/* What the producer thread runs: it fills the stages with both operands and their scales by TMA, for all tiles of the
+ * block. */
 TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int wgrad) {
     const te__sm90_gemm_params *h = &p->gemm;
     const int rank = (int)blockIdx.x % TE_CLUSTER, steps = (h->k + TE_TILE_K - 1) / TE_TILE_K;
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w;
-    /* This empty asm statement makes the compiler hold both addresses in registers, of which the thread has 24, instead
-     * of recomputing them. */
+    /* This empty asm statement makes the compiler hold both addresses in registers instead of recomputing them at every
+     * step; the thread has only 24 registers. */
     asm volatile("" : "+r"(ring), "+r"(full));
 #pragma unroll 1
     for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < h->tiles; tile += (int)gridDim.x / TE_CLUSTER) {
@@ -418,7 +423,7 @@ te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
 
 enum { TE_SM90_BLOCKWISE_MIN_K = (int)TE_SM90_BLOCKWISE_UNROLL * TE_FP8_BLOCK };
 
-/* Return whether the product is a weight gradient. In that case both operands have one scale per 1 x 128 elements. */
+/* Returns whether the GEMM is a weight gradient: only then B, like A, has one scale per 1 x 128 elements. */
 TE_API int te__sm90_blockwise_is_wgrad(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_BLOCKWISE_1D; }
 TE_API int te__sm90_blockwise_shape_fits(const te_gemm *g) {
     const int64_t limit = 1 << 30;
@@ -497,9 +502,9 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Return whether te__gemm_blockwise_run can add a bias to the product in the epilogue. The bias can be added if this
- * kernel, not cuBLASLt, is chosen for the product without a bias. With gemm_tune on, this call times both if they were
- * not timed yet. */
+/* Returns whether te__gemm_blockwise_run can add the bias to the product itself. It can if it would run the product
+ * without a bias by this kernel, not by cuBLASLt. With gemm_tune on, this call times both if they were not timed
+ * yet. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

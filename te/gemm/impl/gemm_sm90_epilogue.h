@@ -80,15 +80,14 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
         return;
     }
     asm volatile("bar.sync %0, %1;" ::"r"(1 + buffer), "r"(32 * warps) : "memory");
-    /* One unit of work is 64 rows of a chunk of 16 columns; the warps take the eight units of the quarter in turn. The
-     * loop is not unrolled. */
+    /* The quarter consists of eight units of 64 rows x 16 columns, which the warps take in turn. */
 #pragma unroll 1
     for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) {
         const int first = unit / 4 * 64, chunk = unit % 4, x = col + chunk * 16 + lane / 4 * 2;
         const int y = row + first + lane % 4 * 16;
         uint32_t low[4], high[4];
-        /* a lane whose elements lie outside D stores nothing; it must wait here for the lanes that do, because all
-         * lanes must execute ldmatrix together */
+        /* Lanes outside D store nothing and get here early; they wait for the others, because ldmatrix needs all
+         * lanes. */
         __syncwarp();
         te__sm90_transpose_load(low, high, staging, first, chunk, lane);
         te__sm90_transpose_load(low + 2, high + 2, staging, first + 8, chunk, lane);
@@ -104,10 +103,10 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 enum {
-    TE_SM90_EPILOGUE_PARTS = 32,   /* number of parts of a quarter of a tile: a quarter has 128 rows, a part has four of
-                                    * them */
-    /* 32-bit words of the epilogue's input for eight elements of D. The input has at most three vectors of eight 16-bit
-     * elements: one from each half of the source, or one from each of three other ranks */
+    /* number of parts of a quarter of a tile, which has 128 rows; a part has four of them */
+    TE_SM90_EPILOGUE_PARTS = 32,
+    /* The number of 32-bit words of the epilogue's input for eight elements of D. The input has at most three vectors
+     * of eight 16-bit elements: one from each half of the source, or one from each of three other ranks. */
     TE_SM90_GEMM_SOURCE_WORDS = 12
 };
 
@@ -134,8 +133,8 @@ typedef struct te__sm90_epilogue_tile {
     int x, y;           /* x: the first column of the tile in D; y: the first row of the tile in D */
     int warp, lane;
     int is_last;        /* 1: the tile is the last one of the block, on which all eleven warps work */
-    /* 1: the te_epilogue_fn is called with outputs that are known at compile time (te_epilogue_outputs), and the whole
-     * tile lies within D */
+    /* 1: the te_epilogue_fn need not test which outputs to store, which is known at compile time (te_epilogue_outputs),
+     * nor where D ends, because the whole tile lies within D */
     int is_branch_free;
     int transposes;     /* 1: the epilogue also stores the transpose of its FP8 output */
     int adds_ranks;     /* for reduce_scatter: 1: this rank owns the tile's rows, so the epilogue adds the sums of the
@@ -149,16 +148,16 @@ typedef struct te__sm90_epilogue_quarter {
     te__sm90_epilogue_slice slice;
 } te__sm90_epilogue_quarter;
 
-/* Return the row, 0 to 127 within the tile, that this lane works on in part number `part` of a quarter. */
+/* Returns the row, 0 to 127 within the tile, that this lane works on in part number `part` (four rows) of a quarter. */
 TE_FN int te__sm90_epilogue_row(int part, int lane) { return part * 4 + lane / 8; }
 /* Return the address in shared memory of the eight elements of row `row` that this lane works on. */
 TE_FN uint32_t te__sm90_epilogue_staged(uint32_t staging, int row, int lane) {
     const uint32_t r = (uint32_t)row;
     return te__sm90_gemm_swizzle(staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES, (int)(r % 16), lane % 8);
 }
-/* A barrier of all warps that work on the last tile. (The racecheck tool of CUDA 13.0 does not support barriers of only
- * some of a block's warps. It therefore reports false races between accesses whose order is ensured by this barrier, or
- * by those of te__sm90_transpose_store.) */
+/* A barrier of the eleven warps that work on a block's last tile. (The racecheck tool of CUDA 13.0 does not support
+ * barriers of only some of a block's warps. It therefore reports races that do not exist, between accesses that are
+ * ordered by this barrier or by those of te__sm90_transpose_store.) */
 TE_FN void te__sm90_epilogue_sync_last_tile(void) {
     asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_SM90_GEMM_LAST_TILE_WARPS) : "memory");
 }
@@ -176,8 +175,8 @@ TE_FN void te__sm90_epilogue_load_source(const te__sm90_gemm_params *p, uint32_t
     te__load16_readonly(source, from);
     if (k.source_has_halves) te__load16_readonly(source + 4, from + p->n);
 }
-/* Load the epilogue's input for this lane's eight elements of row `row` of the tile: from the source, or the sums that
- * other ranks have sent. */
+/* Load the epilogue's input for the eight elements of D in row `row` of the tile from column `col` of D on: elements of
+ * the source or, for a reduce_scatter, the sums that other ranks have sent. */
 TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t source[TE_SM90_GEMM_SOURCE_WORDS], int row,
                                   int col, const te__sm90_gemm_config k) {
     if (!k.reduce_scatter) te__sm90_epilogue_load_source(t->p, source, t->y + row, col, k);
@@ -187,9 +186,9 @@ TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t sour
 
 /* ---- column sums, amax ------------------------------------------------------------------------------------------- */
 
-/* Store the sum of each column over those rows of a quarter that this warp has processed. params.column_sums has space
- * for the sums of three warps of each tile. In a block's last tile eleven warps have sums. The sums of these warps are
- * stored in shared memory instead, and te__sm90_epilogue_add_last_sums reduces them to three per column. */
+/* Store the sum of each column over those rows of a quarter that this warp has processed. params.column_sums has three
+ * rows per tile, one for each warp of the epilogue. On a block's last tile eleven warps work, so their sums go to
+ * shared memory, and te__sm90_epilogue_add_last_sums reduces them to three per column. */
 TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                         float sum[8]) {
     const te__sm90_gemm_params *p = t->p;
@@ -205,8 +204,8 @@ TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const t
         te_store8(p->column_sums, row * p->n + q->col, sum, 8, 1, TE_f32);
     }
 }
-/* Reduce the column sums of the last tile, of which each of the eleven warps has one per column, to three rows of
- * params.column_sums: each warp w of the first three adds up the sums of warps w, w + 3, w + 6, .., in this order. */
+/* Reduce the column sums of a block's last tile, of which each of eleven warps has one per column, to three rows of
+ * params.column_sums: warp w, for w = 0 to 2, adds up the sums of warps w, w + 3, w + 6, .., in this order. */
 TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
     const te__sm90_gemm_params *p = t->p;
     te__sm90_epilogue_sync_last_tile();
@@ -231,8 +230,8 @@ TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_
 
 /* ---- a quarter of a tile ----------------------------------------------------------------------------------------- */
 
-/* Runs the epilogue on those parts of a quarter (four rows each) that belong to a slice, one part at a time. next: the
- * epilogue's input for the first part, already loaded. */
+/* Runs the epilogue on those parts (four rows each) of a quarter that belong to the slice q->slice, one part at a time.
+ * next: the source, or the other ranks' sums, for the first of these parts; already loaded by the caller. */
 TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                   te_epilogue_fn epilogue, te_epilogue_state *state,
                                   uint32_t next[TE_SM90_GEMM_SOURCE_WORDS], const te__sm90_gemm_config k) {
@@ -249,10 +248,10 @@ TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm9
         if (t->transposes) te__sm90_transpose_stage(q->staging, row, t->lane, state->fp8);
     }
 }
-/* Runs the epilogue on the parts of a slice of a branch-free tile, two parts at a time. The compiler interleaves the
- * instructions of the two parts, which hides latencies. (Each scheduler has only one warp of the epilogue, so there is
- * no second warp whose instructions could hide these latencies.) next: the source for the first two parts, already
- * loaded. */
+/* Runs the epilogue on the parts of q->slice, two parts (of four rows each) at a time, in a tile in which the epilogue
+ * has no branches. So the compiler interleaves the instructions of both parts, which hides their latencies. (Each
+ * scheduler has only one warp of the epilogue, so no second warp could hide them.) next: the source for the first two
+ * parts, already loaded by the caller. */
 TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                       te_epilogue_fn epilogue, te_epilogue_state *state,
                                       uint32_t next[2][TE_SM90_GEMM_SOURCE_WORDS], const te_epilogue_outputs outputs,
@@ -269,8 +268,8 @@ TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te_
             TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
         }
         const int behind = pair + q->slice.stride;
-        /* after the last pair of parts there is no next pair: the source of the last pair is loaded again, and not
-         * used */
+        /* After the last two parts of the quarter the source of these parts is loaded again, and not used, so that the
+         * loop has no branch here. */
         const int then = behind < PAIRS ? behind : pair;
         TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
             te__load16_readonly(next[i], te__sm90_epilogue_source_at(
@@ -324,9 +323,9 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 
 /* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
 
-/* Processes a tile, quarter by quarter. With reduce_scatter, if another rank owns the tile's rows, this function
- * signals to that rank at the end. (If this rank owns them, the caller has already waited for the other ranks'
- * sums.) */
+/* Processes a tile, quarter by quarter. If another rank owns the tile's rows (reduce_scatter), at last signals to that
+ * rank that the tile has been stored in its memory. If this rank owns them, the caller has already waited for the other
+ * ranks' sums. */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {
@@ -344,8 +343,9 @@ TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilog
     if (t->is_last && k.column_sums && t->p->column_sums) te__sm90_epilogue_add_last_sums(t);
 }
 /* Runs the epilogue on all tiles that a warp works on; a lane processes eight elements at a time. The consumer warps
- * work only on the block's last tile. outputs: the outputs that are stored in branch-free tiles (is_branch_free); if it
- * is TE_OUTPUTS_ANY, no tile is branch-free. */
+ * work only on the block's last tile. outputs: which outputs are stored in tiles without branches
+ * (te__sm90_epilogue_tile.is_branch_free). With TE_OUTPUTS_ANY this is not known at compile time, so all tiles have
+ * branches. */
 TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                   te_epilogue_fn epilogue, te_epilogue_outputs outputs, const void *arg,
                                   const te__sm90_gemm_config k) {
@@ -359,7 +359,8 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
     state.amax_bits = 0, state.outputs = TE_OUTPUTS_ANY;
     const int first_work = t.warp < TE_SM90_GEMM_EPILOGUE_WARPS ? 0 : last_tile;
     for (int j = first_work; j >= 0 && te__sm90_gemm_get_work(&w, p, j); j++) {
-        /* skip: this piece of work has only produced partial sums, for a tile that another cluster owns */
+        /* the mainloop has only stored partial sums (Stream-K) of a tile that another cluster owns: there is no
+         * epilogue */
         if (w.split > 0) continue;
         t.x = w.x, t.y = w.y, t.is_last = j == last_tile;
         t.is_branch_free = has_branch_free && t.y + TE_TILE_M <= p->m && t.x + TE_TILE_N <= p->n;
@@ -372,7 +373,7 @@ TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, 
 
 /* ---- epilogues by pairs ------------------------------------------------------------------------------------------ */
 
-/* The two vectors that a lane combines, by their indices. A row of 128 columns has sixteen vectors of eight elements;
+/* The indices of the two vectors that a lane combines. A row of 128 columns has sixteen vectors of eight elements;
  * k.pairing (te__sm90_gemm_pairing) divides them into eight pairs, one for each of the eight lanes that work on the
  * row. */
 typedef struct te__sm90_epilogue_pair { int first, second; } te__sm90_epilogue_pair;

@@ -7,9 +7,9 @@
  * the owner's memory, and no warp waits for another warp of its block. A block's last tile is divided among all warps
  * of the block; each of the tile's three flags then means that the whole tile was stored.
  *
- * The sums of the first three other ranks are loaded one part of a tile ahead of their use, so that the loads overlap
- * with other work. When each sum was loaded just before its use, the loads took longer than the computation of a tile
- * (docs/notes/gemm_comm_overlap.md).
+ * An epilogue warp processes a tile in parts of four rows and 64 columns. The sums of the first three other ranks are
+ * loaded one part ahead of their use, so that the loads overlap with the work on the previous part. When each sum was
+ * loaded just before its use, the loads took longer than the computation of a tile (docs/notes/gemm_comm_overlap.md).
  *
  * Memory traffic of a tile of 128 x 256 in addition to that of the GEMM: if another rank owns it, 64 KB are sent over
  * the link; if this rank owns it, 64 KB are read for each other rank, and 64 KB are stored. At k of 4096 a tile takes
@@ -38,14 +38,16 @@ typedef struct te__gemm_scatter_params {
     const uint32_t *epoch;                /* the number of the current handshake; a flag is set by storing this number
                                            * in it */
     int ranks;
-    int two_kernels; /* 1: the sums of this rank's own rows are stored in a slot, too, and a second kernel adds up all
-                      * slots */
+    /* 1: this kernel stores the sums of this rank's own rows in a slot, too, and a second kernel adds up all slots; 0:
+     * this kernel adds them up */
+    int two_kernels;
 } te__gemm_scatter_params;
 
-/* the number of other ranks whose sums are loaded ahead of their use, by one part of a tile */
+/* The number of other ranks whose sums a lane loads while it still processes the previous part of the tile. The sums of
+ * all further ranks are loaded only when they are added. */
 enum { TE_GEMM_SCATTER_PREFETCHED = 3 };
 
-/* Returns the index of the i-th of the other ranks, where these are counted from 0 in ascending order. */
+/* Returns the rank that is number i, from 0, if all ranks but this one are counted in ascending order. */
 TE_FN int te__gemm_scatter_peer(const te__gemm_scatter_params *s, int i) { return i + (i >= s->gemm.overlap.rank); }
 /* Return the address of the eight elements that rank q has sent for the columns of D from `col` on in row `row`, which
  * this rank owns. */
@@ -54,7 +56,7 @@ TE_FN const char *te__gemm_scatter_received(const te__gemm_scatter_params *s, in
     const uint32_t at = (uint32_t)((q - o->rank) * o->rank_rows + row) * (uint32_t)s->gemm.n;
     return s->slots + (uint64_t)(at + (uint32_t)col) * 2;
 }
-/* The rank that owns row y. */
+/* Returns the rank that owns row y of D. */
 TE_FN int te__gemm_scatter_owner(const te__gemm_scatter_params *s, int y) {
     const te__sm90_gemm_overlap *o = &s->gemm.overlap;
     if ((unsigned)(y - o->rank * o->rank_rows) < (unsigned)o->rank_rows) return o->rank;
@@ -92,8 +94,9 @@ TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, in
             te_prefetch(te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col), 0, TE_bf16);
     }
 }
-/* Signal to the tile's owner that this warp has stored its part of the tile. For a block's last tile, all warps of the
- * block must pass a barrier before this call, because each flag then means that the whole tile was stored. */
+/* Signal to the rank that owns the tile's rows that this warp has stored its part of the tile in that rank's memory.
+ * For a block's last tile, all warps of the block must pass a barrier before this call, because each flag then means
+ * that the whole tile was stored. */
 TE_FN void te__gemm_scatter_signal(const te__gemm_scatter_params *s, int x, int y, int warp) {
     __syncwarp();
     if (threadIdx.x % 32 == 0 && warp < TE_SM90_GEMM_EPILOGUE_WARPS && !s->two_kernels)

@@ -28,10 +28,11 @@ TE_FN void te__sm90_gemm_prefetch_quarter(const te__sm90_gemm_params *p, const t
     te__tma_prefetch_l2(&p->source_map, x, w->y);
     if (k.source_has_halves) te__tma_prefetch_l2(&p->source_map, x + p->n, w->y);
 }
-/* Prefetches the epilogue's source to the L2, a quarter of a tile ahead of its use. (When the source of a whole tile
- * was prefetched at once, A and B evicted it from the L2 before it was used.) The epilogue works on tile `before` while
- * tile `w` is accumulated. So at the beginning of each of the first three quarters of w's steps, the source's next 64
- * columns for `before` are prefetched, and at the beginning of the last quarter the first 64 columns for `w`. */
+/* Prefetches the source, the tensor that the epilogue reads (params.source), to the L2, a quarter of a tile ahead of
+ * its use. (When the source of a whole tile was prefetched at once, A and B evicted it from the L2 before it was used.)
+ * The epilogue works on tile `before` while tile `w` is accumulated. So at the beginning of each of the first three
+ * quarters of w's steps, the source's next 64 columns for `before` are prefetched, and at the beginning of the last
+ * quarter the first 64 columns for `w`. */
 TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te__sm90_gemm_work *before,
                                          const te__sm90_gemm_work *w, int step, const te__sm90_gemm_config k) {
     if (!p->source) return;
@@ -42,9 +43,9 @@ TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te
     }
 }
 /* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to their first row in that map.
- * If another rank sends these rows, first waits until they have arrived. *seen: the last chunk that is known to have
- * arrived, so that its flag is not read again: reading a flag takes so long that the consumers use up all filled stages
- * meanwhile. */
+ * If another rank sends these rows (in chunks, each with a flag), first waits until their chunk has arrived. *seen: the
+ * last chunk that is known to have arrived. Its flag is not read again, because reading a flag takes so long that the
+ * consumers use up all filled stages meanwhile. */
 TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
@@ -52,8 +53,8 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (rank == o->rank) return o->own_is_separate ? (*y = row, &p->own_map) : &p->a_map;
     const int chunk = rank * TE_GATHER_MAX_CHUNKS + row / o->chunk_rows;
     const int same_rank = chunk / TE_GATHER_MAX_CHUNKS == *seen / TE_GATHER_MAX_CHUNKS;
-    if (chunk <= *seen && same_rank) return &p->a_map; /* the chunks of a rank arrive in order, so this chunk has
-                                                        * arrived before the one last seen */
+    /* A rank's chunks arrive in order, so this one has arrived no later than chunk *seen of the same rank. */
+    if (chunk <= *seen && same_rank) return &p->a_map;
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
     /* this fence makes TMA (the async proxy) read the rows only after this thread has read the flag */
@@ -71,7 +72,9 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    before.split = 1; /* a positive split says that there is no tile before the first one */
+    /* no tile precedes the first one; a positive split, as of a helper's work, means that no source is prefetched for
+     * it */
+    before.split = 1;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
         int y = w.y;
@@ -83,8 +86,8 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
             const int all_blocks = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * s.stage, s.phase ^ 1);
             if (!c.reduce_scatter) te__sm90_gemm_prefetch_source(p, &before, &w, k / TE_TILE_K, c);
-            /* The product of alpha and the inverse scales is stored only at the third stage, so that the first copies
-             * do not wait for the loads of the scales. */
+            /* The product of alpha and the inverse scales is stored only when the third stage is filled. If it were
+             * stored at the start, the first copies would wait until the scales are loaded from memory. */
             if (fp8 && j == 0 && s.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b;
             te__barrier_arrive_expect_tx(bar, TE_SM90_GEMM_STAGE_BYTES);
             te__tma_load(a, a_map, k, y, bar, 0);
@@ -147,8 +150,9 @@ TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int
                                 packed, (int)threadIdx.x % 32);
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
-/* Store quarter number `quarter` of a tile to the staging buffer. For an epilogue by pairs, a call for an even quarter
- * stores that quarter and the next one, which fill both buffers, and a call for an odd quarter does nothing. */
+/* Store quarter number `quarter` of a tile to its staging buffer. An epilogue by pairs needs two quarters at once: for
+ * it, a call for an even quarter stores that quarter and the next one, which fill both buffers, and a call for an odd
+ * quarter does nothing. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -158,8 +162,8 @@ TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], con
 
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
-/* Called by a helper: stores this warp's sums over the helper's split of k, and increments the counter on which the
- * tile's owner waits. */
+/* Stream-K, called by a helper: stores this warp's sums over its cluster's split of k to memory, and increments the
+ * counter on which the cluster that owns the tile waits. */
 TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const float d[128],
                                         const te__sm90_gemm_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
@@ -174,8 +178,8 @@ TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const flo
                          &p->partials_ready[(w->tail_tile * TE_CLUSTER + rank) * 8 + thread / 32])
                      : "memory");
 }
-/* Called by the owner of a tile: waits until the warp with the same number in each helper has stored its sums, and adds
- * these sums in the order of the splits. */
+/* Stream-K, called by the cluster that owns a tile: waits until the warp with the same number in each helper has stored
+ * its sums, and adds these sums in the order of the splits. */
 TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128], const te__sm90_gemm_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128;
     uint32_t *ready = &p->partials_ready[(w->tail_tile * TE_CLUSTER + rank) * 8 + thread / 32], arrived = 0;
@@ -258,11 +262,10 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     int has_packed = 0;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); j++) {
         const int steps = w.end_step - w.first_step;
-        int next = has_packed ? 0 : 4; /* the quarter of the previous tile that is stored to a staging buffer next; 4:
-                                        * none */
+        /* the quarter of the previous tile, 0 to 3, that is staged next; 4: no quarter is left */
+        int next = has_packed ? 0 : 4;
 #pragma unroll 1
-        for (int s = 0; s < steps; s++) { /* this loop is not unrolled: eight copies of the step took half of the
-                                           * compile time */
+        for (int s = 0; s < steps; s++) { /* not unrolled: eight copies of the step took half of the compile time */
             te__sm90_gemm_mma_step(d, &g, s, k);
             if (s < steps * next / 4) continue;
             TE_UNROLL for (int quarter = 0; quarter < 4; quarter++)
@@ -271,8 +274,8 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         }
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
-        /* this makes the compiler recompute w here, because there are no registers in which w could be held during the
-         * steps */
+        /* This empty asm makes j look changed, so the compiler computes w again here instead of holding it in registers
+         * during the steps, when none are free. */
         asm volatile("" : "+r"(j));
         (void)te__sm90_gemm_get_work(&w, p, j);
         has_packed = w.split <= 0;
@@ -290,10 +293,10 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_gemm_sync_consumers();
     TE_UNROLL for (int i = 0; has_packed && i < 4; i++) te__sm90_gemm_stage_last_quarter(packed[i], i, ring);
 }
-/* Do what te__sm90_gemm_consume does, but for config.holds_half, where only half of the previous tile is held in
- * registers. The first half of a tile is staged as soon as the tile is finished. The third quarter is staged after 3/8
- * of the next tile's steps, when the epilogue should have processed the first quarter; the fourth quarter after 5/8,
- * when the epilogue should have processed the second. */
+/* Compute a consumer warpgroup's half of every tile of the block, if config.holds_half is set, i.e. if only half of the
+ * previous tile is held in registers while the next tile is accumulated. The first half of a tile is staged as soon as
+ * the tile is finished. The third quarter is staged after 3/8 of the next tile's steps, when the epilogue should have
+ * processed the first quarter; the fourth quarter after 5/8, when the epilogue should have processed the second. */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
@@ -308,8 +311,7 @@ TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ri
         const int steps = w.end_step - w.first_step;
         const te__sm90_gemm_work now = w;
 #pragma unroll 1
-        for (int s = 0; s < steps; s++) { /* this loop is not unrolled: six copies of the step took a third of the
-                                           * compile time */
+        for (int s = 0; s < steps; s++) { /* not unrolled: six copies of the step took a third of the compile time */
             te__sm90_gemm_mma_step(d, &g, s, k);
             if (has_packed && s == steps * 3 / 8) te__sm90_gemm_stage_quarter(packed[0], 2, staging, bars);
             if (has_packed && s == steps * 5 / 8) te__sm90_gemm_stage_quarter(packed[1], 3, staging, bars);

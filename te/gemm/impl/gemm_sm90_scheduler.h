@@ -24,8 +24,8 @@ enum {
     /* number of blocks in a cluster; the tiles of its two blocks lie one below the other, and need the same part of
      * B */
     TE_CLUSTER = 2,
-    /* number of rows of cluster tiles in a group; the group's tiles in one column are computed before those in the next
-     * column */
+    /* The tiles of D are computed in groups of this many rows of cluster tiles (of 256 x 256), and within a group
+     * column by column, so that the operands in use stay in the L2. */
     TE_SM90_GEMM_GROUP_M = 8,
     TE_SM90_GEMM_A_BYTES = TE_TILE_M * TE_TILE_K * 2,
     TE_SM90_GEMM_STAGE_BYTES = (TE_TILE_M + TE_TILE_N) * TE_TILE_K * 2,
@@ -52,8 +52,8 @@ typedef struct te__sm90_gemm_overlap {
     /* first_tile_row: the row of cluster tiles that is computed first; group_m: number of rows of cluster tiles in a
      * group (0: TE_SM90_GEMM_GROUP_M) */
     int first_tile_row, group_m;
-    /* the order of the tiles alternates between the rows of this many ranks; 0: all rows of one rank are computed
-     * before those of the next rank */
+    /* number of ranks between whose rows the order of the tiles alternates; 0: all rows of one rank are computed before
+     * those of the next rank */
     int interleave;
     /* 1: this rank's rows of A lie in separate memory, and are loaded through te__sm90_gemm_params.own_map */
     int own_is_separate;
@@ -119,24 +119,27 @@ typedef struct te__sm90_gemm_pairing { int group, distance, swap_middle, halves;
 
 /* The compile-time constants of a kernel. */
 typedef struct te__sm90_gemm_config {
-    /* number formats. dtype: of D, 16 bits; dtype_a, dtype_b: of A and B: both are `dtype`, or both are FP8 */
+    /* the number formats of D (dtype, 16 bits), A and B: dtype_a and dtype_b are both `dtype`, or both FP8 */
     te_dtype dtype, dtype_a, dtype_b;
     int trans_b;           /* 1: B is stored [n, k]; 0: [k, n] */
     int transposes;        /* 1: the kernel can store the transpose of its FP8 output in params.transposed */
     /* 1: the consumers hold only half of a finished tile in registers, which leaves more registers to the epilogue */
     int holds_half;
-    int reads_source;      /* 1: the epilogue of tiles whose outputs are known at compile time (te_epilogue_outputs)
-                            * reads params.source */
+    /* 1: the epilogue reads params.source even in tiles whose outputs are known at compile time
+     * (te_epilogue_outputs) */
+    int reads_source;
     int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
                             * its rows */
-    te__sm90_gemm_pairing pairing; /* if pairing.group is not 0, B must be stored [n, k] */
+    /* which vectors of a row of D a te_epilogue_pair_fn gets together; group 0: the epilogue needs no pairs. With pairs
+     * B must be stored [n, k]. */
+    te__sm90_gemm_pairing pairing;
     int reduce_scatter;    /* 1: each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
     int column_sums;       /* 1: the kernel can store column sums in params.column_sums */
 } te__sm90_gemm_config;
 
 typedef struct te__sm90_gemm_barriers {
-    /* barriers of each stage. full: the producer has filled the stage with A and B; empty: the consumers have read the
-     * stage */
+    /* the barriers of each stage; full: the producer has filled the stage with A and B; empty: the consumers of both
+     * blocks of the cluster have read the stage */
     uint64_t full[TE_STAGES], empty[TE_STAGES];
     /* barriers of each staging buffer. staged_full: the consumers have stored a quarter of a finished tile in the
      * buffer; staged_empty: the epilogue has read that quarter */
@@ -163,7 +166,7 @@ TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows)
     if (o->interleave) return (i + o->rank + 1) % o->interleave * (rows / o->interleave) + i / o->interleave;
     return i + o->first_tile_row < rows ? i + o->first_tile_row : i + o->first_tile_row - rows;
 }
-/* Sets w->x and w->y, the first column and row of tile `i`. */
+/* Sets w->x and w->y, the first column of cluster tile `i` and the first row of this block's half of it. */
 TE_FN void te__sm90_gemm_locate_tile(te__sm90_gemm_work *w, const te__sm90_gemm_params *p, int i) {
     const int rows = (p->m + TE_CLUSTER * TE_TILE_M - 1) / (TE_CLUSTER * TE_TILE_M),
               columns = (p->n + TE_TILE_N - 1) / TE_TILE_N;
@@ -176,7 +179,8 @@ TE_FN void te__sm90_gemm_locate_tile(te__sm90_gemm_work *w, const te__sm90_gemm_
     w->y = (row * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
 }
 /* Sets *w to this cluster's j-th piece of work; returns 0 if there is none. Clusters that help have lower numbers than
- * clusters that own a tail tile, so an owner waits only for clusters with lower numbers. */
+ * clusters that own a split tile. The GPU starts clusters in the order of their numbers, so an owner never waits for a
+ * helper that has not started. */
 TE_FN int te__sm90_gemm_get_work(te__sm90_gemm_work *w, const te__sm90_gemm_params *p, int j) {
     const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER,
               steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
@@ -224,8 +228,8 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* Returns which 64 columns of a tile (0: the first 64, .., 3: the last 64) are passed to the epilogue as quarter number
- * `i`. */
+/* Returns which quarter of a tile (0: the first 64 columns, .., 3: the last 64) is passed to the epilogue as the i-th
+ * one, i = 0 to 3: quarter i, unless pairing.swap_middle swaps the second and the third. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }

@@ -1,10 +1,12 @@
-/* quantized_activations.h -- activations, the rows that are multiplied by a weight in few bits, rounded to 8 bits. The
- * products of gemm_quantized.h are then sums of integers, multiplied by the scales of both operands.
+/* quantized_activations.h -- rounds activations, the rows by which a quantized weight is multiplied, to integers q of 8
+ * bits with a scale d per block. The products of gemm_quantized.h are then sums of integers, multiplied by the scales
+ * of both operands.
  *
- * There are two ways, as in ggml, so that results equal llama.cpp's up to the order of their sums:
- *     for weights in blocks of 32 values (ggml's q8_0 and q8_1): a scale for each 32 activations, d = amax / 127, and
- *         q = x / d rounded to nearest even. d and d sum(q) are then rounded to f16 where f16 has 11 bits for them;
- *     for k-quants (ggml's q8_K): a scale for each 256 activations, and no rounding of scales.
+ * The blocks are those of ggml, so that results equal llama.cpp's up to the order of their sums:
+ *     for weights in blocks of 32 values (ggml's q8_0 and q8_1): one scale for each 32 activations, d = amax / 127, and
+ *         q = x / d rounded to nearest even. d and d sum(q) are then rounded to f16, unless they are too small or too
+ *         large for f16's normal numbers;
+ *     for k-quants (ggml's q8_K): one scale for each 256 activations, which stays in float.
  * If a block of activations has an infinity or a NaN, its scale is NaN, and so are all results of the row.
  */
 #ifndef TE_QUANTIZED_ACTIVATIONS_H
@@ -15,26 +17,33 @@
 
 #if !TE_CUDA
 
-enum { TE__GROUP = 32 }; /* the number of values for which all formats but q6_k have at least one scale */
+/* the number of values in a group; all block formats have one scale per group, except q6_k, which has two */
+enum { TE__GROUP = 32 };
 
-/* Activations [m, k] in one of the two ways. All arrays lie in scratch memory, each at a multiple of 64 bytes. */
+/* Activations x [m, k], rounded to 8 bits in blocks of 32 or of 256 (see the head of this file): x is about d q. All
+ * arrays lie in scratch memory, each at a multiple of 64 bytes. */
 typedef struct te__activations {
     int64_t m, k;
-    int block;         /* 32 or 256: the number of activations with a common scale; k is a multiple of it */
+    int block;         /* 32 or 256: the number of activations that share a scale d; k is a multiple of it */
     int8_t *q;         /* [m, k] */
-    float *scale;      /* [m, k / 32]: d of each group of 32; with blocks of 256, d of the group's block */
-    float *scaled_sum; /* [m, k / 32]: d times the sum of the group's q */
-    int32_t *minus_sum; /* [m, k / 32]: minus the sum of the group's q */
-    int16_t *sums;       /* [m, k / 16]: sums of 16 of q */
-    int16_t *group_sums; /* [m, k / 32]: sums of the groups */
+    /* [m, k / 32]: the scale d of each group of 32 activations; in blocks of 256, the d of the block in which the group
+     * lies */
+    float *scale;
+    /* [m, k / 32]: d times the sum of the group's 32 q, which is multiplied by the offset of the weight's group */
+    float *scaled_sum;
+    /* [m, k / 32]: the negated sum of the group's 32 q, for weights whose codes have a zero point */
+    int32_t *minus_sum;
+    int16_t *sums;       /* [m, k / 16]: the sums of each 16 consecutive q, for q6_k */
+    int16_t *group_sums; /* [m, k / 32]: the sum of the group's 32 q, in 16 bits */
 } te__activations;
 
-/* The bytes that activations [m, k] need. */
+/* Returns the number of bytes that the arrays of activations [m, k] take. */
 TE_API size_t te__activations_bytes(int64_t m, int64_t k) {
     const int64_t groups = te_ceil_div(k, TE__GROUP);
     return (size_t)(te_round_up(m * k, 64) + 4 * te_round_up(m * groups * 4, 64) + te_round_up(m * groups * 2, 64));
 }
-/* Place the arrays at `memory`, which is aligned to 64 bytes. */
+/* Returns activations [m, k] whose arrays lie in `memory`, one behind the other; `memory` is aligned to 64 bytes.
+ * block: 32 or 256, the number of activations that share a scale. */
 TE_API te__activations te__activations_at(char *memory, int64_t m, int64_t k, int block) {
     const int64_t array = te_round_up(m * te_ceil_div(k, TE__GROUP) * 4, 64);
     te__activations a;
@@ -48,7 +57,7 @@ TE_API te__activations te__activations_at(char *memory, int64_t m, int64_t k, in
     return a;
 }
 
-/* `count` rows of a, from row `first` on. */
+/* Returns the `count` rows of a from row `first` on, in the same memory. */
 TE_API te__activations te__activations_rows(const te__activations *a, int64_t first, int64_t count) {
     te__activations rows = *a;
     const int64_t groups = a->k / TE__GROUP;
@@ -57,13 +66,13 @@ TE_API te__activations te__activations_rows(const te__activations *a, int64_t fi
     return rows;
 }
 
-/* v rounded to f16, if its magnitude is one of f16's normal numbers. */
+/* Returns v rounded to f16 if it is in the range of f16's normal numbers, else v itself. */
 TE_API float te__rounded_scale(float v) {
     const float magnitude = fabsf(v);
     return magnitude >= 6.103515625e-05f && magnitude <= 65504.0f ? te_float_of_f16(te_f16_of_float(v)) : v;
 }
-/* The largest magnitude of n numbers. If one of them is not finite, the result is not finite. Compares bits, because
- * compilers vectorise a maximum of integers. */
+/* Returns the largest magnitude of n numbers; infinity or NaN if one of them is not finite. Compares the bits of the
+ * floats as integers, because compilers vectorise a maximum of integers, but not one of floats. */
 TE_API float te__activations_amax(const float *x, int n) {
     uint32_t max = 0;
     for (int i = 0; i < n; i++) {
@@ -72,15 +81,15 @@ TE_API float te__activations_amax(const float *x, int n) {
     }
     return te_float_of_bits(max);
 }
-/* q[i] = x[i] inverse, rounded to nearest even: adding 1.5 2^23 rounds to an integer, which is then in the low bits.
- * All products are at most 127.5 in magnitude. */
+/* Sets q[i] to x[i] * inverse, rounded to nearest even. Adding 1.5 * 2^23 makes the float's last bit worth 1, so the
+ * addition rounds, and the low bits of the sum are the integer. Requires |x[i] * inverse| <= 127.5. */
 TE_API void te__activations_round(int8_t *q, const float *x, int n, float inverse) {
     for (int i = 0; i < n; i++) {
         const float scaled = x[i] * inverse, rounded = scaled + 12582912.0f;
         q[i] = (int8_t)(int32_t)(te_bits_of_float(rounded) - 0x4b400000u);
     }
 }
-/* Set the sums of the group of 32 number `at`. Returns the sum. */
+/* Set all sums of group number `at` (32 activations) from its q. Returns the sum of the 32 q. */
 TE_API int te__activations_sums(te__activations *a, int64_t at) {
     int sum[2] = {0, 0};
     for (int i = 0; i < TE__GROUP; i++) sum[i / 16] += a->q[at * TE__GROUP + i];
@@ -88,14 +97,16 @@ TE_API int te__activations_sums(te__activations *a, int64_t at) {
     a->minus_sum[at] = -(sum[0] + sum[1]), a->group_sums[at] = (int16_t)(sum[0] + sum[1]);
     return sum[0] + sum[1];
 }
-/* Round the block of a->block activations x that begins with group number `at`. */
+/* Round the a->block activations x to 8 bits with one scale, as groups `at` and following of a. */
 TE_API void te__activations_block(te__activations *a, const float *x, int64_t at) {
     const int block = a->block;
     const float amax = te__activations_amax(x, block);
     const int finite = amax < INFINITY;
     float d = finite ? amax / 127.0f : NAN, inverse = finite && amax > 0.0f ? 127.0f / amax : 0.0f;
-    if (!(inverse < INFINITY)) inverse = 0.0f, d = finite ? 0.0f : d; /* the largest magnitude is below 2^-121 */
-    if (block > TE__GROUP && inverse > 0.0f) { /* in q8_K the value of the largest magnitude becomes -127 */
+    /* 127 / amax overflows, because amax is below 2^-121: round all to 0 */
+    if (!(inverse < INFINITY)) inverse = 0.0f, d = finite ? 0.0f : d;
+    /* in q8_K the activation with the largest magnitude becomes -127, so the scale may be negative */
+    if (block > TE__GROUP && inverse > 0.0f) {
         if (te__largest_of(x, block) > 0.0f) inverse = -inverse;
         d = 1.0f / inverse;
     }
@@ -113,7 +124,7 @@ typedef struct te__activations_args {
     const void *x; /* [m, k] */
     te_dtype dtype;
 } te__activations_args;
-/* Each block rounds one row. */
+/* The kernel of te__activations_of: each block rounds one row of x. */
 TE_API void te__activations_body(const te__activations_args *args, te_block b) {
     te__activations a = args->a;
     float v[TE_BLOCK_MAX_VALUES];
@@ -129,7 +140,7 @@ TE_API void te__activations_body(const te__activations_args *args, te_block b) {
 }
 TE_KERNEL(te__activations_quantize, 1, te__activations_args, te__activations_body(te_args, te_at))
 
-/* Round x [m, k] to a. */
+/* Rounds x, [m, k] of `dtype`, to 8 bits with scales, and stores the result in the arrays of a. */
 TE_API te_status te__activations_of(const te__activations *a, const void *x, te_dtype dtype, te_context *ctx) {
     te__activations_args args;
     args.a = *a, args.x = x, args.dtype = dtype;

@@ -5,11 +5,14 @@
  * a batch consists of sequence 0 to the highest sequence that runs; those in between that do not run are padding. A
  * step is:
  *     copy       copies the block of inputs from the host
- *     begin      sets the batch's tokens: a prompt's tokens come from the host, a token to decode comes from the last
- *                step; and its slots: a sequence that has ended is padding, even if the host does not know that yet
- *     models     te_cache_begin, then all lists; the last list chooses tokens
- *     end        finds out which sequences have a new token, and which have ended; for sequences without a new token,
- *                undoes the changes that sample has made to their counts
+ *     begin      sets the batch's tokens (a prompt's tokens come from the host, a token to decode comes from the last
+ *                step) and its slots in the cache. A sequence that has ended gets no slot and is padding, even if the
+ *                host does not know yet that it has ended
+ *     models     te_cache_begin, then the models one after the other; the last one ends with the op sample, which
+ *                chooses a token for each sequence
+ *     end        finds out which sequences have a new token, and which have ended. For sequences without a new token
+ *                (whose prompt is not yet complete, for example), undoes what the op sample has changed: the state of
+ *                the random numbers and the count of the token
  *     copy       copies the block of results to the host
  */
 #ifndef TE_GENERATION_DEVICE_H
@@ -41,8 +44,10 @@ enum {
     TE__GENERATION_NOTHING,
     TE__GENERATION_TOKEN,
     TE__GENERATION_STOPPED,  /* the chosen token is a stop token */
-    TE__GENERATION_NO_TOKEN, /* there is no token that can be drawn */
-    TE__GENERATION_REFUSED,  /* the cache has refused the sequence's rows, because they did not fit */
+    TE__GENERATION_NO_TOKEN, /* no token can be drawn: the logits are not finite */
+    /* the cache has refused the sequence's rows, because no page was free or the sequence has another length in the
+     * cache than the host expects */
+    TE__GENERATION_REFUSED,
     TE__GENERATION_ENDED     /* the sequence had ended before this step */
 };
 
@@ -83,10 +88,11 @@ typedef struct te__generation_state {
     int32_t *tokens;         /* [rows]: the tokens of the current step's batch */
     uint16_t *history;       /* [sequences, vocabulary]: how often each token was generated; null: there are no
                               * penalties */
-    /* [sequences, words]: a bit for each token of the vocabulary: 1 if the prompt has this token */
+    /* [sequences, words]: a bit for each token of the vocabulary, in words of 32 bits; 1: the prompt contains this
+     * token */
     uint32_t *prompt;
-    /* two buffers, used by turns, for the tensors that a list passes to the next list; each has space for `rows` rows
-     * of the widest such tensor */
+    /* Two buffers for the tensors that one model passes to the next, used alternately; each has space for `rows` rows
+     * of the widest of these tensors. */
     void *x[2];
 } te__generation_state;
 
@@ -230,8 +236,8 @@ TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const int flags = a->in.flags[i], token = s->sampled[i], runs = s->slot[i] != TE_CACHE_PADDING;
     const int accepted = runs && a->past[i] == a->in.past[i], emits = accepted && flags & TE__GENERATION_EMITS;
     int code = TE__GENERATION_NOTHING;
-    if (!emits) { /* undo the changes that the op sample has made: it has drawn a random number and has counted the
-                   * token */
+    /* The sequence has no new token, but the op sample has advanced its random state and counted a token: undo both. */
+    if (!emits) {
         s->counter[i]--;
         if (s->history && token >= 0) s->history[(int64_t)i * a->vocabulary + token]--;
     }
