@@ -199,8 +199,15 @@ typedef struct te__dequantize_args {
 } te__dequantize_args;
 enum { TE_DEQUANTIZE_THREADS = 256 };
 
-/* Store eight values of a row: four from element `at` on, and four from at + half on. */
+/* Store eight values of a row: four from element `at` on, and four from at + half on. Eight adjacent ones in 16 bits
+ * are one vector: stores of half vectors would leave sectors of 32 bytes half written. */
 TE_FN void te__dequantize_store(void *y, int64_t at, const int half, const float v[8], te_dtype dtype) {
+    if (half == 4 && dtype != TE_f32) {
+        *(uint4 *)(void *)((uint16_t *)y + at) =
+            make_uint4(te_pair_of_floats(v[0], v[1], dtype), te_pair_of_floats(v[2], v[3], dtype),
+                       te_pair_of_floats(v[4], v[5], dtype), te_pair_of_floats(v[6], v[7], dtype));
+        return;
+    }
     TE_UNROLL for (int part = 0; part < 2; part++) {
         const float *f = v + 4 * part;
         const int64_t i = at + half * part;

@@ -1,17 +1,16 @@
 /* gemm_quantized_cuda.h -- GEMMs on a GPU whose weight is in few bits and repacked (te/quant/repacked_blocks.h):
  * D[m, n] = alpha A[m, k] W[n, k]^T + beta C. Activations are not rounded.
  *
- * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below. A warp multiplies 16 rows of W, one step of its columns at a
- * time: it has a ring of stages in shared memory, each for a step, which it fills by copies of 16 bytes (cp.async). It
- * converts codes to bf16 or f16 in registers, multiplies them by A with mma.sync, and adds the sums of each group,
- * times the group's scale, in f32. The offset of a group is multiplied by the sum of the group's activations, which is
- * a product with ones. A in f32 is the exact sum of three bf16, which take three columns of the product.
+ * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below. A warp multiplies 16 rows of W, one step of 128 or 256
+ * columns at a time. It has a ring of stages in shared memory, each for a step, which bulk copies fill. It converts
+ * codes to bf16 or f16 in registers, multiplies them by A with mma.sync, and adds the sums of each group, times the
+ * group's scale, in f32. Offsets of groups are multiplied by sums of activations, which are products with ones or, in
+ * q4_k and q5_k, with the mins. A in f32 is the exact sum of three bf16, which take three columns of the product.
  *
- * The warps of a block are `across` row tiles times as many parts of k. The steps of a tile can also be divided among
- * the blocks of a cluster. The fewer rows of W share A in shared memory, the more bytes of A are read from the L2; the
- * more do, the more blocks divide k (te__quantized_choose). Each warp writes its sums to the shared memory of the block
- * that adds them up, in the order of the warps. A kernel that follows another kernel of the pass fills its rings while
- * that one still runs (PDL).
+ * The warps of a block are `across` row tiles times `stride` parts of k. The steps of a tile can also be divided among
+ * the blocks of a cluster: if more rows of W share A in shared memory, less of A is read from the L2, but more blocks
+ * divide k (te__quantized_choose). Each warp writes its sums to the shared memory of the block that adds them up, in
+ * the order of the warps. A kernel that follows another kernel of the pass loads W while that one still runs (PDL).
  *
  * More rows: W is converted to the format of A in the workspace, and multiplied by te_gemm_run.
  *
