@@ -128,7 +128,8 @@
 
 /* The encoder block of BERT (Devlin et al. 2019), with bidirectional attention. It is post-norm: h = norm(x +
  * attention(x)), y = norm(h + mlp(h)), so that each norm (b_norm1, b_norm2) is behind an add and in one step with it.
- * Attention takes packed sequences (te_batch.cu_seqlens), too. EPS: of the norms; 1e-12f for BERT, 1e-5f for RoBERTa. */
+ * Attention takes packed sequences (te_batch.cu_seqlens), too. EPS: eps of the norms; 1e-12f for BERT, 1e-5f for
+ * RoBERTa. */
 #define TE_BERT_BLOCK(b, H, F, HEADS, P, EPS)                                                                        \
     (fork, b##_x1), (linear, b##_qkv, H, 3 * (H)), (bias, b##_qkv_bias, 3 * (H)),                                    \
     (attention, b##_attention, HEADS, HEADS, (H) / (HEADS), (causal, 0), (varlen, 1)), (linear, b##_proj, H, H),     \

@@ -44,6 +44,17 @@ typedef struct te_transport {
     void (*close)(struct te_group *g);
 } te_transport;
 
+/* Algorithms of an all-reduce. On CUDA, one_shot and two_shot run on symmetric memory
+ * (te/comm/impl/symmetric_collectives.h): with one_shot each rank sends its whole tensor to every other rank; with
+ * two_shot each rank adds up a part of the tensor, and sends this part of the sum to the others. */
+typedef enum te_all_reduce_algorithm {
+    TE_ALL_REDUCE_auto,     /* what is expected to be fastest: one_shot for small tensors, two_shot for larger ones,
+                             * transport for tensors that do not fit into the symmetric memory */
+    TE_ALL_REDUCE_one_shot, /* two_shot if the tensor is too large for one_shot, transport if also for two_shot */
+    TE_ALL_REDUCE_two_shot, /* transport if the tensor is too large for two_shot */
+    TE_ALL_REDUCE_transport /* NCCL on CUDA, MPI on the host */
+} te_all_reduce_algorithm;
+
 struct te_comm;
 struct te_peer_memory;
 struct te__overlap_memory;
@@ -68,8 +79,8 @@ typedef struct te_comm {
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library (MPI_Finalize) */
     te_context *ctx;
-    void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks from which those of the
-                     * groups are split */
+    void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks, from which the communicators
+                     * of the groups are split */
 } te_comm;
 
 TE_API const te_group *te__group_of_one(void) {

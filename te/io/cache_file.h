@@ -157,8 +157,9 @@ TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_
     return te_synchronize(ctx);
 }
 /* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. In f->staging, the
- * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row as on the target (te__cache_swizzle). In
- * `rows`, the rows are ordered as in the file, and the chunks of a row are in ascending order. */
+ * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row in the order in which the target stores
+ * them (te__cache_swizzle computes it). In `rows`, the rows are ordered as in the file, and the chunks of a row are in
+ * ascending order. */
 TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_cache) {
     const te_cache_tables *t = &f->cache->t;
     const te_safetensor *s = &f->tensor[i];
@@ -349,7 +350,9 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
         const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
-        const int is_last = f->part[i].scales == has_scales; /* 1: staging now has these keys or values, with scales */
+        /* 1: tensor i is the last tensor of these keys or values (their scales, if the format has scales), so
+         * f->staging is complete */
+        const int is_last = f->part[i].scales == has_scales;
         if (is_last) TE_TRY(te__cache_file_copy(f, i, 1, ctx));
     }
     return TE_OK;

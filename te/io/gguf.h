@@ -111,8 +111,8 @@ TE_API te_status te_gguf_map(te_gguf *f, const char *path, te_context *ctx) {
     if (status != TE_OK) te_gguf_close(f);
     return status;
 }
-/* Do what te_gguf_map does, for a file whose bytes lie in host memory. The bytes must stay there until the file is
- * closed. A file of a split model is refused (TE_ERROR_FORMAT). */
+/* Open a file whose `bytes` bytes lie in host memory, and check its header. The bytes must stay there until the file is
+ * closed. Errors: TE_ERROR_FORMAT, also for one file of a split model; TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_open_memory(te_gguf *f, const void *memory, size_t bytes, te_context *ctx) {
     te_gguf_file file;
     te__gguf_split split;

@@ -239,7 +239,8 @@ TE_API te_status te__gguf_bind(const te__gguf_binding *b, te_context *ctx) {
     }
     if (bytes) TE_TRY(te_allocate(ctx, &b->w->memory, bytes));
     char *at = (char *)b->w->memory;
-    for (int k = 0; k < b->m->param_count; k++) { /* changes no te_param: an error here leaves all parameters unbound */
+    for (int k = 0; k < b->m->param_count; k++) { /* this loop changes no te_param, so after an error in it all
+                                                   * parameters are still unbound */
         if (b->m->param[k].tied || !te__gguf_memory_bytes(b, k)) continue;
         te_weight_part *part = b->w->part + (b->w->weight[k].part - b->w->part);
         char *const to = at;

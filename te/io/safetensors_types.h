@@ -34,8 +34,8 @@ typedef enum te_safetensors_dtype {
 enum {
     TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum in a sealed file */
     TE_SAFETENSORS_MAX_RANK = 8,
-    /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires only
-     * TE_ACCESS */
+    /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires an alignment of
+     * only TE_ACCESS (16) bytes */
     TE_SAFETENSORS_ALIGN = 64,
     TE_SAFETENSORS_MAX_HEADER = 100000000, /* the largest size of a header in bytes; the reference implementation has
                                             * the same limit */

@@ -21,7 +21,7 @@
 #include "../cache/cache.h" /* te_cache, te__cache_layer_of */
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD, TE_ATTENTION_FORWARD_FP8 */
 #include "../plan/impl/gradients.h"              /* te_defer_column_sum */
-#include "../plan/impl/storage.h"                    /* te__acquire, te_is_measured, te_is_stored_in_fp8 */
+#include "../plan/impl/storage.h"                    /* te__output_of, te__finds_amax, te__policy */
 #include "../plan/impl/executor_state.h"              /* te__scratch */
 #include "residual.h"                           /* te__load_add */
 #include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */
@@ -210,9 +210,9 @@
 #define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
-/* The values of the options for those kernels of an attention that use a key-value cache: varlen and cached are 1,
- * dropout is 0, and all other options are as in the op's declaration (`cached` is the format of the cache). The values
- * are in the order of te/attention/attention_options.h. */
+/* The values of the options for those kernels of an attention that use a key-value cache: varlen is 1, dropout is 0,
+ * `cached` is the format of the cache, and all other options are as in the op's declaration. The values are in the
+ * order of te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
         TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model),         \
@@ -375,8 +375,8 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* Sets the arguments of dropout and ALiBi: the random state, and the position of this rank's heads among the heads of
- * all ranks and replicas (te_attention_shard). */
+/* Sets the arguments of dropout and ALiBi: the random state, and, in a->whole, the position of this rank's heads among
+ * the heads of all ranks and replicas. */
 TE_API void te__attention_set_heads(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
@@ -460,8 +460,8 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* Run the backward of an attention. sum: memory for the partial sums of dqkv's columns (te_attention_args.sum), or
- * null. */
+/* Run the backward of an attention. sum: memory for the partial sums of dqkv's columns, from which the gradient of a
+ * bias in front of the attention is computed; null: there is no such bias. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                                    const te__attention_backward_kernels *kernels, float *sum) {
     const int i = s->op[0];
@@ -472,7 +472,8 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     void *delta = 0;
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
-    const int learns = op->params > 0; /* 1: the op has parameters (sinks, bias); their gradients need delta and lse */
+    const int learns = op->params > 0; /* 1: the op has parameters (sinks, bias), whose gradients are computed from
+                                        * delta (for each row and head the sum of dy * y) and lse */
     /* the kernels must run even if no dx is wanted, because they also compute the gradients of the op's parameters and
      * of a bias in front of the attention */
     if ((s->count > 1 || learns) && te__last_step(r, s)) {

@@ -123,7 +123,8 @@ TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels,
     return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }
 /* Stores in mean[0] the sum of loss[rows] divided by count[0]; with accumulate 1, adds this quotient to mean[0]. If
- * count[0] is 0, the sum is not divided. The pointers and errors are as for te_count_labels. */
+ * count[0] is 0, the sum is not divided. All pointers are to target memory; the work is enqueued on ctx. Errors:
+ * TE_ERROR_NULL, _SHAPE (negative rows), _ALIGNMENT. */
 TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count,
                                          int accumulate, te_context *ctx) {
     te_loss_mean_args a;

@@ -36,11 +36,11 @@ typedef struct te_formats {
     te_dtype in, out; /* the op's input and output in forward */
     te_dtype edge;    /* the value of the op's fork */
     te_dtype weight;  /* the op's parameters */
-    /* 1: this same kernel has stored the fork's value (in backward, the sum of the gradients from the fork's uses).
-     * Therefore the value must not be prefetched, nor loaded through a non-coherent cache */
+    /* 1: the kernel that runs this op has itself stored the fork's value (in backward, the sum of the gradients from
+     * the fork's uses). Therefore the value must not be prefetched, nor loaded through a non-coherent cache */
     int local_fork;
-    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value, so the kernel
-                           * need not */
+    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value, so the
+                           * kernel need not store it */
 } te_formats;
 
 TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {

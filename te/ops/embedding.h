@@ -43,7 +43,7 @@
 #define TE_TAKES_embedding_ranks TE_INTEGER
 #define TE_TAKES_embedding_padding_idx TE_INTEGER
 #define TE_SAME_padding_idx_padding_idx ,
-#define TE__EMBEDDING_PADDING(op) (TE_OPTION(op, padding_idx, -1)) /* -1: there is no such row */
+#define TE__EMBEDDING_PADDING(op) (TE_OPTION(op, padding_idx, -1)) /* -1: every row gets a gradient */
 #define TE_RANKS_embedding(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
 #define TE_PARAMS_embedding(op, in, out) ((weight, TE_OF_RANKS(op, TE_ARG1(op, 0)), out, normal))
@@ -68,8 +68,8 @@ typedef struct te_embedding_args {
     const void *w;   /* this rank's table, [size, width] */
     const int32_t *tokens; /* [rows] */
     int32_t *order;  /* [rows]: the rows sorted by token */
-    float *partials; /* [segments, 2, width]: partial sums of the gradients of those tokens whose rows lie in several
-                      * segments (te_embedding_gradient) */
+    float *partials; /* [segments, 2, width]: te_embedding_gradient stores here the partial sums of the gradients of
+                      * those tokens whose sorted rows lie in several segments */
     int64_t rows;
     te_sequences of;
     int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */
@@ -239,8 +239,8 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
         }
     }
 }
-/* Completes each run that extends over several segments: the group whose segment contains the beginning of the run adds
- * the run's sums over all segments to the token's gradient, in order. */
+/* Completes the gradient of each token whose sorted rows (a run) extend over several segments: the group of lanes whose
+ * segment contains the first of these rows adds the token's sums of all these segments to its gradient, in order. */
 TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);

@@ -60,10 +60,11 @@ enum {
                                  * for each lane of a warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
-    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the max number of rows of one iteration of a block in backward */
+    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the largest number of rows that a block of backward computes at a
+                                                  * time */
     TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight in forward */
     TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1, /* number of heads whose loads a lane has in flight in backward */
-    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* the largest number of chunks of a head that one lane holds */
+    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* the largest number of chunks (te_head_chunk) that one lane holds */
 };
 
 /* Constants of a kernel. */
@@ -121,8 +122,8 @@ TE_FN te_head_chunk te_head_chunk_at(te_head_shape k, int i) {
     return p;
 }
 
-/* The chunks of a head that one lane holds: te_head_vecs in the format of the tensor in memory, te_head_floats as
- * floats. */
+/* The chunks (te_head_chunk) of a head that one lane holds: te_head_vecs in the format of the tensor in memory,
+ * te_head_floats as floats. */
 typedef struct te_head_vecs { te_vec8 v[TE_HEAD_LANE_CHUNKS][2]; } te_head_vecs;
 typedef struct te_head_floats { float v[TE_HEAD_LANE_CHUNKS][2][8]; } te_head_floats;
 
@@ -222,7 +223,7 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < depth; j++) {
-            /* Every group of the block has finished its heads, so all lanes skip the reductions below together. If only
+            /* If every group of the block has finished its heads, all lanes skip the reductions below together. If only
              * some groups have finished, their lanes still take part, because a reduction needs the whole warp. */
             if (from + j * groups >= units) continue;
             const int u = from + j * groups + group;
@@ -311,7 +312,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 te_block_sync();
             }
             TE_UNROLL for (int j = 0; j < depth; j++) {
-                if (from + j * groups >= units) continue; /* every group of the block has finished, as in forward */
+                if (from + j * groups >= units) continue; /* if every group of the block has finished its heads, all
+                                                           * lanes skip the reductions below */
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
                 const int is_k = h.head >= k.heads, is_v = h.head >= k.heads + k.kv_heads;

@@ -85,8 +85,8 @@ TE_BOTH te_join_columns te_join_columns_of(int first, int count, int step, int h
 TE_FN int te_join_aligned(te_join_columns c) {
     return c.first % 8 == 0 && c.count % 8 == 0 && c.step % 8 == 0 && c.width % 8 == 0;
 }
-/* concat, for an input with `in` columns. te_concat_of_x: the columns of the input, as heads. te_concat_part: the
- * columns of y that come from the input (of_fork 0) or from the fork's value (of_fork 1). */
+/* concat, for an input with `in` columns. te_concat_of_x: the columns of the input, divided into heads. te_concat_part:
+ * the columns of y that come from the input (of_fork 0) or from the fork's value (of_fork 1). */
 TE_BOTH te_join_columns te_concat_of_x(te_concat_options o, int in) {
     return te_join_columns_of(0, in / o.heads, in / o.heads, o.heads, in);
 }
@@ -253,10 +253,10 @@ TE_API te_status te__join_run(te_run *r, const te_step *s, int width,
  * W - 1 of this row; of modulate, shift is these same columns and scale the next W columns, in the order of DiT. For
  * `gate` the fork's value may instead have one column, a number for each row (the gate of a shared expert).
  *
- * Backward: dx = dy gate, or dx = dy (1 + scale). The fork's value gets, in the columns of gate and scale, the sum of
- * dy times the input over the rows of the sequence, in the columns of shift the sum of dy, and 0 in all other columns.
- * If it has one column, the gradient of a row is the sum of dy times the input over the columns. The order of each sum
- * is fixed. */
+ * Backward: dx = dy gate, or dx = dy (1 + scale). The gradient of the fork's value is, for each sequence, the sum over
+ * the sequence's rows of dy times the input in the columns of gate and scale, the sum of dy in the columns of shift,
+ * and 0 in all other columns. If the fork's value has one column, its gradient in a row is the sum of dy times the
+ * input over the columns. The order of each sum is fixed. */
 #define TE_OP_gate (modulate, custom)
 #define TE_OP_modulate (modulate, custom)
 #define TE_SHAPES_modulate(op) (1)
@@ -362,8 +362,9 @@ TE_FN void te_modulate_rows(const te_modulate_args *a, te_block b, te_modulate_s
 /* A block of te_modulate_gradient sums TE_MODULATE_LANES * 8 columns over the rows of one sequence. With 4 lanes, 32
  * columns, there are enough blocks even for few sequences, and a row is still read 64 bytes or more at a time. */
 enum { TE_MODULATE_LANES = TE_CUDA ? 4 : 1, TE_MODULATE_GROUPS = TE_CUDA ? 64 : 1 };
-/* Compute the gradient of the fork's value for sequence b.y and the 8 TE_MODULATE_LANES columns with index b.x. Memory
- * traffic: reads dy and, for scale and gate, the saved x; writes a row for each sequence. */
+/* Compute the gradient of the fork's value for sequence b.y, in 8 * TE_MODULATE_LANES columns from column b.x * 8 *
+ * TE_MODULATE_LANES on. Memory traffic: reads dy and, for scale and gate, the saved x; writes a row for each
+ * sequence. */
 TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modulate_shape k) {
     int group;
     const te_lanes g = te_lanes_here(TE_MODULATE_LANES, &group);

@@ -302,8 +302,8 @@ typedef struct te_rope_options {
 } te_rope_options;
 typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
-/* How a scaling changes the frequencies, in the form that the kernels use: for pair p with the frequency f, s =
- * by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
+/* How a scaling changes the frequencies, in the form that the kernels use: the frequency f of pair p becomes f (s + (1
+ * - s) inverse_factor), where s = by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
     float magnitude; /* factor of all cosines and sines */
@@ -351,8 +351,8 @@ typedef struct te_rope_args {
     int position;             /* the position of the first row of each sequence, te_batch.position */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows]: the position of each row; null: positions are computed from `of`, `position`
-                               * and `past` */
+    const int32_t *positions; /* [rows]: the position of each row; null: each position is computed from the row's
+                               * index within its sequence, `position` and `past` */
     /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
      * cache */
     const int32_t *past;
@@ -516,7 +516,7 @@ TE_API te_status te__rope_given(te_rope_args *a, const te_run *r, int i) {
     a->frequencies = (const float *)e->value.data;
     return TE_OK;
 }
-/* Set *a to the arguments of op i, a rope, which reads the current value and writes y. */
+/* Set *a to the arguments of op i, a rope, which reads the current value of the pass (te_run.current) and writes y. */
 TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     memset(a, 0, sizeof *a);
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
@@ -527,8 +527,8 @@ TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value
     return te__rope_given(a, r, i);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* Apply op i, a rope, to the current value, and make the result y the current value. If y has no memory, no kernel
- * runs. */
+/* Apply op i, a rope, to the current value of the pass (te_run.current), and make the result y the current value. If y
+ * has no memory, no kernel runs. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     TE_TRY(te__rope_args(&a, r, i, y));

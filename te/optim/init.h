@@ -16,7 +16,8 @@ TE_IF_USED TE_API te_status te__param_fill(te_param *p, float mean, float std, u
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
-    if (p->shard == TE_SHARD_rows) { /* the shard has the same columns of every row, which one call can fill */
+    if (p->shard == TE_SHARD_rows) { /* the shard consists of the same columns of every row, and one call fills these
+                                      * columns in all rows */
         const te__normal_part part = te__normal_part_of(p->rows, p->cols, g->rank * p->cols, g->size * p->cols);
         TE_TRY(te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx));
         return te__param_written(p, ctx), TE_OK;

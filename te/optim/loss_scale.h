@@ -102,7 +102,7 @@ typedef struct te__loss_scaler_count_args {
 } te__loss_scaler_count_args;
 TE_FN void te__loss_scaler_count_body(const te__loss_scaler_count_args *a) {
     const float count = *a->count;
-    /* the divisor is 1 if no label counts, the same as te_loss_divisor uses */
+    /* if no label counts, the number of labels is taken as 1, as in te_mean_loss */
     *a->to = (count > 0.0f ? count : 1.0f) * a->state->inverse;
 }
 TE_KERNEL_IF_USED(te__loss_scaler_count, 1, 1, te__loss_scaler_count_args, te__loss_scaler_count_body(te_args))

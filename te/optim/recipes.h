@@ -62,10 +62,11 @@ typedef struct te_recipes {
                                    there is a history */
     te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
-    const void *table;          /* the table of the weights (te__fp8_cache_table) */
+    const void *table;          /* the table of the weights, which te__fp8_cache_table has made */
     uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when the table was made */
     te_fp8_renewal renewal;     /* how forward casts weights that were written since the last cast */
-    const void *update;         /* the te_recipes_adamw that set fp8.updated in the parameters; null: none */
+    const void *update;         /* the te_recipes_adamw whose update also casts weights or computes their amax; null:
+                                 * there is none */
 } te_recipes;
 
 /* ---- the products under a recipe --------------------------------------------------------------------------------- */
@@ -74,8 +75,8 @@ typedef struct te_recipes {
 typedef struct te__recipe_iter {
     te_model *const *models;
     int count, model, op, next; /* next: the index, in its model, of the next op's first parameter */
-    te_param *param;            /* the weight of the current product */
-    te_recipe recipe;           /* the recipe of the current product */
+    te_param *param;            /* the weight of the current GEMM */
+    te_recipe recipe;           /* the recipe of the current GEMM */
 } te__recipe_iter;
 
 TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
@@ -84,7 +85,7 @@ TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
     it.models = models, it.count = models ? count : 0;
     return it;
 }
-/* Go to the next product. Returns 0 if there is none. */
+/* Go to the next GEMM that is under a recipe. Returns 0 if there is none. */
 TE_API int te__recipe_next_product(te__recipe_iter *it) {
     for (; it->model < it->count; it->model++, it->op = it->next = 0) {
         const te_model *m = it->models[it->model];
@@ -356,7 +357,7 @@ TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te
 }
 /* Cast all weights. With config.ranks above 1, all ranks must call this function after weights were loaded or changed
  * (not after te_recipes_step or te_checkpoint_load with `recipes`, which cast them). With one rank, forward calls it
- * itself if a weight was written since the last cast (te_model_changed). */
+ * itself if a weight was written since the last cast (a program that writes weights calls te_model_changed). */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
@@ -492,7 +493,7 @@ TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
 /* Enqueue the kernels of te_recipes_step, without checking for errors first. skip_updated: 1: leave out the casts that
- * the optimizer's update has already done (te__recipes_weight_pass). */
+ * the optimizer's update has already done. */
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));

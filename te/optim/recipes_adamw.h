@@ -35,10 +35,11 @@ typedef struct te__adamw_fp8_args {
     const int32_t *scale_of;  /* [count]: for each tensor, the index in `amax` of the amax of its weights; -1: that amax
                                  is not needed */
     float *amax;
-    te_multi_tensor blocks;          /* the recipes' weights of fp8_block, as a table of te_blockwise_args; a chunk is
-                                        a tile */
-    const int32_t *tensor_of; /* [blocks.count]: for each weight in `blocks`, its index among the optimizer's tensors;
-                                 -1: the weight is not updated here, and the recipes' own pass casts it */
+    te_multi_tensor blocks;          /* all weights under the recipe fp8_block, as a table of te_blockwise_args; a
+                                      * chunk is a tile of 128 x 128 */
+    /* [blocks.count]: for each weight in `blocks`, its index among the optimizer's tensors; -1: this optimizer does
+     * not update the weight, and a pass of te_recipes casts it */
+    const int32_t *tensor_of;
 } te__adamw_fp8_args;
 
 /* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
@@ -215,18 +216,18 @@ typedef struct te_recipes_adamw {
                                  te_recipes_step */
     int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks in those of
                                  them that are not updated by tiles */
-    const int32_t *first;     /* [count + 1]. first, scale_of and tensor_of are in target memory, and are described at
-                                 te__adamw_fp8_args */
+    const int32_t *first;     /* [count + 1]: the index of the first chunk of each tensor. This table and the next
+                               * two, which te__adamw_fp8_args describes, are in target memory */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
-    te_multi_tensor blocks;          /* the recipes' weights of fp8_block; blocks.chunks 0: none of these is updated
-                                        here */
+    te_multi_tensor blocks;          /* all weights under the recipe fp8_block; blocks.chunks 0: the fused update
+                                      * handles none of these */
     uint64_t fingerprint;     /* the value of te__params_fingerprint when the tables were made */
 } te_recipes_adamw;
 
 typedef struct te__recipes_adamw_layout {
     size_t first, scale_of, tensor_of, bytes;
-    int blocks; /* the number of weights of fp8_block */
+    int blocks; /* the number of weights under fp8_block */
 } te__recipes_adamw_layout;
 
 TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s, const te_adamw *opt) {
@@ -253,7 +254,8 @@ TE_API size_t te_recipes_adamw_bytes(const te_recipes *recipes, const te_adamw *
 TE_API int te__adamw_is_fusable(const te_adamw *opt) {
     return opt->rule == TE_RULE_adamw && !te__moments_8bit(opt->moments) && opt->zero1.ranks == 1;
 }
-/* A weight of the recipes. block: the weight's index among the weights of fp8_block. */
+/* A weight that is under a recipe. granularity: that of the weight's scales; block: the weight's index among the
+ * weights under fp8_block. */
 typedef struct te__recipe_entry { te_param *param; int granularity, block; } te__recipe_entry;
 
 /* Fill in entry[s->count], and mark every weight as not handled by the optimizer's update. Returns the number of tiles
@@ -272,7 +274,8 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
 /* The entry of p, one of the optimizer's tensors; null if the update neither computes p's amax nor casts p. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
-    const int i = p->fp8.weight; /* valid only if p's model is still under these recipes, hence the checks */
+    const int i = p->fp8.weight; /* an index in `entry`, but only if p's model is still under the recipes s; the
+                                  * conditions below check this */
     if (p->fp8.scales != &s->scales || i < 0 || i >= s->count || entry[i].param != p) return 0;
     if (entry[i].granularity == TE__WEIGHTS_ROWWISE) return 0;
     if (entry[i].granularity == TE__WEIGHTS_BLOCKWISE && p->dtype == TE_f32) return 0;

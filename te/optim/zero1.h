@@ -56,8 +56,8 @@ TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
 typedef struct te__zero1_matrix_iter {
     te_param_iter params;
     te_zero1 zero1;
-    double total, before; /* total: the flops of all these matrices; before: the flops of the matrices up to and
-                             including the current one */
+    double total, before; /* total: the flops of all matrices that must not be divided; before: the flops of those up
+                           * to and including the current one */
     int owner, number;    /* the current matrix belongs to the rank `owner`, among whose matrices it has the index
                              `number` */
 } te__zero1_matrix_iter;
@@ -103,7 +103,7 @@ typedef struct te_zero1_iter {
     int64_t before;                 /* the number of elements of all parameters before the current one, gaps included */
     int is_replicated;              /* 1: every rank updates this range */
     int next;                       /* which range of the current parameter comes next: TE__ZERO1_SHARD and so on */
-    te__zero1_matrix_iter matrices; /* assigns the matrices that must not be divided */
+    te__zero1_matrix_iter matrices; /* assigns each matrix that must not be divided to a rank */
 } te_zero1_iter;
 
 TE_API te_zero1_iter te_zero1_iter_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -134,8 +134,9 @@ TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* Set the iterator's range of the current parameter, for the case that te_zero1.whole is set and each tensor is divided
- * by itself. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of it. */
+/* Set the iterator's range of the current parameter, for the case that te_zero1.whole is set and each tensor is
+ * divided by itself. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
+ * parameter. */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
     const te_zero1 z = it->zero1;
     const int64_t n = it->param->rows * it->param->cols, shard = te__zero1_tensor_shard(z, it->param);

@@ -2,7 +2,7 @@
  * float, and te_quantized_weight, a weight whose rows are in these formats.
  *
  * Do this:
- *     te_dequantize_row(y, blocks, 576, TE_BLOCK_q4_k);            // the 576 values of a row
+ *     te_dequantize_row(y, blocks, 768, TE_BLOCK_q4_k);            // the 768 values of a row
  *     const te_weight_part part = {mapped, TE_BLOCK_q8_0, 3072};   // 3072 rows, where they lie in a mapped file
  *     const te_quantized_weight weight = {&part, 1};
  *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));      // te/plan/bind.h; both structs stay where they are
@@ -33,7 +33,7 @@
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
     X(q5_0, 32, 22) /* f16 d; 32 bits, the highest bits of q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
     X(q5_1, 32, 24) /* f16 d, m; the rest as in q5_0, with q instead of q + 16 */ \
-    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes with q, each 32 of two groups */ \
+    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */ \
     X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
     X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
 
@@ -150,7 +150,8 @@ TE_API void te__codes_q6_k(te__block_codes *c, const uint8_t *b) {
     const uint8_t *low = b, *high = b + 128, *scale = b + 192;
     const float d = te__read_f16(b + 208);
     for (int g = 0; g < 16; g++) {
-        const int half = g / 8, row = g % 8 / 2, first = g % 2 * 16; /* a half has 4 rows of 32 values */
+        /* each half of the block has 4 rows of 32 values */
+        const int half = g / 8, row = g % 8 / 2, first = g % 2 * 16;
         c->scale[g] = d * (float)(int8_t)scale[g], c->offset[g] = -0.0f;
         for (int i = 0; i < 16; i++) {
             const int nibble = low[half * 64 + row % 2 * 32 + first + i] >> row / 2 * 4 & 15;

@@ -52,7 +52,8 @@ TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
 TE_BOTH int te__cell_zero(te_block_format f) {
     return f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0;
 }
-/* The size of a group's low bits and of its high bits, in bytes. */
+/* The number of bytes in which a cell stores the low bits of the codes of a group, 16 rows by 32 columns, and
+ * (te__cell_high_bytes) the codes' high bits. */
 TE_BOTH int te__cell_low_bytes(te_block_format f) { return f == TE_BLOCK_q8_0 ? 512 : 256; }
 TE_BOTH int te__cell_high_bytes(te_block_format f) {
     return f == TE_BLOCK_q6_k ? 128 : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;
@@ -151,7 +152,7 @@ TE_API te_status te__repack_part(char *memory, uint8_t *staging, const te_weight
         const int64_t count = te_min(rows, part->rows - r);
         te__repack_rows(staging, (const uint8_t *)part->data + (size_t)r * row_bytes, count, cols, part->format);
         TE_TRY(te_copy(ctx, memory + (size_t)r * row_bytes, staging, te__cells_bytes(count, cols, part->format)));
-        TE_TRY(te_synchronize(ctx)); /* staging is written again */
+        TE_TRY(te_synchronize(ctx)); /* the copy reads `staging`, which the next iteration overwrites */
     }
     return TE_OK;
 }

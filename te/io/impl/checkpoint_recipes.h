@@ -1,5 +1,6 @@
 /* checkpoint_recipes.h -- loads the scales of FP8 recipes from a checkpoint. The run that saved the file may have had
- * other recipes than the run that loads it: another history length, no recipes, or recipes where the latter has none.
+ * other recipes than the run that loads it: another history length, no recipes, or recipes although the run that
+ * loads it has none.
  *
  *     the file      the run that loads it       what is loaded
  *     scales        recipes of as many GEMMs    the scales; the most recent entries of each amax history, as many as
@@ -85,7 +86,8 @@ TE_API void te__scales_resize(const te_scales *to, const te_scales *from) {
     const size_t head = (size_t)((char *)from->history - (char *)from->memory);
     const int kept = to->length < from->length ? to->length : from->length;
     memset(to->memory, 0, to->bytes);
-    memcpy(to->memory, from->memory, head); /* amaxes, scales and so on, whose layout is independent of the length */
+    memcpy(to->memory, from->memory, head); /* the members of te_scales in front of the histories, whose layout does
+                                             * not depend on the histories' length */
     if (to->length == from->length) {
         memcpy(to->history, from->history, (size_t)from->count * (size_t)from->length * sizeof(float));
         return;
@@ -111,7 +113,7 @@ TE_IF_USED TE_API te_status te__recipes_restart(te_recipes *r, te_context *ctx) 
 /* Return whether the recipes r need scales of x and dy, but s, in host memory, has none: a run under a recipe such as
  * fp8_block leaves all of them at 1. They were not computed from an amax, so fp8_delayed must not use them. */
 TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
-    const int first = s->count / 3; /* the tensors before are weights */
+    const int first = s->count / 3; /* tensors 0 to first - 1 are weights, the others are x and dy */
     int delayed = 0;
     te__recipe_iter it = te__recipe_products(r->models, r->model_count);
     while (te__recipe_next_product(&it)) delayed |= it.recipe == TE_RECIPE_fp8_delayed && !r->config.current;
