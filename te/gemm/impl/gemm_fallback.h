@@ -140,10 +140,9 @@ TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int co
                  : "memory");
 }
 /* Copy a tile of an operand to shared memory. A "line" is a row of A or a column of B, all elements of which lie along
- * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines, the first of which is `line`, and
- * TE_FALLBACK_TILE_K elements of each from index `k` on. The tile has the same layout as the operand in memory. If
- * MN_MAJOR is 0 (K-major), each row of the tile is a line; if MN_MAJOR is 1, each row of the tile has the elements of
- * all WIDTH lines at one index of k. */
+ * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines from number `line` on, and
+ * TE_FALLBACK_TILE_K elements of each from index `k` on. It keeps the operand's layout: with MN_MAJOR 0 (K-major) the
+ * elements of a line are adjacent, with MN_MAJOR 1 the elements of all lines at one index of k. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
     enum {
@@ -171,10 +170,10 @@ TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpo
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
 }
-/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. For A
- * (is_b 0) the second matrix has the next eight lines, and the third the next eight elements of k. For B (is_b 1) the
- * second matrix has the next eight elements of k; these two matrices are the operand B of one mma.sync. The third and
- * the fourth matrix have the next eight lines, and are the operand B of the next mma.sync. */
+/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. With L for
+ * the first and second eight lines and K for the first and second eight elements of k, the order is, for A (is_b 0): L0
+ * K0, L1 K0, L0 K1, L1 K1. For B (is_b 1): L0 K0, L0 K1, which are the operand B of one mma.sync, then L1 K0, L1 K1,
+ * the operand B of the next. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
@@ -195,9 +194,9 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
     /* Start the copies of step `step`, which has TE_FALLBACK_TILE_K elements of k, and commit them as a group of
-     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: when the mainloop
-     * waits for a step, it does so by the number of groups that were committed after that step, which must be the same
-     * for all steps. */
+     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: to wait for a
+     * step, the mainloop waits until at most a fixed number of later groups is in flight (cp.async.wait_group), so
+     * every step must commit one. */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -265,8 +264,8 @@ TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
     *k = mn_major ? index / 128 : index % TE_FALLBACK_F32_TILE_K;
 }
-/* Load this thread's eight elements of a tile of an operand, which begins at line `line` (a row of A or a column of B)
- * and at index k of that line. Elements in lines from `lines` on, or with an index along k from k_end on, are set to
+/* Load this thread's eight elements of a tile of an operand. The tile begins at line `line` (a row of A or a column of
+ * B) and at index k of that line. Elements in lines from `lines` on, or with an index along k from k_end on, are set to
  * 0. */
 TE_FN void te__fallback_f32_load(float v[8], const float *from, int lines, int depth, int line, int k, int k_end,
                                  int mn_major) {
@@ -355,8 +354,8 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* Returns whether the last bits of te_gemm_run's result may depend on whether C and D are the same matrix, as they may
- * with cuBLASLt. Returns 0: with these kernels they do not. */
+/* Returns whether the last bits of te_gemm_run's result may differ between a call in place (C and D the same matrix)
+ * and one with two matrices. Always 0 with these kernels; with cuBLASLt they may differ. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs
  * some. */
@@ -379,11 +378,11 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
-/* Returns the kernel for products of dtype T with the transposes of `p`, or null if the program does not contain it.
- * Without TRAINS a program contains only the 16-bit kernels that inference needs, those of A B^T, because a linear
+/* Returns the kernel for products of dtype T with p->trans_a and p->trans_b, or null if the program does not contain
+ * it. Without TRAINS, i.e. for inference only, a program contains just the 16-bit kernels of A B^T, because a linear
  * multiplies its input by the transpose of its weight. small_m: 1: return the kernel with tiles of
- * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: a number below 16 that
- * identifies the kernel. */
+ * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: set to a number below 16
+ * that identifies the kernel (te__fallback_allow_shared). */
 template <te_dtype T, int TRAINS>
 TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *number) {
     enum { M = TE_FALLBACK_TILE_M, SMALL_M = TE_FALLBACK_SMALL_TILE_M };
@@ -420,7 +419,7 @@ TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *
 /* Raise the kernel's limit of dynamic shared memory to TE_FALLBACK_SHARED, once on each device. number: the number by
  * which te__fallback_kernel identifies the kernel. */
 TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_context *ctx) {
-    static uint64_t allowed[16]; /* bit d of allowed[number]: 1 if the kernel's limit was raised on device d */
+    static uint64_t allowed[16]; /* bit d of allowed[number]: 1 if this kernel's limit was raised on device d */
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&allowed[number], __ATOMIC_ACQUIRE) & bit) return TE_OK;
     TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
