@@ -13,10 +13,10 @@
  *                rank_rows n (N - 1); the ranks that receive these elements also read them once from memory.
  *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
  *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
- * behind which this time can be hidden. So with two kernels the epilogue only stores, also this rank's own rows in a
- * slot; the order of the tiles alternates between the rows of all ranks, so that a rank sends at an even rate; and a
- * second kernel adds up all slots (te/comm/impl/collective_step.h). Compared with a scatter in one kernel, a rank
- *                writes and reads rank_rows n more elements.
+ *                behind which this time can be hidden. So with two kernels the epilogue only stores, also this rank's
+ *                own rows in a slot; the tiles alternate between the rows of all ranks, so that a rank sends at an even
+ *                rate; and a second kernel adds up all slots (te/comm/impl/collective_step.h). Compared with a scatter
+ *                in one kernel, a rank writes and reads rank_rows n more elements.
  *
  * Floor: the time of the product alone or, if longer, that of sending the bytes over the link at 450 GB/s. With large
  * products the overlapped kernel takes 0.98 to 1.02 of the time of the product alone. Measurements, and variants that

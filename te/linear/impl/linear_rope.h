@@ -188,8 +188,8 @@ TE_API te_product_kernels *te__rope_kernels_of(void) {
 }
 
 /* Says whether the epilogue can rotate heads with these constants within a tile: the head size divides the tile's 256
- * columns, and both columns of each pair lie in the same 128 columns, if necessary after the swap of TE__ROPE_CROSSED.
- * */
+ * columns, and both columns of each pair lie in the same 128 columns, if necessary after the swap of
+ * TE__ROPE_CROSSED. */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))

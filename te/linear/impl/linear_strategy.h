@@ -34,8 +34,8 @@ typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_produc
  * the back end (such as cuBLASLt). On the host the GEMM gets scratch memory from the workspace. rows: whether g->m or
  * g->k is the call's number of rows. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
-    /* g with the largest number of rows of any call, so that the size of the scratch memory does not depend on the call
-     * */
+    /* g with the largest number of rows of any call, so that the size of the scratch memory does not depend on the
+     * call */
     te_gemm capacity = *g;
     *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
     const te_quantized_ops *quantized = r->plan->quantized;

@@ -192,8 +192,8 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
  * rows as multiprocessors: one lane for each vector of a row. With so few rows most of the kernel's time is spent on
  * instruction cache misses, because the GEMM before it has evicted its code from the L2; with one vector per lane the
  * code is half as long. With 64 rows, a Transformer layer of 4096 columns takes 127.5 us, instead of 130.2 with the
- * kernel for many rows. With 8192 rows, the low-latency kernel would be slower: 58 us for a LayerNorm, instead of 35.
- * */
+ * kernel for many rows. With 8192 rows, the low-latency kernel would be slower: 58 us for a LayerNorm, instead of
+ * 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* In a kernel without a norm and without sums over rows, a block takes a few neighbouring rows, and as many columns of
  * each as it can. If a block takes rows that lie far apart, or few columns of many rows, the kernel takes up to a tenth

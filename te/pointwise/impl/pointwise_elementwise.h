@@ -68,8 +68,8 @@ typedef struct te_map_slice {
  * the first of them is computed, so that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
-    /* where the sums for the second half of a row begin among the lane's sums (slot 0: the first half, 1: the second)
-     * */
+    /* where the sums for the second half of a row begin among the lane's sums (slot 0: the first half, 1: the
+     * second) */
     const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
