@@ -144,7 +144,8 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
-#define TE_DECAY_OF_CONFIG (-1.0f) /* the value of te_param_group.weight_decay that selects the config's */
+#define TE_DECAY_OF_CONFIG (-1.0f) /* the value of te_param_group.weight_decay that selects the weight decay of the
+                                    * te_adamw_config */
 
 /* A function that the caller provides. Returns whether the group contains the parameter p. */
 typedef int (*te_group_takes)(const te_model *model, const te_param *p);
