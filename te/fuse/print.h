@@ -125,8 +125,8 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
      * ..) does not: the ops that use the input have already stored this gradient for the caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += op->out * size;
-    /* Whether an op later in the list has already stored its part of the fork's gradient. If so, this step reads that
-     * part and writes the sum. */
+    /* Whether an op later in the list has already stored its contribution to the fork's gradient. If so, this step
+     * reads the stored sum, adds its own contribution and writes the sum again. */
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;

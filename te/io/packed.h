@@ -18,7 +18,7 @@
  * te_safetensors_load checks names and shapes, and converts F32, BF16 and F16.
  *
  * With tensor parallelism, the row counts in `parts` still refer to the whole parameter, but the views in the list
- * refer to this rank's shard of it; so each rank loads its own part from the same file. Such a list cannot be written
+ * refer to this rank's shard of it; so each rank loads its shard from the same file. Such a list cannot be written
  * to a file.
  */
 #ifndef TE_PACKED_H

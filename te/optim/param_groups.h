@@ -48,7 +48,7 @@ TE_API int te_params_next(te_param_iter *it) {
 }
 
 /* A hash of the addresses of all parameters and gradients. It shows whether a table in target memory that contains such
- * addresses is stale: if the hash is no longer what it was when the table was made, a model was bound to other memory,
+ * addresses is stale: if the hash has changed since the table was made, a model was bound to other memory,
  * or other parameters were frozen. */
 TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;

@@ -142,7 +142,7 @@ TE_API te_quantize_rowwise te__weight_cast_rowwise(const te_param *p) {
     return q;
 }
 
-/* Cast one weight by itself, blockwise or rowwise. */
+/* Cast a single weight, blockwise or rowwise, without a table. */
 TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, te_recipe recipe, te_context *ctx) {
     const te_quantize_blockwise blocks = te__weight_cast_blockwise(p);
     const te_quantize_rowwise rows = te__weight_cast_rowwise(p);
@@ -188,7 +188,7 @@ TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
     if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
     return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);
 }
-/* A hash of the addresses of the weights. If the hash is no longer what it was when the table was made, a weight has
+/* A hash of the addresses of the weights. If the hash has changed since the table of weights was made, a weight has
  * moved, and the table is stale. */
 TE_API uint64_t te__fp8_cache_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;

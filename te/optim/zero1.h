@@ -131,13 +131,14 @@ TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     it->next = TE__ZERO1_DONE, it->is_replicated = is_replicated;
     return 1;
 }
-/* The number of elements in each shard of a tensor that is divided by itself; 0: the tensor is replicated. */
+/* The number of elements in each shard of a tensor that is sharded on its own (te_zero1.whole is set), not as a range
+ * of the model's buffer; 0: the tensor is replicated. */
 TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* Set the iterator's range of the current parameter, for the case that te_zero1.whole is set and each tensor is
- * divided by itself. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
+/* Set the iterator's range of the current parameter, for the case that te_zero1.whole is set and each tensor is sharded
+ * on its own. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
  * parameter. */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
     const te_zero1 z = it->zero1;

@@ -230,12 +230,12 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  *
  * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a tile of a rank's own rows
  * waits for the same tile on the other ranks. A rank begins with the rows of the rank after it, and takes its own rows
- * last (te__sm90_gemm_locate_tile). So every other rank computes that tile in an earlier group of rows than this rank
- * does, and every cluster finishes its tiles of a group before it begins those of a later group. This argument requires
- * that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for another rank
- * (NCCL's, on a second stream) may run at the same time. In a backward that te_buckets watches, all scatters therefore
- * take two kernels: the product does not wait for other ranks, and the kernel that adds up the slots waits only for
- * products. */
+ * last (te__sm90_gemm_locate_tile). So every other rank computes that tile in an earlier group of rows of tiles than
+ * this rank does, and every cluster finishes its tiles of a group before it begins those of a later group. This
+ * argument requires that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for
+ * another rank (NCCL's, on a second stream) may run at the same time. In a backward that te_buckets watches, all
+ * scatters therefore take two kernels: the product does not wait for other ranks, and the kernel that adds up the slots
+ * waits only for products. */
 typedef struct te__handshake_args {
     uint32_t *flags[TE_MAX_RANKS]; /* the flags in the memory of each rank */
     int rank, ranks;

@@ -10,11 +10,12 @@
  * of the block's threads computes 8 x 8 elements of the tile.
  *
  * If D has so few tiles that the device could run more blocks at once, k is split among several blocks of a tile: each
- * stores the partial sums of its part of k in the workspace, and a second kernel adds them in the order of k. The split
- * depends only on the sizes and on the number of multiprocessors, so results on one device are bitwise reproducible.
+ * stores the partial sums of its split of k in the workspace, and a second kernel adds them in the order of k. The
+ * number of splits depends only on the sizes and on the number of multiprocessors, so results on one device are bitwise
+ * reproducible.
  *
- * Flops: 2 m n k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each part are
- * written and read, 8 m n bytes for each part. Measurements: docs/notes/gemm.md.
+ * Flops: 2 m n k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each split are
+ * written and read, 8 m n bytes for each split. Measurements: docs/notes/gemm.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_FALLBACK_H
@@ -45,7 +46,7 @@ enum {
      * neighbouring threads hit different banks */
     TE_FALLBACK_F32_PITCH = 132,
     TE_FALLBACK_BLOCKS_PER_SM = 2,
-    /* the smallest number of steps, of TE_FALLBACK_TILE_K elements of k each, in a part of a split k; with fewer steps,
+    /* the smallest number of steps, of TE_FALLBACK_TILE_K elements of k each, in a split; with fewer steps,
      * storing and adding the partial sums would take longer than the multiplications */
     TE_FALLBACK_MIN_SPLIT_STEPS = 4,
     TE_FALLBACK_MAX_SPLITS = 16
@@ -58,8 +59,8 @@ typedef struct te_fallback {
     float alpha, beta;
     int m, n, k, trans_a, trans_b;
     int tiles_m, tiles_n;
-    int k_per_split, splits; /* splits: the number of parts into which k is split; k_per_split: elements of k in each
-                              * part, a multiple of TE_FALLBACK_TILE_K */
+    int k_per_split, splits; /* splits: into how many splits k is divided; 1: k is not split; k_per_split: elements of k
+                              * in each split, a multiple of TE_FALLBACK_TILE_K */
     te_dtype dtype, out;
 } te_fallback;
 
@@ -402,9 +403,8 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Split k into enough parts to fill the device, but into at most TE_FALLBACK_MAX_SPLITS parts, and into no more parts
- * than the workspace can hold partial sums of. No part has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except perhaps
- * the last. */
+/* Divide k into enough splits to fill the device, but at most TE_FALLBACK_MAX_SPLITS, and no more than the workspace
+ * can hold partial sums of. No split has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except perhaps the last. */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);

@@ -6,8 +6,8 @@
  * The kernel is persistent and warp-specialised. A block has 384 threads and computes tiles of 128 x 256, one after the
  * other:
  *   producer    one thread of warp 0: copies A and B by TMA, 64 elements of k at a time, into a pipeline of four
- *               stages. The two blocks of a cluster compute two tiles, one below the other, which need the same part of
- *               B; each block loads half of this part and multicasts it to both blocks.
+ *               stages. The two blocks of a cluster compute two tiles, one below the other, which need the same tile of
+ *               B; each block loads half of it and multicasts this half to both blocks.
  *   consumers   warps 4 to 11, two warpgroups: each accumulates 64 x 256 of the tile in registers (wgmma, f32).
  *   epilogue    warps 1 to 3: call the te_epilogue_fn for a tile, during the mainloop of the next tile.
  *
