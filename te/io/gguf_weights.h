@@ -19,8 +19,7 @@
  *
  * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
- *   (rope, .., (interleaved, 1)). The frequency factors of Llama 3.1's rope are not in the metadata but in a tensor,
- *   rope_freqs.weight.
+ *   (rope, .., (interleaved, 1)). Llama 3.1's rope has frequency factors in the tensor rope_freqs.weight.
  * - Gemma: 1 is added to the weights of norms, so the list has rmsnorm and head_norm, not rmsnorm1p and head_norm1p.
  * - GPT-2: weights are [out, in], so no entry of the table is transposed.
  */

@@ -156,7 +156,7 @@ TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f)
     }
     const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
     const __m512i high = _mm512_broadcast_i64x4(te__x86_load(b + 16)); /* of q5_k */
-#define TE__AVX512_PAIR(i) /* unpacks groups 2 i and 2 i + 1 of 32 codes; q5_k: bit 4 of each code comes from `high` */ \
+#define TE__AVX512_PAIR(i) /* unpacks groups 2 i and 2 i + 1 of 32 codes; q5_k: bit 4 of a code comes from `high` */ \
     {                                                                                                            \
         const __m512i low = _mm512_broadcast_i64x4(te__x86_load(b + (f == TE_BLOCK_q5_k ? 48 : 16) + 32 * (i))); \
         q[i] = _mm512_and_si512(_mm512_srlv_epi64(low, shift), low4);                                            \
