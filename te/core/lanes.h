@@ -87,8 +87,8 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
 /* Sum each x[k], for k < n, across the `groups` groups of the block: afterwards x[k] in lane i of each group is the sum
  * of the x[k] that lane i of every group had. A group may have at most 32 lanes, the block at most 512 threads. The n
- * values are processed eight at a time, and different groups sum different ones of the eight, so that all groups have
- * work. */
+ * values are processed eight at a time: group i computes the sums of x[i], x[i + groups], .. of these eight, so that
+ * all groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -100,8 +100,8 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* no other lane reads the numbers that are added here, so the sum may overwrite
-                                       * the first of them (j = 0) */
+            te_shared[k][g.id] = sum; /* only this lane reads the elements of te_shared that it adds, so the sum may
+                                       * overwrite the first of them (j = 0) */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];

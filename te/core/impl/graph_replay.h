@@ -6,8 +6,8 @@
  *   1. If a cached graph has exactly these launches, launch that graph.
  *   2. If fewer than ctx->replay graphs are cached, capture a graph, cache it and launch it. Capturing takes 10 us for
  *      each kernel, once, and 0.1 MB of device memory for each pass.
- *   3. Give the new arguments to the least recently used graph with the same kernels (1 us for each kernel), and launch
- *      it.
+ *   3. If a cached graph has the same kernels with other arguments, give it the new arguments (1 us for each kernel)
+ *      and launch it; if several have, take the least recently used one.
  *   4. Enqueue the launches one by one. This is also done whenever the stream is being captured.
  * In each case the kernels run in the order of the plan, so the results are bitwise identical.
  *
@@ -30,16 +30,16 @@
 enum {
     TE_SMALL_FILL_MAX_BYTES = 1024, /* the largest fill, in bytes, that a kernel replaces; the kernel has only one warp,
                                      * which would be slow for larger ones */
-    TE_SMALL_FILL_MAX_EDGES = 4     /* the largest number of graph nodes on which a fill that is replaced depends, and
-                                     * of nodes that depend on it */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most so many graph nodes, and at most
+                                     * so many depend on it */
 };
 /* The argument of the kernel that replaces a fill. The kernel sets bytes[i], for each i < count, to byte number i %
  * element of `value`; `element` is the size in bytes of the elements of the fill. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
 /* Get the nodes that `node` depends on (before 1) or the nodes that depend on it (before 0). Returns their number, or
- * -1 if there are more than TE_SMALL_FILL_MAX_EDGES, or if an edge between the nodes is not a plain dependency (such as
- * an edge for programmatic dependent launch). */
+ * -1 if there are more than TE_SMALL_FILL_MAX_EDGES, or if one of the edges is not a plain dependency but, for example,
+ * one of programmatic dependent launch. */
 TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node, int before) {
     size_t n = TE_SMALL_FILL_MAX_EDGES + 1;
     cudaGraphNode_t all[TE_SMALL_FILL_MAX_EDGES + 1];
@@ -290,8 +290,8 @@ TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     return 0;
 }
 
-/* Return whether graph r differs from the recorded launches only in what te__replay_update can change: the arguments,
- * grids, block sizes and shared memory of kernels. */
+/* Return whether te__replay_update can make graph r equal to the recorded launches: it can change only arguments,
+ * grids, block sizes and shared memory of kernels, so everything else must already be equal. */
 TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     if (r->count != s->count || r->bytes != s->bytes) return 0;
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {

@@ -24,10 +24,10 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , te__kernel_begin_early, name, name, threads, blocks, type, __VA_ARGS__)
 /* nvcc compiles every kernel of a file, even if it is unused, but a template only if it is instantiated. Therefore a
- * kernel that does not belong to a model is defined as a template, with TE_KERNEL_IF_USED. So is, with TE_IF_USED,
- * every function on the way from the user's call to the kernel's launch. A program then contains these kernels only if
- * it calls them. Where many functions would have to be templates, they call through a pointer in the model's plan
- * instead (te_plan.convert, te_fp8_ops). tests/unused_kernels.sh checks this. */
+ * kernel that does not belong to a model is defined as a template, by TE_KERNEL_IF_USED, and every function between the
+ * user's call and the kernel's launch is a template, too, by TE_IF_USED. A program then contains these kernels only if
+ * it calls them, which tests/unused_kernels.sh checks. Where many functions would have to be templates, they call
+ * through a pointer in the model's plan instead (te_plan.convert, te_fp8_ops). */
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te__kernel_begin_early, name, name<0>, threads, blocks, type, __VA_ARGS__)

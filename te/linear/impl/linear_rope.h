@@ -160,10 +160,11 @@ static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int SCALED, te_gemm_operands FORM), te_rope_skinny,
              (T, DIM, ROTARY, SCALED, FORM), te_rope_product)
-/* CROSSED: whether the two columns of a pair lie 128 columns apart, in different halves of a tile. If so, the kernel
- * swaps the second and the third 64 columns of the tile, so that both columns of a pair are in the same half
- * (swap_middle of te__sm90_gemm_pairing). APART: the distance between the two columns of a pair after this swap, in
- * vectors of eight columns; 0: both columns are in one vector. */
+/* near: 1: rope pairs adjacent columns (interleaved); 0: columns rotary / 2 apart. CROSSED: whether the two columns of
+ * a pair lie 128 columns apart, in different halves of a tile. If so, the kernel swaps the second and the third 64
+ * columns of the tile (swap_middle of te__sm90_gemm_pairing), so that both columns of a pair are in the same half.
+ * APART: the distance between the two columns of a pair after this swap, in vectors of eight columns; 0: both columns
+ * are in one vector. */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
@@ -187,8 +188,8 @@ TE_API te_product_kernels *te__rope_kernels_of(void) {
 }
 
 /* Says whether the epilogue can rotate heads with these constants within a tile: the head size divides the tile's 256
- * columns, and both columns of each pair lie in the same 128 columns, or are brought there by the swap
- * (TE__ROPE_CROSSED). */
+ * columns, and both columns of each pair lie in the same 128 columns, if necessary after the swap of
+ * TE__ROPE_CROSSED. */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
@@ -202,8 +203,8 @@ TE_API te_product_kernels *te__rope_kernels_of(void) {
             && (int)TE_WIDTH_IN(model, rope) >= 2 * TE__ROTARY(rope)                                                 \
             && TE__ROPE_FITS(TE_ARG3(rope, 0), TE__ROTARY(rope), TE__INTERLEAVED(rope))                              \
     };
-/* Defines the kernels of the linear and its bias without rope. The persistent one is defined only if the kernel with
- * rope in the epilogue does not exist. */
+/* Defines the kernels of the linear and its bias without rope. The persistent kernel (gemm_sm90.h) is among them only
+ * if no kernel with rope in its epilogue exists. */
 #define TE__ROPE_BIAS_fixed(name, dtype)                                                                             \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)

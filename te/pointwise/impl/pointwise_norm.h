@@ -237,8 +237,8 @@ TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape 
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        /* If op[1], the next op of the kernel, reads another gradient (a fork reads the gradient of its uses), prefetch
-         * that gradient while the previous row is computed. */
+        /* If op[1], which follows the norm's backward op[0], reads another gradient (a fork reads that of its other
+         * use), prefetch that gradient while the previous row is computed. */
         if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in);
     }
     return n;
