@@ -108,6 +108,11 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
+TE_FN void te_warp_sync(void) { __syncwarp(); }
+/* Return, in every lane, the sum, the maximum or the bitwise or of x over the warp. */
+TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return __reduce_add_sync(~0u, x); }
+TE_FN uint32_t te_warp_or_u32(uint32_t x) { return __reduce_or_sync(~0u, x); }
+TE_FN uint32_t te_warp_max_u32(uint32_t x) { return __reduce_max_sync(~0u, x); }
 /* Return, in every lane, the sum of x over the warp. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
@@ -155,6 +160,10 @@ TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g)
 }
 TE_FN uint64_t te_lanes_max_u64(uint64_t x, const te_lanes *g) { return (void)g, x; }
 TE_FN void te_block_sync(void) {}
+TE_FN void te_warp_sync(void) {}
+TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return x; }
+TE_FN uint32_t te_warp_max_u32(uint32_t x) { return x; }
+TE_FN uint32_t te_warp_or_u32(uint32_t x) { return x; }
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
