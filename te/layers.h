@@ -177,8 +177,8 @@
 #define TE_GEMMA2_BLOCK_SP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
     TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, all_gather, reduce_scatter, N)
 
-/* The same blocks for lists of one block each, of which the second all_reduce of a block becomes one step with the add
- * and the norm behind it, as the first all_reduce does. To that end the list ends in the first norm of the block behind
+/* The same blocks for lists of one block each, of which the second all_reduce of a block is one step with the add and
+ * the norm behind it, as the first all_reduce is. To that end the list ends in the first norm of the block behind
  * it, or in the norm behind the last block, with the name NEXT, and lacks b_norm1: the list's x is a norm's output. The
  * residual enters as the extra input b_x1 and leaves as the extra output b_y (te_batch.edges). In front of the first
  * block stands a list that ends in (output, x), (NORM, NEXT, H). With _SP the list ends in (all_gather, NEXT_gather)
@@ -188,7 +188,8 @@
  *     TE_SEQUENTIAL(block, bf16, TE_LLAMA_BLOCK_TP_NORM_LAST(b, next, H, F, HEADS, KV, D, 500000.0f, 2))
  *     TE_SEQUENTIAL(head, bf16, (linear, logits, H, V))
  * Blocks with a norm behind the collective (TE_GEMMA2_BLOCK_TP) need no such form: all_reduce, norm and add are one
- * step, and the norm of the block behind it is another in any case. */
+ * step there, and the next block's norm is another step in any case.
+ * Under a recipe the other form is better, because b_norm1 can store FP8 for b_qkv only if both are in one list. */
 #define TE_TRANSFORMER_LAYER_TP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
     TE__LAYERS_BIASED(TE__LAYERS_TP_NORM_LAST, NEXT, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_TRANSFORMER_LAYER_SP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
@@ -245,7 +246,7 @@
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
 /* How the list of a block for N ranks begins and ends, and the collectives before and after a tensor-parallel part
- * (attention or the MLP). A layer gets one of these names as FORM; FORM(begin, ..) is what it begins with, and so on. */
+ * (attention or the MLP). A layer gets one of these names as FORM; FORM(begin, ..) are the ops that it begins with. */
 #define TE__LAYERS_TP(WHAT, ...) TE__LAYERS_TP_##WHAT(__VA_ARGS__)
 #define TE__LAYERS_TP_begin(b, NORM, H, EPS) \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (copy_to_group, b##_enter1)
@@ -259,7 +260,7 @@
 #define TE__LAYERS_SP_leave(name) (reduce_scatter, name)
 #define TE__LAYERS_SP_end(b, NEXT, NORM, H, EPS)
 #define TE__LAYERS_TP_NORM_LAST(WHAT, ...) TE__LAYERS_TP_NORM_LAST_##WHAT(__VA_ARGS__)
-#define TE__LAYERS_TP_NORM_LAST_begin(b, NORM, H, EPS) (input, b##_x1, H), (copy_to_group, b##_enter1)
+#define TE__LAYERS_TP_NORM_LAST_begin(b, NORM, H, EPS) (copy_to_group, b##_enter1), (input, b##_x1, H)
 #define TE__LAYERS_TP_NORM_LAST_enter TE__LAYERS_TP_enter
 #define TE__LAYERS_TP_NORM_LAST_leave TE__LAYERS_TP_leave
 #define TE__LAYERS_TP_NORM_LAST_end(b, NEXT, NORM, H, EPS) , (output, b##_y), (NORM, NEXT, H, (eps, EPS))

@@ -120,14 +120,14 @@
     (layernorm, lnf, H), (ENTER, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
 /* [ranks] */
 /* The same model, cut into lists behind each block's first norm instead of before it: a list begins with the output of
- * that norm and ends in the next one. So both all_reduces of a block are one step with the add and the norm behind them.
- * The residual is an extra output of each list and an extra input of the next one. These lists have the parameters of
- * those above in the same order, so models of both are bound to the same memory: the models above to initialise, save
- * and update it, these to run. */
+ * that norm and ends in the next one. So both all_reduces of a block are one step with the add and the norm behind
+ * them. The residual is an extra output of each list and an extra input of the next one. These lists have the
+ * parameters of those above in the same order, so models of both are bound to the same memory: the models above to
+ * initialise, save and update it, these to run. */
 /* [norm_last] */
 #define GPT_EMBED_NORM_LAST(V, T, H, N) GPT_EMBED_RANKS(V, T, H, all_reduce, N), (output, x), (layernorm, next, H)
 #define GPT_BLOCK_NORM_LAST(H, HEADS, N)                                                                    \
-    (input, x1, H), (copy_to_group, enter1), GPT_BLOCK_BEHIND_NORM(H, HEADS, copy_to_group, all_reduce, N), \
+    (copy_to_group, enter1), (input, x1, H), GPT_BLOCK_BEHIND_NORM(H, HEADS, copy_to_group, all_reduce, N), \
     (output, x), (layernorm, next, H)
 #define GPT_LOGITS_NORM_LAST(V, H, N) (copy_to_group, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
 /* [norm_last] */
@@ -174,7 +174,7 @@ GPT_SIZES(GPT_DEFINE_RANKS)
 typedef struct gpt_size {
     const char *name;
     int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: number of tensor-parallel ranks in lists 1 to 3 */
-    gpt_lists lists[4]; /* for one rank; tensor parallel; tensor and sequence parallel (--sp); the second, cut otherwise */
+    gpt_lists lists[4]; /* for one rank; tensor parallel; tensor and sequence parallel (--sp); the second, norms last */
 } gpt_size;
 #define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V), GPT_KINDS(size)},
 static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};

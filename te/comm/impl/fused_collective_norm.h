@@ -450,8 +450,8 @@ TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_s
     return kernels.launch && k.norm >= 0 && k.aligned && k.in_halves == 1;
 }
 
-/* Return the memory in which the fused kernel stores the sum for backward: that of `sum`, if forward saves the output of
- * the step's collective; else null. */
+/* Return the memory in which the fused kernel stores the sum for backward: that of `sum`, if forward saves the output
+ * of the step's collective; else null. */
 TE_API void *te__fused_saved_sum(const te_run *r, const te_step *s, te_value sum) {
     return r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved ? sum.data : 0;
 }

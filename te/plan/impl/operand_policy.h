@@ -192,7 +192,8 @@ TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const
         for (int j = before + 1; before >= 0 && j < p->region[k].last; j++)
             if (te__is_lost(p, policy[0], k, j)) policy[0][before].output_saved = policy[1][before].output_saved = 1;
     }
-    for (int i = p->op_count - 1; i > 0; i--) { /* the op before an (output, ..) stores the value for both (te__place) */
+    /* The output of an (output, ..) is its input (te__place), so the op before it is the one that saves the value. */
+    for (int i = p->op_count - 1; i > 0; i--) {
         if (!(p->op[i].flags & TE_IS_OUTPUT) || !policy[0][i].output_saved) continue;
         policy[0][i - 1].output_saved = policy[1][i - 1].output_saved = 1;
     }
