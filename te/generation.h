@@ -612,8 +612,9 @@ TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_
     }
     return b;
 }
-/* Write the tokens and cu_seqlens of a batch with prompts. A batch must have at least as many rows as sequences
- * (te_batch); if it has fewer, the first entry without rows of its own gets the missing ones, as padding. */
+/* Write the tokens and cu_seqlens of a batch with prompts. count[i]: the number of rows of sequence i. A te_batch must
+ * have at least as many rows as sequences. If it has fewer, the missing rows are added as padding, all of them to the
+ * first sequence whose count is 0. */
 TE_API void te__generation_pack(const te_generation *g, te__generation_input *in, te__generation_batch *b,
                                 const int32_t *count) {
     int missing = (int)te_max(0, b->sequences - b->rows), at = 0;

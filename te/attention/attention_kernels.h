@@ -8,8 +8,8 @@
  *     TE_ATTENTION_BACKWARD(block_attn_backward, bf16, 12, 12, 64, 1)
  *     ... TE_TRY(block_attn_launch(ctx, &args));                    // te_attention_args
  *
- * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h instead of causal;
- * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. For a backward the macro also defines
+ * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h in place of `causal`;
+ * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. The macros for backward also define
  *     size_t <name>_scratch_bytes(ctx, rows)    bytes of scratch memory for the faster kernels (compute capability 9.0)
  *     <name>_sum_rows                           each row of te_attention_args.sum is the sum of this many rows of dqkv;
  *                                               0: `sum` is not supported (on the host, in f32 and with varlen)
@@ -113,8 +113,8 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     return k;
 }
 /* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if it
- * is not to be stored; from: the offset of its first element in qkv; to: the result of te__cache_row; swizzle: that of
- * te__cache_swizzle. */
+ * is not to be stored; from: the offset of the key or value in qkv; to: its offset from the start of the cache's pages;
+ * swizzle: the number with which the indices of its 16-byte chunks are XORed (te__cache_swizzle). */
 typedef struct te__cache_place { int64_t from, to; int key, swizzle; } te__cache_place;
 TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_sequences *s, int row, int is_value,
                                          int head, const te__cache_store_shape k) {

@@ -97,9 +97,9 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* The numbers that convert the index of a head on this rank to its index over all ranks. Over all ranks, the heads of
- * the first sequence are numbered first, then those of the second, and so on. first: the index of this rank's first
- * head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
+/* The numbers that convert the index of a head on this rank to its index over all ranks, in which the heads of the
+ * first sequence come first, then those of the second, and so on. first: the index, within a sequence, of this rank's
+ * first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
 /* Returns the index, over all ranks, of a head of this call. head: its index in the call, sequence * heads + head. */
@@ -113,12 +113,12 @@ TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads)
     return s.more ? te__attn_alibi_slope((s.first + head) % all, all) : te__attn_alibi_slope(head, heads);
 }
 /* Returns the index of the block of 16 queries to which the query belongs, counted over all heads and sequences; it
- * selects the random numbers of dropout. head: the result of te__attn_global_head. */
+ * selects the random numbers of dropout. head: the index of the head over all ranks (te__attn_global_head). */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the four random words for the eight pairs of a query and a key to which (query, key) belongs. row: the
- * result of te__attn_draw_row. */
+/* Computes the four random words (32 bits each) for the eight pairs of query and key with which (query, key) shares a
+ * Philox counter (see above). row: the index of the query's block of 16 queries (te__attn_draw_row). */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
@@ -130,7 +130,8 @@ TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
      * operands */
     return (high ? word : word << 16) < limit << 16;
 }
-/* Returns whether dropout drops the pair (query, key). head: the result of te__attn_global_head. */
+/* Returns whether dropout drops the pair (query, key). head: the index of the head over all ranks
+ * (te__attn_global_head). */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
     uint32_t word[4];
     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
@@ -272,7 +273,8 @@ typedef struct te_attention_cache {
     float *partials;
     /* only for decoding: the largest number of new rows of a sequence for which `partials` is large enough */
     int decode_rows;
-    /* only for decoding: the number of stages of the kernel's ring; set when the kernel is launched */
+    /* only for decoding: the number of stages (of 64 keys or values in shared memory) of the kernel's ring buffer; set
+     * when the kernel is launched */
     int decode_stages;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
 } te_attention_cache;
@@ -328,8 +330,8 @@ TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
 /* Returns the offset, from the start of the cache's pages, of the row of one key or value: in elements or, in the
- * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: the result of te__cache_head_rows;
- * key: the index of the row's token; d: the number of elements of the row. */
+ * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: where the rows of the head begin in
+ * a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d,
                               int format) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
@@ -337,8 +339,8 @@ TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages,
     if (!TE__CACHE_HAS_SCALES(format)) return head + (int64_t)in_page * d;
     return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
 }
-/* Returns the address of the scale of a row, in the formats of 8 bits. row: the result of te__cache_row for the same
- * key. */
+/* Returns the address of the scale of a row, in the formats of 8 bits. row: the offset of this row in the cache
+ * (te__cache_row); key: the index of the row's token. */
 TE_BOTH float *te__cache_scale(const te_attention_cache *c, int64_t row, int key, int d) {
     const int in_tile = key % TE_CACHE_TILE;
     return (float *)(void *)((char *)c->pages + row + (TE_CACHE_TILE - in_tile) * d) + in_tile;
@@ -364,7 +366,7 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 
 /* scale: the scale of a row; inverse: the factor by which its elements are multiplied before they are rounded */
 typedef struct te__cache_scales { float scale, inverse; } te__cache_scales;
-/* Returns the scales of a row. amax: the bits of the row's largest magnitude, as te_amax_bits8 returns them. */
+/* Returns the scale of a row and its inverse. amax: the row's largest magnitude, as the bits of a float. */
 TE_BOTH te__cache_scales te__cache_scales_of(uint32_t amax, int format) {
     const float largest = format == (int)TE_CACHE_FORMAT_int8 ? 127.0f : TE_E4M3_MAX, a = te_float_of_bits(amax);
     te__cache_scales s;
@@ -403,10 +405,10 @@ typedef struct te_attention_args {
      * in the kernels' dtype. */
     const float *out_scale;
     /* The log-sum-exp, [batch, heads, seq]: for each row, the natural logarithm of the sum of exp(score), sinks
-     * included. Forward writes it (null: not wanted), backward reads it. */
+     * included. Forward writes it (null: it does not), backward reads it. */
     float *lse;
-    /* With the option fp8_output: raised to the largest magnitude of out (before the multiplication by *out_scale) or,
-     * in backward, of dqkv, unless it is higher already (te_amax_atomic_max). Null: not wanted. */
+    /* With the option fp8_output: *amax is replaced by the maximum of itself and the largest magnitude of out (before
+     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). Null: no amax is computed. */
     float *amax;
     const void *sinks;      /* with the option sinks: [heads], one logit for each head */
     /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
@@ -435,8 +437,8 @@ typedef struct te_attention_args {
     uint32_t id;
     te_attention_shard whole;
     /* With the option varlen: [batch + 1], or null. Sequence i has rows cu_seqlens[i] to cu_seqlens[i + 1] - 1, and
-     * `rows` is the number of rows of all sequences. With cu_seqlens, lse and delta are [heads, rows]; on CUDA, kernels
-     * with the option varlen use this layout even if cu_seqlens is null. Dropout uses the same random numbers as for
+     * `rows` is the number of rows of all sequences. lse and delta are then [heads, rows]. (On CUDA, a kernel with the
+     * option varlen uses this layout also if cu_seqlens is null.) Dropout drops the same pairs as if the call had
      * `batch` sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
@@ -444,7 +446,7 @@ typedef struct te_attention_args {
      * (attention_mask.h). */
     /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
     const void *kv;
-    /* backward: output, the gradient of kv, of the same shape; every element is written; null: not wanted */
+    /* backward: output, the gradient of kv, of the same shape; every element is written; null: it is not computed */
     void *dkv;
     int kv_seq;
     /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative
@@ -455,7 +457,7 @@ typedef struct te_attention_args {
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;
-    /* forward with the option max_logit: output, shaped like lse: the largest score of each row; null: not wanted */
+    /* forward with the option max_logit: output, shaped like lse: the largest score of each row, or null */
     float *row_max_logit;
     /* With the option cached: the cache with the keys and values. The last query is at the position of the last key. */
     te_attention_cache cache;

@@ -72,8 +72,8 @@ typedef struct te_context {
     size_t kernel_memory_bytes;
     int owns_workspace;
     uint64_t generation;         /* the largest write count that te__count_write has given to a parameter */
-    uint64_t loaded;             /* the write count of the last te_safetensors_load into memory that may have been a
-                                  * parameter's */
+    uint64_t loaded;             /* a write count that te_safetensors_load changes when it writes to memory that may be
+                                  * a parameter's: copies of weights (master weights, FP8) are then renewed */
     struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null: the context
                                   * is the only rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */

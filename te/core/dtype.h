@@ -518,7 +518,7 @@ TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned,
 
 /* ---- eight elements of FP8 --------------------------------------------------------------------------------------- */
 
-/* The functions of this section are those of the previous one for the FP8 formats, TE_e4m3 and TE_e5m2. They apply no
+/* This section loads and stores eight elements at a time in the FP8 formats TE_e4m3 and TE_e5m2. Its functions apply no
  * scale. aligned: 1 if n is 8 and the address is a multiple of 8 bytes. */
 
 /* Load an FP8 scale from target memory that no kernel writes while this one runs; the load therefore need not wait for

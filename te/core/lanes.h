@@ -100,8 +100,8 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* only this lane reads te_shared[k][j * g.count + g.id], so it may overwrite the
-                                       * first of them with the sum */
+            te_shared[k][g.id] = sum; /* no other lane reads the numbers that are added here, so the sum may overwrite
+                                       * the first of them (j = 0) */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];

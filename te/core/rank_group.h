@@ -79,8 +79,8 @@ typedef struct te_comm {
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library (MPI_Finalize) */
     te_context *ctx;
-    void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks from which those of the
-                     * groups are split */
+    void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks, from which the communicators
+                     * of the groups are split */
 } te_comm;
 
 TE_API const te_group *te__group_of_one(void) {

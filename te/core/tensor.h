@@ -31,8 +31,9 @@ TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
 /* The caller's tensors for an extra input or output of a list. In forward, the op `(input, name, width)` reads `value`,
  * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad` (null: the gradient is not wanted),
- * and `(output, ...)` reads `grad`. Each of these tensors is [rows, width]; its format is that of the op's option
- * (dtype, ..), else of the residual stream (input), or that of the value in the list (output). */
+ * and `(output, ...)` reads `grad`. Each of these tensors is [rows, width]. The format of an extra input is what the
+ * option (dtype, ..) of its op says; without this option, it is the format of the list's residual stream. The format of
+ * an extra output is that of the value in the list. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
@@ -148,8 +149,8 @@ TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     const int row = !i ? 0 : s->first ? s->first[i] : i * s->max_seqlen;
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
-/* Return the rows of sequence i from row `from` on. The rows before `from` belong to earlier sequences if the values of
- * `first` are wrong. */
+/* Return the rows of sequence i from row `from` on. If the values of s->first are wrong, sequence i may begin before
+ * `from`; its rows before `from` then count as rows of earlier sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;

@@ -33,7 +33,8 @@
     TE__CHECKED(TE__DECLARE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define TE_DEFINE_INFERENCE(name, dtype, ...) \
     TE__CHECKED(TE__DEFINE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
-/* The macros above for lists that have symbols (dims.h) as widths, because these widths are known only at run time. */
+/* TE_INFERENCE, TE_INFERENCE_WITH, TE_DECLARE_INFERENCE and TE_DEFINE_INFERENCE for lists that have symbols (dims.h) as
+ * widths, because these widths are known only at run time. */
 #define TE_INFERENCE_DIMS(name, dtype, ...) TE_INFERENCE_DIMS_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
 #define TE_INFERENCE_DIMS_WITH(fwd, name, dtype, ...) \
     TE__CHECKED(TE__INFERENCE_DIMS, static TE_UNUSED, fwd, TE_UNFUSED_, name, dtype, __VA_ARGS__)

@@ -48,7 +48,8 @@
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-/* The macros above for lists that have symbols (dims.h) as widths, because these widths are known only at run time. */
+/* TE_SEQUENTIAL, TE_SEQUENTIAL_WITH, TE_DECLARE and TE_DEFINE for lists that have symbols (dims.h) as widths, because
+ * these widths are known only at run time. */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \
@@ -183,7 +184,7 @@
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
 /* <list>_facts_at(i) returns two facts about op i in one int: the op's recipe (a te_recipe) in the low bits, and in
  * higher bits those of its flags that are in TE_PASSES_THROUGH. Constant expressions use it to find the recipe of the
- * op that consumes a step's result (te__recipe_behind). */
+ * op that consumes a step's result. */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \

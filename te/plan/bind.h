@@ -220,7 +220,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             if (op->op_class == TE_CLASS_gemm) product = op;
             const te_param_info *info = &op->param[k];
             memset(param, 0, sizeof *param);
-            te__count_write(&param->written, ctx); /* whatever the memory holds counts as written */
+            te__count_write(&param->written, ctx); /* the memory's contents count as newly written */
             param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
             param->dtype = te__plan_param_dtype(plan, op), param->init = info->init, param->tied = info->tied;
             param->trains = grads != 0, param->index = (int)(param - m->param);

@@ -55,11 +55,11 @@ enum {
     TE_IS_CACHED = 3 << 29,         /* not 0: in inference the op can store its keys and values in a te_cache */
     TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has its name (the
                                       * frequencies of rope) */
-    /* Operations of this op that the epilogue of the preceding GEMM can compute instead: */
-    TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */
-    TE_EPILOGUE_OF_GELU = 1 << 21,  /* GELU */
-    TE_EPILOGUE_OF_SCALE = 1 << 22, /* multiplying by a constant, which te_op.options has as a te_scale_options */
-    TE_EPILOGUE_OF_ROPE = 1 << 28,  /* rotating pairs of columns by rotary position embedding
+    /* The epilogue of a GEMM can compute the op that follows the GEMM, if this op has one of these flags: */
+    TE_EPILOGUE_OF_BIAS = 1 << 20,  /* the op adds its parameter */
+    TE_EPILOGUE_OF_GELU = 1 << 21,  /* the op is GELU */
+    TE_EPILOGUE_OF_SCALE = 1 << 22, /* the op multiplies by a constant, which te_op.options has as a te_scale_options */
+    TE_EPILOGUE_OF_ROPE = 1 << 28,  /* the op rotates pairs of columns by rotary position embedding
                                      * (te/linear/impl/linear_rope.h) */
     /* ranks of a tensor group */
     TE_PARAMS_REPLICATED = 1 << 23, /* the columns of the op's values are sharded over the ranks, but each rank holds
@@ -352,8 +352,8 @@ typedef struct te_param {
     int tied;                /* 1: the parameter uses the memory of another parameter, its owner (te_tie) */
     int constant;            /* 1: the parameter's memory is a mapped file, which is only read (te_weights_use) */
     int shared;              /* 1: another parameter shares this one's gradient buffer (te_tie), and backward writes
-                              * that parameter's gradient first. So it adds the gradient of this parameter to the
-                              * buffer */
+                              * that parameter's gradient first. Backward therefore adds this parameter's gradient to
+                              * the buffer instead of overwriting it */
     int trains;              /* 1: the parameter's instance was bound with gradients */
     int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
     int fixed;               /* 1: always frozen, because the list declares its op as a frozen one (frozen_linear) */
@@ -363,7 +363,8 @@ typedef struct te_param {
     te_shard shard;          /* the part of the parameter that this rank of the tensor group holds */
     int parts;               /* the op's output columns consist of this many parts, each of which is split over the
                               * ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
-    int first_part;          /* (width of the first part of the output columns) / (width of each other part) */
+    int first_part;          /* (width of the first part of the op's output columns) / (width of each other part):
+                              * heads / kv_heads for a fused q, k, v */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
                               * writes first, which is itself or one that is tied to it. null: there is no tie */

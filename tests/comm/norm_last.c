@@ -25,7 +25,7 @@ enum { HIDDEN = 48, FFN = 80, BATCH = 3, SEQ = 8, ROWS = BATCH * SEQ, COUNT = RO
 #define CALL_(M, ...) M(__VA_ARGS__)
 #define ONE_LIST(name, BLOCK, args, NORM, EPS, FORM, N, OPTIONS)                                                      \
     TE_SEQUENTIAL(name, OPTIONS, CALL(BLOCK##_##FORM, b0, TE_STRIP args, N), CALL(BLOCK##_##FORM, b1, TE_STRIP args, N), \
-                  (NORM, last, HIDDEN, (eps, EPS)))
+                  (output, b_y), (NORM, last, HIDDEN, (eps, EPS)))
 #define BLOCK_LIST(name, BLOCK, args, FORM, N) \
     TE_SEQUENTIAL(name, f32, CALL(BLOCK##_##FORM##_NORM_LAST, b, next, TE_STRIP args, N))
 #define LISTS(name, BLOCK, args, NORM, EPS)                                                                           \

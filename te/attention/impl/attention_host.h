@@ -1,14 +1,14 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
- * and forward in FP8. Tiles of 64 queries by 64 keys are converted to float in the block's scratch memory.
+ * and forward in FP8. A block (te_block) converts tiles of 64 queries by 64 keys to float in its scratch memory.
  *
  * A block processes 64 queries, or 64 keys. It transposes these rows once, and reads the tiles of the other operand in
  * the layout in which they are stored. With these layouts each product reads contiguous memory, and the softmax
  * processes the queries (or keys) in the lanes of vectors, so that it never has to add up the elements of a vector:
- *     forward (block of queries): S^T[key][query] = K Q^T, O[query] += P V
- *     dq (block of queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
- *     dkdv (block of keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
- * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the
- * processor's rate of multiply-adds.
+ *     forward (block of queries): S^T[key][query] = K Q^T, O[query] += P V.
+ *     dq (block of queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K.
+ *     dkdv (block of keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q.
+ * Floor: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by the processor's rate of
+ * multiply-adds.
  */
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H
@@ -34,14 +34,16 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
 
 /* One head of one sequence, and where its rows are. Offsets are in elements, from the start of each tensor. */
 typedef struct te__attn_head {
-    /* in qkv and dqkv. width: the distance between two rows; q: the offset of the head's first query */
+    /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
+     * query. */
     int64_t width, q;
-    /* in kv and dkv. kv_width: the distance between two rows; k, v: the offsets of the head's first key and first
-     * value */
+    /* Where the head's keys and values are in kv, and their gradients in dkv. kv_width: the distance between two rows;
+     * k, v: the offsets of the first key and the first value. */
     int64_t kv_width, k, v;
-    /* in out and dout. out_width: the distance between two rows; out: the offset of the head's first row */
+    /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
+     * first row. */
     int64_t out_width, out;
-    int64_t row;            /* in lse, delta and row_max_logit: the offset of the head's first row */
+    int64_t row;            /* the offset, in lse, delta and row_max_logit, of the number for the head's first query */
     const void *kv;         /* the tensor that holds the keys and values */
     void *dkv;              /* the tensor that receives the gradients of the keys and values */
     /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
@@ -187,7 +189,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* the largest score of each query; like max, but without the sink */
+    /* the largest score of each query, without the attention sink, which `max` includes */
+    float *max_logit = rescale + TE__ATTN_TILE;
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
     /* The sink acts like a key that comes before the first key, that every query sees, and whose value vector is 0. */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;
@@ -445,7 +448,7 @@ TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < d; c++) to[r * ld + c] = te_float_of_e4m3(from[r * width + c]);
 }
-/* Raises max[query] to the query's largest score in this tile, unless it is higher already, and rounds it up to an
+/* Raises max[query], an integer, if the query's largest score in this tile is higher: to this score, rounded up to an
  * integer. */
 TE_FN void te__attn_fp8_row_max(float *max, const float *s, int keys, int queries) {
     for (int q = 0; q < queries; q++) {

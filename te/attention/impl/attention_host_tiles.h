@@ -65,8 +65,8 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
         (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
     *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
 }
-/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Before that, x is limited to -60 to 60,
- * where the result, rounded to float, is already -1 or 1. */
+/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Below -60 and above 60, where the result
+ * rounds to -1 or 1, x is first replaced by -60 or 60. */
 TE_FN void te__attn_tanh(te__attn_vector *x) {
     const te__attn_vector_bits high = *x > 60.0f, low = *x < -60.0f, between = ~(high | low);
     const te__attn_vector zero = *x - *x, bound = zero + 60.0f;
@@ -85,8 +85,8 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* The part of a matrix product that is needed. All values except TE__ATTN_ALL are for a tile of scores whose diagonal
- * is the edge of a causal mask. te__attn_product may compute more than the needed part. */
+/* Which elements, or terms, of a matrix product are needed. All values except TE__ATTN_ALL are for a tile of scores
+ * along whose diagonal a causal mask begins. te__attn_product may compute more than what is needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* only the elements of the product in row i and column j >= i are needed */
@@ -96,8 +96,8 @@ enum te__attn_region {
 };
 
 /* The arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is 1. Element (i, k) of a
- * is a[i * a_row + k * a_step]; ldb and ldc are the row lengths of b and c. te__attn_product rounds m up to a multiple
- * of 4 (the additional rows of a and c must exist; those of c are overwritten), and n must be a multiple of 32. */
+ * is a[i * a_row + k * a_step]; ldb and ldc are the row lengths of b and c. n must be a multiple of 32. If m is not a
+ * multiple of 4, the rows up to the next multiple must exist in a and in c; te__attn_product overwrites those of c. */
 typedef struct te__attn_matmul {
     float *c;
     const float *a, *b;
@@ -182,8 +182,9 @@ TE_FN void te__attn_row_dequantize(float *to, int ld, const uint8_t *from, int d
         for (int c = 0; c < d; c++) to[c] = te_float_of_e4m3(from[c]) * scale;
     for (int c = d; c < ld; c++) to[c] = 0;
 }
-/* Reads `rows` rows of d numbers, as te__attn_tile_read does, but multiplies them by `factor` and stores their
- * transpose in to[d][TE__ATTN_TILE]. Columns from `rows` on become zeros. */
+/* Reads `rows` rows of d numbers, multiplies them by `factor` and stores their transpose in to[d][TE__ATTN_TILE], as
+ * floats. at: the index of the first row's first element in `from`; width: the distance between two rows. Columns from
+ * `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_HEAD_DIM];
@@ -234,15 +235,15 @@ TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0,
 TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
-/* Returns whether all pairs on one side of the tile's diagonal are masked, so that products need not compute them: for
- * each i, no query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the
- * first query that sees the key advances by at most one. */
+/* Returns whether the pairs on one side of the tile's diagonal are all masked, so that products need not compute them.
+ * This means that for each i, no query before q0 + i sees key k0 + i. It suffices to test the last key: the first query
+ * that sees a key advances by at most one from each key to the next. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* Returns the factor by which q (or k) is multiplied before the product. With it, q k^T is the score in base 2 or, with
- * softcap, the argument of te__attn_tanh. */
+/* Returns the factor by which q (or k) is multiplied before the product: q k^T then is the score in base 2, i.e. times
+ * log2(e). With softcap it is 2 log2(e) score / softcap, from which te__attn_tanh computes tanh(score / softcap). */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
@@ -310,8 +311,8 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
 }
 
 /* Applies dropout to a tile, which is s[key][query] if by_key is 1, else s[query][key]: dropped elements become 0, the
- * others are multiplied by `factor`. head: the result of te__attn_global_head. q0, k0: the first query and the first
- * key of the tile, multiples of 64. */
+ * others are multiplied by `factor`. head: the index of the head over all ranks (te__attn_global_head). q0, k0: the
+ * first query and the first key of the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
     /* the number of calls of Philox for a tile; each yields the random bits of eight pairs of a query and a key */

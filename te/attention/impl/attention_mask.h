@@ -38,14 +38,15 @@ typedef struct te__attn_mask {
     int shift;
 } te__attn_mask;
 
-/* Two ranges of tokens for a block of queries: the keys that any of them, or all of them, see. Or for a block of keys:
- * the queries that see any of them, or all of them. */
+/* For a block of queries, two ranges of keys: those that at least one of the queries sees, and those that all of the
+ * queries see. Or for a block of keys, two ranges of queries, likewise. */
 typedef struct te__attn_range {
-    /* The tokens from `first` to `end` (exclusive) see, or are seen by, at least one token of the block. Kernels skip
-     * tiles outside this range. */
+    /* The tokens from `first` to `end` (exclusive): the keys that at least one query of the block sees or, for a block
+     * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */
     int first, end;
-    /* The tokens from `all_first` to `all_end` (exclusive) see, or are seen by, all tokens of the block. Tiles inside
-     * this range need no mask. The range is empty if all_end <= all_first. */
+    /* The tokens from `all_first` to `all_end` (exclusive): the keys that all queries of the block see or, for a block
+     * of keys, the queries that see all of them. Tiles inside this range need no mask. The range is empty if all_end <=
+     * all_first. */
     int all_first, all_end;
 } te__attn_range;
 
@@ -112,8 +113,8 @@ TE_BOTH te__attn_range te__attn_queries_of(te__attn_mask m, int key, int count) 
     s.end = te__attn_queries_end(m, key + count - 1), s.all_end = te__attn_queries_end(m, key);
     return s;
 }
-/* Converts ranges of tokens to ranges of tiles of `size` tokens. first, end: the tiles that intersect the range of
- * tokens; all_first, all_end: the tiles that lie completely inside it. */
+/* Converts both ranges of s from tokens to tiles of `size` tokens. first, end: the tiles that intersect the first
+ * range; all_first, all_end: the tiles that lie completely inside the second range. */
 TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     te__attn_range t;
     t.first = s.first / size, t.end = (s.end + size - 1) / size;
@@ -127,8 +128,10 @@ TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= fir
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Return whether the mask must be applied to the scores of a block with the `count` tokens from `at` on, because not
- * all of these tokens are in the range s.all_first to s.all_end. s: the ranges of that block. */
+/* Return whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. s: the
+ * ranges of keys for the tile's queries (te__attn_keys_of); then the tile's keys are the `count` keys from `at` on. Or
+ * s: the ranges of queries for its keys (te__attn_queries_of); then its queries are the `count` queries from `at` on.
+ * If te__attn_in_tiles has converted s, `at` and `count` count tiles, too. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
@@ -139,8 +142,9 @@ TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* Return whether a query sees a key that lies inside the sequence. This function is the cheaper one in a thread that
- * has few keys and many queries. */
+/* Return whether a query sees a key that lies inside the sequence. This function is cheaper than te__attn_sees in a
+ * thread that has few keys and many queries, because the compiler moves the computation for each key out of the loop
+ * over queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

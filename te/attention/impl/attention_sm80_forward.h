@@ -47,10 +47,11 @@ TE_FN float te__attn_quad_sum(float v) {
     v += __shfl_xor_sync(~0u, v, 2);
     return v;
 }
-/* One step of the online softmax for a warp's rows; this lane has elements of rows g and g + 8 of the 16 rows of each
- * m, where g = lane / 4. s becomes exp(s - row_max). row_max (in the unit of te__attn_score_unit) and sum (over this
- * lane's elements) are updated. rescale becomes the factor by which the O of the previous steps must be multiplied. c:
- * the unit of scores times log2(e). Returns whether the maximum of any of these rows has changed. */
+/* One step of the online softmax for a warp's rows. For each m, this lane has elements of two of 16 rows: rows
+ * 16 m + g (s[m][n][0] and [1]) and 16 m + g + 8 ([2] and [3]), where g = lane / 4. s becomes exp(s - row_max). row_max
+ * (in the unit of te__attn_score_unit) and sum (over this lane's elements) are updated. rescale becomes the factor by
+ * which the O of the previous steps must be multiplied. c: te__attn_score_unit times log2(e). Returns whether the
+ * maximum of any of these rows has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {
@@ -118,7 +119,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
     }
-    /* the largest of this lane's scores in each row; like row_max, but without the sink */
+    /* the largest of this lane's scores in each row; unlike row_max it does not include the attention sink */
     float max_logit[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) max_logit[m][0] = max_logit[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {

@@ -2,10 +2,10 @@
  * the sizes that attention needs, tiles loaded by TMA, pipelines, named barriers, and bulk copies to global memory.
  *
  * For example, these calls compute S = Q K^T of two tiles in shared memory, Q [64, D], the warpgroup's 64 queries, and
- * K [KEYS, D], a tile of keys:
+ * K [KEYS, D], a tile of keys. Afterwards s may be read:
  *     te__wgmma_fence_operand(s), te__wgmma_fence();
  *     te__attn_gemm_ss<T, KEYS, D>(s, te__attn_tile_descriptor(q, 64), te__attn_tile_descriptor(k, KEYS));
- *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // now s may be read
+ *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s);
  *
  * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
  * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
@@ -46,8 +46,8 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
 #define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
 
 /* Calls the macro X for each number N of columns of B that a kernel uses. The arguments of X: N; the asm names of a
- * thread's N / 2 accumulators; the numbers of the seven asm operands that follow the accumulators; and the accumulators
- * as asm operands. */
+ * thread's N / 2 accumulators, which are asm operands 0 to N / 2 - 1; the numbers N / 2 to N / 2 + 6 of the seven asm
+ * operands after them; and the accumulators as asm operands. */
 #define TE__WGMMA_ATOM_SIZES(X)                                                                                        \
     X(32, TE__L32, 16, 17, 18, 19, 20, 21, 22, TE__D16(0))                                                        \
     X(64, TE__L64, 32, 33, 34, 35, 36, 37, 38, TE__D32(0))                                                        \
@@ -111,8 +111,8 @@ TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
 /* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. */
 template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        /* The address field of a descriptor counts units of 16 bytes: 16 columns of a row are 2 units, and a row of a
-         * box is 8 units. */
+        /* The address field of a descriptor counts units of 16 bytes: 16 columns of a row have 2 units, and a row of a
+         * box (64 columns) has 8 units. */
         const int box = k / 4, column = k % 4 * 2;
         te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
     }
@@ -165,8 +165,9 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* Loads a box [rows, 64] of a head by TMA, as the function above does, but from packed sequences. rows: the range of
- * rows of the sequence; y: the first row to load, counted within the sequence. */
+/* Loads a box [rows, 64] of a head of one of several packed sequences (varlen) to shared memory by TMA. x: the box's
+ * first column, counted within the head; y: its first row, counted within the sequence; rows: the range of rows of the
+ * sequence. Rows past its end are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -203,7 +204,7 @@ template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }
 /* Called after the wait for the wgmma whose result is d: keeps the compiler from moving uses of d, or any loads and
- * stores, above this point (see te__wgmma_fence_operand). */
+ * stores, to before this point. */
 template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
@@ -217,8 +218,9 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
                  "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-/* Loads a box by TMA, as the function above does, but from packed sequences, a tensor [rows, width]. rows: the range of
- * rows of the sequence; y: the first token to load, counted within the sequence. */
+/* Loads a box of 64 columns, from column x on, to shared memory by TMA from a tensor [rows, width] of packed sequences
+ * (varlen). rows: the range of rows of the sequence; y: the first token to load, counted within the sequence. Rows past
+ * its end are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -255,8 +257,8 @@ TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-/* Adds `bytes` bytes of f32 from shared memory to the numbers in global memory by a TMA bulk reduction, which is a bulk
- * group as in te__attn_bulk_store. */
+/* Adds `bytes` bytes of f32 from shared memory to the numbers in global memory by a TMA bulk reduction. Each call is a
+ * bulk group, for which te__attn_bulk_wait can wait. */
 TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");

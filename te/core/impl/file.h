@@ -18,7 +18,7 @@
  * - A replaced file keeps its permissions, and its owner where the system allows that. A file without write permission
  *   is not replaced; the call returns an error.
  * - A symbolic link stays: the file that it leads to is replaced, in its own folder. Refused are a dangling link,
- *   another user's link in a folder for all (mode 1777), devices, FIFOs, sockets and folders.
+ *   another user's link in a folder to which all may write (such as /tmp), devices, FIFOs, sockets and folders.
  */
 #ifndef TE_FILE_H
 #define TE_FILE_H
@@ -44,7 +44,8 @@ extern int fchown(int fd, uid_t owner, gid_t group);
 extern char *realpath(const char *path, char *resolved);
 #endif
 
-/* Open a regular file for reading, and set *bytes to its size. Without O_NONBLOCK, opening a FIFO would block. */
+/* Open a regular file for reading, and set *bytes to its size. O_NONBLOCK is set because opening a FIFO, which is then
+ * refused, would otherwise block. */
 TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_context *ctx) {
     struct stat info;
     *fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
@@ -100,8 +101,8 @@ TE_API int te__link_is_trusted(const char *path, const struct stat *link) {
     memcpy(name, n ? path : ".", n ? n : 1), name[n ? n : 1] = 0;
     const int known = !stat(name, &folder);
     free(name);
-    if (!known || (stat(path, &followed) && errno == EACCES)) return 0; /* the kernel refuses to follow the link, or a
-                                                                         * link to which it leads */
+    if (!known || (stat(path, &followed) && errno == EACCES)) return 0; /* the operating system refuses to follow the
+                                                                         * link, or a link to which it leads */
     return !(folder.st_mode & TE__STICKY) || !(folder.st_mode & S_IWOTH) || link->st_uid == geteuid() ||
            link->st_uid == folder.st_uid;
 }

@@ -148,8 +148,8 @@ typedef struct te_launches {
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
     int last_is_kernel;          /* 1: the launch that was recorded last is a kernel, not a call */
-    int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM; it runs a kernel that
-                                  * writes no weight before each candidate */
+    int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. It launches a small kernel
+                                  * before them, so that they start as they would after another kernel of a pass */
     uint64_t clock;
     int64_t made, updated, replayed; /* how often a graph was captured (made), was given new arguments (updated), and
                                       * was launched (replayed) */

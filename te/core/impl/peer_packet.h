@@ -178,8 +178,8 @@ TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int al
         v->w[i] = low | (uint32_t)high << 16;
     }
 }
-/* Store the first n bytes of *v to byte offset `at` of p. n and the address must be even. aligned: as in
- * te_packet_load. */
+/* Store the first n bytes of *v to byte offset `at` of p. n and the address must be even. aligned: 1 if n is 16 and the
+ * address is a multiple of 16. */
 TE_FN void te_packet_store(void *p, int64_t at, const te_packet *v, int n, int aligned) {
     char *to = (char *)p + at;
 #if TE_CUDA

@@ -214,8 +214,8 @@ TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const t
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
-/* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. The other arguments are as in te__wgmma_n256. A
- * and B may be e4m3 or e5m2, but not both e5m2. */
+/* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. a, b: the wgmma descriptors of A and B, which may
+ * be e4m3 or e5m2, but not both e5m2. add: 1 adds to D, 0 overwrites it. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");

@@ -81,9 +81,10 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel has
  * ended and its stores are visible; te_kernel_trigger lets the blocks of the next kernel start. Every kernel calls
  * te_kernel_begin, which does the two in this order, before it touches memory. Therefore, when a kernel starts, all
- * earlier kernels except the preceding one have ended. There is one exception: a kernel behind the merge of
- * attention_sm90_decode.h may start while both decoding kernels run. This does no harm, because a kernel that has not
- * waited yet reads only weights and data that te__cache_begin has stored, and the decoding kernels write neither. */
+ * earlier kernels except the preceding one have ended. There is one exception: attention_sm90_decode.h launches two
+ * kernels, one that decodes and one that merges its partial results; the kernel after these two may start while both
+ * still run. This does no harm, because a kernel that has not waited yet reads only weights and data that
+ * te__cache_begin has stored, and the two kernels of attention_sm90_decode.h write neither. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -143,7 +144,8 @@ TE_API void te__cuda_close(te_context *ctx) {
     ctx->launches = 0;
 }
 
-/* Query the device, and allocate the random state, the tickets and the record of launches of a new context. */
+/* Query the device, and allocate the random state, the counter of work items (te_context.tickets) and the record of
+ * launches of a new context. */
 TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     int major = 0, minor = 0, devices = 0;
     TE_TRY(te__cuda_status(ctx, cudaGetDeviceCount(&devices), "cudaGetDeviceCount"));

@@ -138,7 +138,7 @@
         extern void te_stop(void) __attribute__((diagnose_if(!(cond), text, "warning")));                 \
         te_stop();                                                                                        \
     }                                                                                                     \
-    static_assert(cond, text); /* also needed in clang, which hides warnings (diagnose_if) in system headers */
+    static_assert(cond, text); /* needed beside diagnose_if, whose warning clang hides in system headers */
 #define TE__STOP_UNLESS(ok)
 #elif defined __cplusplus && !TE_CUDA && !defined TE_ALL_ERRORS
 template <bool ok, int depth> struct te__end_of_compilation {

@@ -59,8 +59,8 @@ TE_API size_t te__linear_widest(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return (size_t)te__padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
 }
-/* Divides the memory at `base` among the tensors of the trial, and sets all pointers of the trial to its parts. of:
- * the run whose step is timed. Returns how many bytes of memory the trial needs. */
+/* Divides the memory at `base` among the tensors of *t (a copy of a step, which is timed), and sets the pointers in *t
+ * to these tensors. of: the run whose step is timed. Returns how many bytes of memory *t needs. */
 TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
     te_run *r = &t->run;
     const te_step *s = t->step;
@@ -88,7 +88,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    /* r->x and r->y, the model's input and output, are memory of the trial, too */
+    /* r->x and r->y, the model's input and output, lie in this memory, too, because nothing may write the caller's */
     r->x.data = base + at, at += widest;
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
@@ -96,13 +96,13 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     /* the next tensor is the operand that is saved for the next GEMM, with the inverse of its scale */
     const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
-    /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for te__linear_trial_rest, and one for
-     * each op that is a fork */
+    /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for the cast and the transpose after it
+     * (te__linear_trial_rest), and one for each op that is a fork */
     r->pool.base = base + at;
     return at + (size_t)(s->count + 6) * widest;
 }
-/* Sets up FP8 as in the timed step: the trial's GEMM reads FP8 operands if the step's GEMM does, and the trial's last
- * kernel stores FP8 if the step's last kernel does. */
+/* Sets up FP8 in *t, a copy of a step of r: the copy's GEMM reads FP8 operands if the step's GEMM does, and the copy's
+ * last kernel stores FP8 if the step's last kernel does. */
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     const int next = te__linear_next_in_fp8(r, t->step);
     t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
@@ -129,8 +129,8 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
             return i;
     return winner;
 }
-/* Times the strategies of this step, and stores the fastest one in *c and in the context's choices. If memory for the
- * trial cannot be allocated, the function times nothing and stores the first strategy. */
+/* Times the strategies of the step that *t copies, and stores the fastest one in *c and in the context's choices. If
+ * memory for the tensors of the copy cannot be allocated, the function times nothing and stores the first strategy. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
@@ -142,8 +142,7 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
     t->run.memory = r->memory;
     t->run.dry = 0;
-    /* the trial has the parameters of its step only, not the whole model with the FP8 scales of its GEMMs; so give it
-     * scales of its own */
+    /* *t has only the parameters of its step, not the FP8 scales of the model's GEMMs, so give it scales of its own */
     te__linear_trial_fp8(t, r);
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
@@ -218,8 +217,7 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
     if (g->b_quantized) return TE_OK; /* a quantized weight has only one GEMM kernel */
-    /* an FP8 GEMM with an array of scales (one for each row or tile) has no epilogue that could be compared with the
-     * default strategy */
+    /* an FP8 GEMM with an array of scales (one for each row or tile) keeps the default strategy; none is timed */
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK;
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
         /* keep the default strategy: here the kernel computes only the amax and does not store the result, so a

@@ -10,17 +10,17 @@
  * or to finish it first; the results are those of two separate steps, and the workspace does not depend on this choice.
  *
  * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
- * te_group_reduce_scatter through mapped memory, with one exception: the tiles run in another order, so if the last
- * wave is split along k (te__sm90_gemm_plan_stream_k), other tiles than usual are sums of two or more parts.
+ * te_group_reduce_scatter through mapped memory, with one exception: the tiles of the GEMM run in another order. So if
+ * the tiles of the last wave are split along k (stream-k), other tiles than without overlap are sums of several parts.
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
- * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks). In this case the
- * preceding pointwise kernel (te__gathered_consumer), or a cast, stores a rank's rows in FP8 before the gather.
- * Otherwise rows are gathered in the list's dtype, and the GEMM starts after the gather.
+ * gathered in FP8 (half the bytes) if all ranks use the same scale and know it beforehand. In this case the pointwise
+ * kernel that precedes the gather, or a cast, stores a rank's rows in FP8. Otherwise rows are gathered in the list's
+ * dtype, and the GEMM starts after the gather.
  *
  * A GEMM and a collective do not overlap in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are
- * not a multiple of 256, or if the gathered tensor must be in memory that other ranks have not mapped
- * (te_comm_allocate).
+ * not a multiple of 256, or if the gathered tensor must lie in memory that the other ranks have not mapped (memory of
+ * te_comm_allocate is mapped by all ranks).
  */
 #ifndef TE_LINEAR_COMM_OVERLAP_H
 #define TE_LINEAR_COMM_OVERLAP_H
@@ -39,8 +39,8 @@ TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     return linear->op_class == TE_CLASS_gemm && fits && dtype != TE_f32 && linear->in_dtype == dtype &&
            linear->out_dtype == dtype;
 }
-/* Returns the step that follows s in this pass. The result is null if no step follows, if s is not a whole step of the
- * plan, or if `has` is 0. has: whether the group of ranks has the memory that overlapping needs. */
+/* Returns the step that follows s in this pass. The result is null if no step follows, if s is not an entry of the
+ * plan's table of steps, or if `has` is 0. has: whether the group of ranks has the memory that overlapping needs. */
 TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
     const te_plan *p = r->plan;
     const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
@@ -105,11 +105,10 @@ TE_API te_status te__gather_rows_now(te_run *r) {
     if (r->dry || !to.data || !from.data) return TE_OK;
     return te_group_all_gather(r->tensor, to.data, from.data, from.rows * from.cols, to.dtype, r->ctx);
 }
-/* Decides where the gathered rows of A, the GEMM's first operand, are stored, and sets ranks->to: for each rank, the
- * address in that rank's memory to which this rank's rows are sent. If the current value is in memory that all ranks
- * have mapped, A is stored there. If not, A is stored in the group's buffer, which then becomes the current value; if
- * this is impossible, because the current value is not a workspace block or the buffer is too small, the function
- * returns 0. */
+/* Decides where A, the GEMM's first operand, is gathered, and sets ranks->to: for each rank, the address in that rank's
+ * memory to which this rank's rows of A are sent. If r->current, which is A, lies in memory that all ranks have mapped,
+ * A is gathered there. If not, A is gathered in the group's buffer, to which r->current.data is then set; if this is
+ * impossible, because r->current is not a workspace block or the buffer is too small, the function returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
@@ -204,8 +203,8 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
 
 /* Returns whether the weight gradient of step s is deferred. It is deferred if the next step sums the dx of step s
  * over the ranks, and a step between s and the next linear gathers rows for that linear: the deferred GEMM then runs
- * during that gather. It is not deferred if gradients are watched (te_run.watch), or if the linear is in a recompute
- * region (executor.h). */
+ * during that gather. It is not deferred if a listener is told when gradients are final (te_run.watch), or if the
+ * linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;

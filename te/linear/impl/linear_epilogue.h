@@ -9,11 +9,11 @@
  * which would otherwise take a separate kernel.
  *
  * The input of a gated op has rows of two halves. In backward the epilogue reads the saved halves and writes the
- * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored
- * (te__sm90_gemm_config.source_has_halves). In forward each tile of the GEMM contains the same columns of both halves
- * (te__sm90_gemm_pairing.halves), so inference need not store the input of the gated op. Under a recipe this forward
- * kernel is for inference only, because training would have to store both halves as well. With up to eight rows a gated
- * step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM and a pointwise kernel under a recipe.
+ * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored. In forward each tile of
+ * the GEMM contains the same columns of both halves, so the epilogue has the gated op's whole input, and inference need
+ * not store that input. Under a recipe this forward kernel is for inference only, because training would have to store
+ * both halves as well. With up to eight rows a gated step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM
+ * and a pointwise kernel under a recipe.
  *
  * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
  * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
@@ -170,7 +170,7 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     if (facts.saved & 1) __builtin_assume(c->x != 0);
     c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
     if (facts.result == TE_RESULT_y)
-        /* under TE_RESULT_amax y may be null (te__pointwise_amax_only), so nothing is assumed there */
+        /* under TE_RESULT_amax y is null if only the amax is computed, so nothing is assumed about y there */
         __builtin_assume(c->y != 0);
     if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;
@@ -196,7 +196,7 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
 /* Store the result of the step in each form that the arguments ask for. fp8: 1 if one of these forms is FP8, else 0. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
-    /* compute the amax of the rounded result, which is stored only if y is not null (te__pointwise_amax_only) */
+    /* compute the amax of the rounded result; y is null if the kernel computes only the amax and stores no result */
     if (k.fp8 && !fp8 && c->fp8.amax) {
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
@@ -408,8 +408,9 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK
                   : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
-/* Returns the shape k with the changes that an epilogue needs: it computes no scales for an FP8 result, because it
- * sees only a part of a row or tile and so cannot find the amax; and it has no tile kernel that stores a transpose. */
+/* Returns the shape of a step's ops in the epilogue of a GEMM. k: their shape in a pointwise kernel. An epilogue
+ * computes no scales for an FP8 result (k.scaled), because it sees only a part of each row and so cannot find the amax
+ * of a row or tile; and no tile kernel runs that could store the transpose (k.transposes). */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;

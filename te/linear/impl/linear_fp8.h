@@ -189,14 +189,14 @@ TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed)
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
-/* Transposes v, which is in FP8, to scratch memory. wanted: 0: only acquires the memory, because the workspace must
- * have the same size whether the transpose is needed or not. */
+/* Transposes v, which is in FP8, to scratch memory at *transposed. wanted: 0: the function only acquires the memory and
+ * computes nothing, because the workspace must have the same size whether the transpose is needed or not. */
 TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
     TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
 /* Computes the transpose, in FP8 with the scale that forward used, of the input of linear i, which forward has not
- * saved in FP8. wanted: 0: only acquires the memory. */
+ * saved in FP8. wanted: 0: the function only acquires memory for the transpose and computes nothing. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te__input_of(r, i);

@@ -5,9 +5,9 @@
  * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. If the GEMM's epilogue computed the
  * cosines and sines itself, it would need double precision and would repeat the work for each head. With 8192 rows and
  * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. The epilogue of the GEMM
- * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated
- * (te__sm90_gemm_pairing). With up to eight rows, and if pairs are not interleaved, the skinny kernel runs alone: each
- * of its blocks computes the cosines and sines itself.
+ * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated. With
+ * up to eight rows, and if pairs are not interleaved, the skinny kernel runs alone: each of its blocks computes the
+ * cosines and sines itself.
  *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head
  * sizes that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
@@ -107,7 +107,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const
     float v[8], mate[8], cosine[8], sine[8];
     if (far && h.table_is_shared) {
         TE_UNROLL for (int i = 0; i < 8; i++) cosine[i] = table[dim + i], sine[i] = table[pairs + dim + i];
-    /* load cosines and sines before v, so that they have arrived when te_rotate8 needs them */
+    /* load cosines and sines before the elements to be rotated, so that they have arrived when te_rotate8 needs them */
     } else if (far) {
         te_load8(cosine, table, dim, 8, 1, TE_f32);
         te_load8(sine, table, pairs + dim, 8, 1, TE_f32);

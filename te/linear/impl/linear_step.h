@@ -116,8 +116,8 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     if (!te__needs_input_grad(r, i)) return te__set_current(r, te__no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    /* run the deferred GEMM of a weight gradient if it has not run during the gather (with te__overlap_memory.serial
-     * it has not) */
+    /* run the deferred GEMM of a weight gradient if it has not run during the gather, for example in tests that let
+     * the gather and the GEMM run one after the other (te__overlap_memory.serial) */
     TE_TRY(te__wgrad_now(r));
     if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);

@@ -54,11 +54,11 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     return te__gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
-/* If the GEMM g adds C, makes its result independent of whether C and D are the same matrix: cuBLASLt rounds
+/* If the GEMM g adds a matrix C, makes its result D independent of whether C and D are the same matrix: cuBLASLt rounds
  * differently if they are, but a call must have bitwise identical results whether or not the caller passes the same
- * memory for x and y. If g is such a GEMM, D becomes other memory: `elsewhere` or, if that is null, new scratch
- * memory. te__end_converted then copies the result from there. made: the value that is stored at g->d. Call this
- * before te__linear_gemm, when g->c and g->d are set. */
+ * memory for x and y. If g is such a GEMM, g->d is set to other memory: to `elsewhere` or, if that is null, to new
+ * scratch memory, from which te__end_converted later copies the result. made: the value that is stored at g->d. Call
+ * this before te__linear_gemm, when g->c and g->d are set. */
 TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewhere, te_run *r,
                                         te_product_kernels *unfused) {
     if (!te__gemm_depends_on_place(g) || te_gemm_is_custom(unfused, g, r->ctx)) return TE_OK;

@@ -212,8 +212,8 @@ TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_b
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
-/* Return an error if the region *to overlaps a parameter or gradient that lies outside of the instance's two buffers:
- * that of a tied parameter, a weight in a mapped file, or a weight in FP8. */
+/* Return an error if the memory region *to overlaps a parameter or gradient that lies neither in the instance's buffer
+ * of parameters nor in that of gradients: that of a tied parameter, a weight in a mapped file, or a weight in FP8. */
 TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
     const te_model *m = all->model;
     const te_param *p = m->param;

@@ -18,8 +18,8 @@
  * the first op, in list order, that computes a gradient which is needed: the gradient of a trained parameter, of x, or
  * of an extra input. */
 
-/* Return whether op i is an extra input of the list whose gradient the caller wants, so that backward must compute this
- * gradient. */
+/* Return whether op i uses the value of an extra input of the list whose gradient the caller wants. If so, backward
+ * must run op i to compute this gradient. */
 TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     if (op->edge < 0 || !(r->plan->op[op->edge].flags & TE_IS_INPUT)) return 0;
@@ -69,7 +69,7 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
  * again. */
 
 /* Acquire the memory in which recompute region k saves values. Forward needs this memory, too: its steps always store
- * the values that backward would read, although these are discarded here when the region is closed. */
+ * the values that backward would read, although forward discards them when it closes the region. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);

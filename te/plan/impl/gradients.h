@@ -3,7 +3,8 @@
  * written again.
  *
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
- * launch at the end of backward adds up the partial sums of all steps.
+ * launch at the end of backward adds up the partial sums of all steps. If the list of deferred sums (TE_SUM_JOBS) has
+ * no space left before, a launch between two steps adds up those deferred so far.
  *
  * Floor: each partial sum is read once, i.e. blocks * width floats for a gradient with `width` columns.
  */
@@ -104,8 +105,9 @@ TE_IF_USED TE_API te_status te__reduce_columns_now(te_run *r) {
     for (int i = 0; i < count; i++) TE_TRY(te__notify_final(r, r->sum_of[i]));
     return TE_OK;
 }
-/* For a parameter that is a single number (the sum over all columns, too): split job *j into two stages. *j now stores
- * the sum of each column to `columns`, and a second job adds up these sums to get the gradient. */
+/* The gradient of a parameter that is a single number is the sum over all rows and all columns. Therefore split job *j,
+ * which sums over rows, into two stages: *j now stores the sum of each column to `columns`, and a second job adds up
+ * these sums to get the gradient. */
 TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
     te_sum_job *c = &r->columns.job[r->column_count++];
     *c = *j;

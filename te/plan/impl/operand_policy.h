@@ -127,8 +127,8 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
         return TE_INPUT_recomputed;
     return TE_INPUT_saved_fp8;
 }
-/* Return whether GEMM i runs in FP8 in forward or in inference. use: which GEMMs do (te_recipe_use). param[i]: the
- * first parameter of op i. */
+/* Return whether GEMM i runs in FP8 in forward or in inference. use: which GEMMs run in FP8 (te_recipe_use). param[i]:
+ * the first parameter of op i. */
 TE_API int te__recipe_is_on(const te_plan *p, int i, te_recipe_use use, te_param *const *param) {
     if (p->op[i].recipe == TE_RECIPE_none) return 0;
     return use == TE_USE_as_bound ? param[i]->fp8.on : use != TE_USE_off;

@@ -10,8 +10,9 @@
 
 /* Return whether backward must compute the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* Return the op that reads the result of op i: its output in forward, the gradient of its input in backward. That is
- * the next op in the order of the pass or, if the next op only passes the value through, the op after that. */
+/* Return the index of the op that reads the result of op i: its output in forward, the gradient of its input in
+ * backward. That is the next op in the order of the pass or, if the next op only passes the value through, the op after
+ * that. If the caller reads the result, the index is -1 in backward and the number of ops in forward. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
@@ -46,8 +47,8 @@ typedef struct te_saved_input {
     float *inverse; /* the scales of the saved input. For recipes with one scale per tensor: two numbers, 1 / scale and
                      * the scale; for fp8_block: 1 / scale of each tile of the transpose */
     void *x;        /* the saved input in e4m3: [rows, in] or, if its bit in te_run.saved_transposed is set, the
-                     * transpose [in, rows rounded up to a multiple of 16]; null: forward does not save the input
-                     * (te_operand_policy.input) */
+                     * transpose [in, rows rounded up to a multiple of 16]; null: forward does not save the input in FP8
+                     * (te_operand_policy.input says where backward gets it from) */
 } te_saved_input;
 /* Return the bytes of te_saved_input.inverse for GEMM i. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {

@@ -156,14 +156,15 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
 #define TE__POINTWISE_SCALING_FACTS(model, name) \
     name##_scaled = TE__POINTWISE_SCALING(model, name), name##_row_at = TE__POINTWISE_WHOLE_ROW(name)
 
-/* The maximum number of rows that a lane loads at once in a kernel without a norm (te_map_batch). */
+/* The largest number of rows that a lane loads at once in a kernel without a norm; te_map_batch returns the number for
+ * a certain kernel. */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 /* Return the number of rows that a lane loads at once in kernel k, which has no norm. */
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
-    /* The lanes that share a tile of 1 x 128 compute the scales of several rows at once, each lane that of another row.
-     * So four rows (gated: two) are loaded at once, to keep more lanes busy. */
+    /* Sixteen lanes share a tile of 1 x 128, and one of them computes the tile's scale. Four rows (gated: two) are
+     * loaded at once, so that several of these lanes compute scales at the same time, each for another row. */
     if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
@@ -319,9 +320,9 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
     te__pointwise_store_fp8(c, l->v, scale, l->at, k, amax_bits);
     if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, amax_bits);
 }
-/* What a group of lanes needs to know about its rows, and its registers and shared memory. sums: the lane's sums,
- * [TE_SUM_SLOTS][chunks][8]; rows: registers for rows, [5][chunks], into which the pointers of te_norm_registers point;
- * smem_gamma: k.smem_gamma bytes of shared memory. */
+/* Which rows a group of lanes works on, and its registers and shared memory. sums: the lane's sums, [TE_SUM_SLOTS]
+ * [chunks][8]; rows: registers for rows, [5][chunks] (in the backward of a norm: dy and x of the current and of the
+ * next row, and gamma); smem_gamma: k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
     int tile; /* index, within a row, of the first vector of eight elements on which the block works */
     int64_t first, step; /* first: the index of the group's first row; step: the distance, in rows, to the group's next

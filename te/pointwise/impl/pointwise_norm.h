@@ -74,7 +74,7 @@ TE_FN void te_norm_of8(float y[8], const float x[8], te_row_stats row, int col, 
 typedef struct te_norm_row {
     int64_t row;
     te_vec8 *x;          /* the input of the norm for one row, in registers (te_norm_row_load) */
-    uint32_t *amax_bits; /* the bits of the largest |y| that this lane has stored so far (te_store_fn) */
+    uint32_t *amax_bits; /* the bits of the largest |y| that this lane has stored so far */
     const void *source;  /* an extra argument of the load function, or null (see te_norm_load_fn) */
     float mean, rstd;    /* of this row; te_norm_forward sets them */
 } te_norm_row;
@@ -171,15 +171,15 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The registers of a lane in backward. The kernel declares them (TE__POINTWISE_KERNEL). They hold the lane's columns of
- * the rows that the lane's group works on, in the format of the tensors in memory. A backward kernel begins with its
- * norm; a group of lanes works on one row after another, and each lane sums its columns over these rows. */
+/* The registers of a lane in the backward of a norm. They hold the lane's columns of the rows that the lane's group
+ * works on, in the format of the tensors in memory. The norm is the first op of the kernel. A group of lanes works on
+ * one row after another, and each lane sums its columns over these rows. */
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* dy and x of the current row, `chunks` vectors of each */
     te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded while the current row is computed */
     te_vec8 *gamma;            /* gamma of the lane's columns in registers, if gamma is not in shared memory */
-    uint32_t *amax_bits;            /* the bits of the largest |y| that this lane has stored so far (te_store_fn) */
-    float *sums;               /* the lane's sums of its columns over rows, in the slots of TE_SUM_SLOTS */
+    uint32_t *amax_bits;       /* the bits of the largest |y| that this lane has stored so far */
+    float *sums;               /* the lane's sums of its columns over rows, [TE_SUM_SLOTS][chunks][8] */
     /* gamma in shared memory, if k.smem_gamma is not 0, because the registers are needed for the sums */
     te_smem16 *smem_gamma;
 } te_norm_registers;
@@ -230,8 +230,7 @@ TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape 
 
 /* Compute the backward of a norm for one row. With xhat = (x - mean) rstd and d = dy gamma: layernorm: dx = rstd (d -
  * mean(d) - xhat mean(d xhat)); rmsnorm: the same without mean(d); l2norm: dx = rstd (d - xhat sum(d xhat)). The row's
- * contributions to dgamma = sum over rows of dy xhat, and to dbeta = sum over rows of dy, are added to m->sums, in the
- * slots of TE_SUM_SLOTS. */
+ * contributions to dgamma = sum over rows of dy xhat, and to dbeta = sum over rows of dy, are added to m->sums. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_row_stats n, const te_norm_registers *m) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;

@@ -59,8 +59,8 @@ TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwis
 }
 #if TE_CUDA
 /* Quantizes `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES = 16 lanes share k.chunks tiles of each
- * row: each of these lanes has one vector of each of the tiles. Each lane computes the scales of other tiles, and
- * passes them to the lanes that share these tiles by shuffles. */
+ * row: each of these lanes has one vector of each of the tiles. The 16 lanes divide the tiles among themselves: a lane
+ * computes the scales of its tiles, and passes each scale to the other 15 lanes by a shuffle. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;

@@ -15,10 +15,10 @@
  * partial sum for each of its columns.
  *
  * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit model
- * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; gelu's backward, which reads x as well, 6.06; a norm 6.06. With
- * one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that its ops read, and 2 + 1 for a recomputed
- * transpose. The speed of the kernels is limited by the number of their instructions. Measurements, including those of
- * a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
+ * under fp8_block: gelu 2 (x) + 1 (y) + 1 (its transpose) + 1/16 (scales); gelu's backward, which reads dy and x, 6.06;
+ * a norm, for which two kernels run, 6.06. With one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that
+ * its ops read; 2 + 1 for a transpose alone. The speed of the kernels is limited by the number of their instructions.
+ * Measurements, including those of a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -260,7 +260,7 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        /* skip rows beyond the tensor, which were loaded as zeros; zero has the same bits in FP8 */
+        /* skip rows beyond the tensor: they were loaded as zeros, whose bits are also those of zeros in FP8 */
         if (k.backward && r >= at.rows) continue;
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
         /* the coordinates of the row in the result: after a gated op, a row of the result has half as many columns as a

@@ -16,7 +16,7 @@
 
 typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
 
-/* The kernel of one step, and the state of filling in its arguments. */
+/* The pointwise kernel of one step, while its arguments (*args) are filled in. */
 typedef struct te_pointwise_work {
     const te_step *step;
     /* the number of ops at the beginning of the step that are not part of this kernel: 1 if the step begins with a GEMM
@@ -73,7 +73,7 @@ TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_sh
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
 /* Decides how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the number format
- * of the result in the model; saved: as for te__pointwise_quantizes. */
+ * of the result in the model; saved: whether forward also saves the result in that format. */
 TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
@@ -352,9 +352,9 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* If the condition below holds, no kernel reads the gradient itself, only the column sums of the gradient are
-         * needed. The tile kernel computes these sums even so, because then they are added in the same order as when
-         * the gradient is stored, and are bitwise identical. */
+        /* If this condition holds, no kernel reads the gradient itself; only its column sums are needed. The tile
+         * kernel computes them nevertheless, because it adds them in the same order as when the gradient is stored, so
+         * that the sums are bitwise identical in both cases. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
@@ -427,9 +427,9 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     return launch(r->ctx, te__grid_of(1, 1), c);
 }
 /* Returns whether the kernel computes only the amax of the result and does not store the result. Once the scale is
- * known, the kernel runs a second time and stores the result in FP8 (TE_VALUE_amax_only). Two runs pay only if the last
- * op reads no more bytes than it writes, and if the ops before the last one cost nothing in the second run (these may
- * only be biases: in the second run their parameter is null). */
+ * known, the kernel runs a second time and stores the result in FP8. Two runs pay only if the last op reads no more
+ * bytes than it writes, and if the second run needs no op but the last one. The ops before it may therefore only be
+ * biases, whose results forward has saved. */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
