@@ -208,7 +208,7 @@ struct bench_case {
     te_recipes recipes; // used if the list has a recipe
     te_batch batch;
     std::vector<te_saved> saved;
-    std::vector<std::vector<te_edge>> edges; // [set]: the list's extra inputs, without gradients
+    std::vector<std::vector<te_edge>> edges; // [set]: the list's extra inputs and outputs, without gradients
     std::vector<void *> x, y, dx, dy, workspace;
 
     bench_case(const te_plan *p, int b, int seq, int vocabulary) : plan(p), rows((int64_t)b * seq), allocated_before(bench_memory.size()), params(TE_MAX_OPS * 2) {
@@ -271,7 +271,7 @@ struct bench_case {
             edges.emplace_back();
             for (int k = 0; k < plan->op_count; k++) {
                 const te_op *op = &plan->op[k];
-                if (!(op->flags & TE_IS_INPUT)) continue;
+                if (!(op->flags & (TE_IS_INPUT | TE_IS_OUTPUT))) continue;
                 void *value = bench_allocate((size_t)rows * (size_t)op->out * te_dtype_bytes(plan->dtype));
                 bench_check(te_fill_normal(value, plan->dtype, rows * op->out, 0, 1, 2, 200 + (uint32_t)i, ctx), op->name);
                 edges.back().push_back({op->name, te_matrix(value, plan->dtype, rows, op->out), te_none()});

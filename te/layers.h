@@ -160,12 +160,10 @@
  * parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each rank has only its own rows
  * outside of attention and MLP. The sizes that the macros take are those of the whole model. These lists contain four
  * additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
-#define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
-    TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
-                     TE__LAYERS_BIAS, TE__LAYERS_DROP, copy_to_group, all_reduce, N)
-#define TE_TRANSFORMER_LAYER_SP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
-    TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
-                     TE__LAYERS_BIAS, TE__LAYERS_DROP, all_gather, reduce_scatter, N)
+#define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \
+    TE__LAYERS_BIASED(TE__LAYERS_TP, ~, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
+#define TE_TRANSFORMER_LAYER_SP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \
+    TE__LAYERS_BIASED(TE__LAYERS_SP, ~, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_GPT_BLOCK_TP(b, H, F, HEADS, P, N) \
     TE_TRANSFORMER_LAYER_TP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
 #define TE_GPT_BLOCK_SP(b, H, F, HEADS, P, N) \
@@ -173,23 +171,61 @@
 /* Like TE_LLAMA31_BLOCK, for a tensor group of N ranks. The arguments after N are options of rope: (base, 500000.0f),
  * (scaling, llama3), .. */
 #define TE_LLAMA31_BLOCK_TP(b, H, F, HEADS, KV, D, N, ...) \
-    TE__LAYERS_GATED_TP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_ROPE_WITH, TE__LAYERS_NONE, N)
+    TE__LAYERS_LLAMA(TE__LAYERS_TP, ~, b, H, F, HEADS, KV, D, (__VA_ARGS__), N)
 #define TE_LLAMA31_BLOCK_SP(b, H, F, HEADS, KV, D, N, ...) \
-    TE__LAYERS_GATED_SP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_ROPE_WITH, TE__LAYERS_NONE, N)
+    TE__LAYERS_LLAMA(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, (__VA_ARGS__), N)
 #define TE_LLAMA_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) TE_LLAMA31_BLOCK_TP(b, H, F, HEADS, KV, D, N, (base, BASE))
 #define TE_LLAMA_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) TE_LLAMA31_BLOCK_SP(b, H, F, HEADS, KV, D, N, (base, BASE))
 #define TE_QWEN2_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_ROPE_WITH, TE__LAYERS_BIAS, N)
+    TE__LAYERS_QWEN2(TE__LAYERS_TP, ~, b, H, F, HEADS, KV, D, BASE, N)
 #define TE_QWEN2_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_ROPE_WITH, TE__LAYERS_BIAS, N)
+    TE__LAYERS_QWEN2(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
 #define TE_QWEN3_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_HEAD_NORM_ROPE, TE__LAYERS_NONE, N)
+    TE__LAYERS_QWEN3(TE__LAYERS_TP, ~, b, H, F, HEADS, KV, D, BASE, N)
 #define TE_QWEN3_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_HEAD_NORM_ROPE, TE__LAYERS_NONE, N)
+    TE__LAYERS_QWEN3(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
 #define TE_GEMMA2_BLOCK_TP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
     TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, copy_to_group, all_reduce, N)
 #define TE_GEMMA2_BLOCK_SP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
     TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, all_gather, reduce_scatter, N)
+
+/* The same blocks for lists of one block each, of which the second all_reduce of a block is one step with the add and
+ * the norm behind it, as the first all_reduce is. To that end the list ends in the first norm of the block behind
+ * it, or in the norm behind the last block, with the name NEXT, and lacks b_norm1: the list's x is a norm's output. The
+ * residual enters as the extra input b_x1 and leaves as the extra output b_y (te_batch.edges). In front of the first
+ * block stands a list that ends in (output, x), (NORM, NEXT, H). With _SP the list ends in (all_gather, NEXT_gather)
+ * behind the norm, its x has the rows of all ranks, and the list has no option (rows, shard); in front of the first
+ * block stands a list that ends in the same two ops and the all_gather.
+ *     TE_SEQUENTIAL(first, bf16, (embedding, tokens, V, H), (output, x), (rmsnorm, next, H))
+ *     TE_SEQUENTIAL(block, bf16, TE_LLAMA_BLOCK_TP_NORM_LAST(b, next, H, F, HEADS, KV, D, 500000.0f, 2))
+ *     TE_SEQUENTIAL(head, bf16, (linear, logits, H, V))
+ * Blocks with a norm behind the collective (TE_GEMMA2_BLOCK_TP) need no such form: all_reduce, norm and add are one
+ * step there, and the next block's norm is another step in any case.
+ * Under a recipe the other form is better, because b_norm1 can store FP8 for b_qkv only if both are in one list. */
+#define TE_TRANSFORMER_LAYER_TP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
+    TE__LAYERS_BIASED(TE__LAYERS_TP_NORM_LAST, NEXT, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
+#define TE_TRANSFORMER_LAYER_SP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
+    TE__LAYERS_BIASED(TE__LAYERS_SP_NORM_LAST, NEXT, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
+#define TE_GPT_BLOCK_TP_NORM_LAST(b, NEXT, H, F, HEADS, P, N) \
+    TE_TRANSFORMER_LAYER_TP_NORM_LAST(b, NEXT, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
+#define TE_GPT_BLOCK_SP_NORM_LAST(b, NEXT, H, F, HEADS, P, N) \
+    TE_TRANSFORMER_LAYER_SP_NORM_LAST(b, NEXT, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
+#define TE_LLAMA31_BLOCK_TP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, N, ...) \
+    TE__LAYERS_LLAMA(TE__LAYERS_TP_NORM_LAST, NEXT, b, H, F, HEADS, KV, D, (__VA_ARGS__), N)
+#define TE_LLAMA31_BLOCK_SP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, N, ...) \
+    TE__LAYERS_LLAMA(TE__LAYERS_SP_NORM_LAST, NEXT, b, H, F, HEADS, KV, D, (__VA_ARGS__), N)
+#define TE_LLAMA_BLOCK_TP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, BASE, N) \
+    TE_LLAMA31_BLOCK_TP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, N, (base, BASE))
+#define TE_LLAMA_BLOCK_SP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, BASE, N) \
+    TE_LLAMA31_BLOCK_SP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, N, (base, BASE))
+#define TE_QWEN2_BLOCK_TP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, BASE, N) \
+    TE__LAYERS_QWEN2(TE__LAYERS_TP_NORM_LAST, NEXT, b, H, F, HEADS, KV, D, BASE, N)
+#define TE_QWEN2_BLOCK_SP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, BASE, N) \
+    TE__LAYERS_QWEN2(TE__LAYERS_SP_NORM_LAST, NEXT, b, H, F, HEADS, KV, D, BASE, N)
+#define TE_QWEN3_BLOCK_TP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, BASE, N) \
+    TE__LAYERS_QWEN3(TE__LAYERS_TP_NORM_LAST, NEXT, b, H, F, HEADS, KV, D, BASE, N)
+#define TE_QWEN3_BLOCK_SP_NORM_LAST(b, NEXT, H, F, HEADS, KV, D, BASE, N) \
+    TE__LAYERS_QWEN3(TE__LAYERS_SP_NORM_LAST, NEXT, b, H, F, HEADS, KV, D, BASE, N)
 
 /* ---- building blocks: each ends in a comma or is empty ----------------------------------------------------------- */
 
@@ -221,26 +257,58 @@
  * gated, because this linear then produces two matrices; else 1. */
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
-/* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. ENTER, LEAVE: the collectives before
- * and after a tensor-parallel part (attention or the MLP). */
-#define TE__LAYERS_RANKS(b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS, DROP, ENTER, \
-                         LEAVE, N)                                                                                  \
-    (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (ENTER, b##_enter1), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),   \
-    QKV_BIAS(b##_qkv_bias, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N))                                          \
+/* How the list of a block for N ranks begins and ends, and the collectives before and after a tensor-parallel part
+ * (attention or the MLP). A layer gets one of these names as FORM; FORM(begin, ..) are the ops that it begins with. */
+#define TE__LAYERS_TP(WHAT, ...) TE__LAYERS_TP_##WHAT(__VA_ARGS__)
+#define TE__LAYERS_TP_begin(b, NORM, H, EPS) \
+    (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (copy_to_group, b##_enter1)
+#define TE__LAYERS_TP_enter(name) (copy_to_group, name)
+#define TE__LAYERS_TP_leave(name) (all_reduce, name)
+#define TE__LAYERS_TP_end(b, NEXT, NORM, H, EPS)
+#define TE__LAYERS_SP(WHAT, ...) TE__LAYERS_SP_##WHAT(__VA_ARGS__)
+#define TE__LAYERS_SP_begin(b, NORM, H, EPS) \
+    (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (all_gather, b##_enter1)
+#define TE__LAYERS_SP_enter(name) (all_gather, name)
+#define TE__LAYERS_SP_leave(name) (reduce_scatter, name)
+#define TE__LAYERS_SP_end(b, NEXT, NORM, H, EPS)
+#define TE__LAYERS_TP_NORM_LAST(WHAT, ...) TE__LAYERS_TP_NORM_LAST_##WHAT(__VA_ARGS__)
+#define TE__LAYERS_TP_NORM_LAST_begin(b, NORM, H, EPS) (copy_to_group, b##_enter1), (input, b##_x1, H)
+#define TE__LAYERS_TP_NORM_LAST_enter TE__LAYERS_TP_enter
+#define TE__LAYERS_TP_NORM_LAST_leave TE__LAYERS_TP_leave
+#define TE__LAYERS_TP_NORM_LAST_end(b, NEXT, NORM, H, EPS) , (output, b##_y), (NORM, NEXT, H, (eps, EPS))
+#define TE__LAYERS_SP_NORM_LAST(WHAT, ...) TE__LAYERS_SP_NORM_LAST_##WHAT(__VA_ARGS__)
+#define TE__LAYERS_SP_NORM_LAST_begin(b, NORM, H, EPS) (input, b##_x1, H)
+#define TE__LAYERS_SP_NORM_LAST_enter TE__LAYERS_SP_enter
+#define TE__LAYERS_SP_NORM_LAST_leave TE__LAYERS_SP_leave
+#define TE__LAYERS_SP_NORM_LAST_end(b, NEXT, NORM, H, EPS) \
+    , (output, b##_y), (NORM, NEXT, H, (eps, EPS)), (all_gather, NEXT##_gather)
+/* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. FORM, NEXT: see above; NEXT is the name
+ * of the norm at the end, or ~. */
+#define TE__LAYERS_RANKS(FORM, NEXT, b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS,  \
+                         DROP, N)                                                                                      \
+    FORM(begin, b, NORM, H, EPS), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                               \
+    QKV_BIAS(b##_qkv_bias, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N))                                             \
     ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, OPTIONS)                                             \
-    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                               \
-    (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), (LEAVE, b##_leave1),                   \
-    BIAS(b##_proj_bias, H) DROP(b##_drop1, P) (add, b##_x1),                                                        \
-    (fork, b##_x2), (NORM, b##_norm2, H, (eps, EPS)), (ENTER, b##_enter2), TE__LAYERS_FC1(b, H, F, HALVES, N),      \
-    BIAS(b##_fc1_bias, (HALVES) * TE__LAYERS_PART(F, N)) (ACT, b##_act),                                            \
-    (linear, b##_fc2, TE__LAYERS_PART(F, N), H, (shard, rows)), (LEAVE, b##_leave2), BIAS(b##_fc2_bias, H)          \
-    DROP(b##_drop2, P) (add, b##_x2)
-#define TE__LAYERS_GATED_TP(b, EPS, H, F, HEADS, KV, D, OPTIONS, ROPE, QKV_BIAS, N)                                    \
-    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, OPTIONS, ROPE, QKV_BIAS, TE__LAYERS_NONE,      \
-                     TE__LAYERS_NONE, copy_to_group, all_reduce, N)
-#define TE__LAYERS_GATED_SP(b, EPS, H, F, HEADS, KV, D, OPTIONS, ROPE, QKV_BIAS, N)                                    \
-    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, OPTIONS, ROPE, QKV_BIAS, TE__LAYERS_NONE,      \
-                     TE__LAYERS_NONE, all_gather, reduce_scatter, N)
+    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                                  \
+    (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), FORM(leave, b##_leave1),                  \
+    BIAS(b##_proj_bias, H) DROP(b##_drop1, P) (add, b##_x1),                                                           \
+    (fork, b##_x2), (NORM, b##_norm2, H, (eps, EPS)), FORM(enter, b##_enter2), TE__LAYERS_FC1(b, H, F, HALVES, N),     \
+    BIAS(b##_fc1_bias, (HALVES) * TE__LAYERS_PART(F, N)) (ACT, b##_act),                                               \
+    (linear, b##_fc2, TE__LAYERS_PART(F, N), H, (shard, rows)), FORM(leave, b##_leave2), BIAS(b##_fc2_bias, H)         \
+    DROP(b##_drop2, P) (add, b##_x2) FORM(end, b, NEXT, NORM, H, EPS)
+#define TE__LAYERS_BIASED(FORM, NEXT, b, NORM, ACT, H, F, HEADS, KV, D, P, N)                                          \
+    TE__LAYERS_RANKS(FORM, NEXT, b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS,  \
+                     TE__LAYERS_BIAS, TE__LAYERS_DROP, N)
+#define TE__LAYERS_GATED(FORM, NEXT, b, EPS, H, F, HEADS, KV, D, OPTIONS, ROPE, QKV_BIAS, N)                           \
+    TE__LAYERS_RANKS(FORM, NEXT, b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, OPTIONS, ROPE, QKV_BIAS,           \
+                     TE__LAYERS_NONE, TE__LAYERS_NONE, N)
+#define TE__LAYERS_LLAMA(FORM, NEXT, b, H, F, HEADS, KV, D, OPTIONS, N)                                                \
+    TE__LAYERS_GATED(FORM, NEXT, b, 1e-5f, H, F, HEADS, KV, D, OPTIONS, TE__LAYERS_ROPE_WITH, TE__LAYERS_NONE, N)
+#define TE__LAYERS_QWEN2(FORM, NEXT, b, H, F, HEADS, KV, D, BASE, N)                                                   \
+    TE__LAYERS_GATED(FORM, NEXT, b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_ROPE_WITH, TE__LAYERS_BIAS, N)
+#define TE__LAYERS_QWEN3(FORM, NEXT, b, H, F, HEADS, KV, D, BASE, N)                                                   \
+    TE__LAYERS_GATED(FORM, NEXT, b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_HEAD_NORM_ROPE,              \
+                     TE__LAYERS_NONE, N)
 #define TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, ENTER, LEAVE, N)                                      \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (ENTER, b##_enter1),                                   \
     TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                                                          \

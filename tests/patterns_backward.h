@@ -54,6 +54,27 @@
              (fork, x), (linear, p, PATTERN_OUT, PATTERN_OUT), (bias, b, PATTERN_OUT), (dropout, d, 0.1f), (add, x), (fork, z), (kind, n, PATTERN_OUT), \
              (scale, s, 0.75f), (add, z))
 
+#define PATTERN_OF_norm_output PATTERN_NORMS(PATTERN_norm_output)
+#define PATTERN_norm_output(kind, etc)                              \
+    PATTERN_CASE(kind##_output, "norm_output", #kind "_output",     \
+             (linear, p, PATTERN_OUT, PATTERN_IN), (output, o), (kind, n, PATTERN_IN), (linear, q, PATTERN_IN, PATTERN_IN))
+
+#define PATTERN_OF_norm_output_add_bias PATTERN_NORMS(PATTERN_norm_output_add_bias)
+#define PATTERN_norm_output_add_bias(kind, etc)                                                 \
+    PATTERN_CASE(kind##_output_add_bias, "norm_output_add_bias", #kind "_output_add_bias",      \
+             (fork, x), (linear, p, PATTERN_IN, PATTERN_IN), (bias, b, PATTERN_IN), (add, x), (output, o), (kind, n, PATTERN_IN), (scale, s, 0.75f))
+
+#define PATTERN_OF_norm_output_add_dropout PATTERN_NORMS(PATTERN_norm_output_add_dropout)
+#define PATTERN_norm_output_add_dropout(kind, etc)                                                       \
+    PATTERN_CASE(kind##_output_add_dropout, "norm_output_add_dropout", #kind "_output_add_dropout",      \
+             (fork, x), (linear, p, PATTERN_IN, PATTERN_IN), (dropout, d, 0.4f), (add, x), (output, o), (kind, n, PATTERN_IN), (scale, s, 0.75f))
+
+#define PATTERN_OF_norm_output_add_dropout_bias PATTERN_NORMS(PATTERN_norm_output_add_dropout_bias)
+#define PATTERN_norm_output_add_dropout_bias(kind, etc)                                                                \
+    PATTERN_CASE(kind##_output_add_dropout_bias, "norm_output_add_dropout_bias", #kind "_output_add_dropout_bias",     \
+             (fork, x), (linear, p, PATTERN_OUT, PATTERN_OUT), (bias, b, PATTERN_OUT), (dropout, d, 0.1f), (add, x), (output, o), (kind, n, PATTERN_OUT), \
+             (scale, s, 0.75f))
+
 #define PATTERN_OF_norm_add_bias PATTERN_NORMS(PATTERN_norm_add_bias)
 #define PATTERN_norm_add_bias(kind, etc)                              \
     PATTERN_CASE(kind##_add_bias, "norm_add_bias", #kind "_add_bias", \

@@ -98,6 +98,51 @@
     PATTERN_CASE(bias_dropout_add_fork_##kind, "bias_dropout_add_fork_norm", "bias_dropout_add_fork_" #kind,    \
              (fork, x), (bias, b, PATTERN_IN), (dropout, d, 0.5f), (add, x), (fork, z), (kind, n, PATTERN_IN), (add, z))
 
+// An (output, ..) before the norm; behind the norm a linear reads it, or nothing.
+#define PATTERN_OF_output_norm PATTERN_NORMS(PATTERN_output_norm)
+#define PATTERN_output_norm(kind, etc) \
+    PATTERN_CASE(output_##kind, "output_norm", "output_" #kind, (linear, l, PATTERN_OUT, PATTERN_IN), (output, o), (kind, n, PATTERN_IN), (linear, m, PATTERN_IN, PATTERN_OUT))
+
+#define PATTERN_OF_add_output_norm PATTERN_NORMS(PATTERN_add_output_norm)
+#define PATTERN_add_output_norm(kind, etc)                                              \
+    PATTERN_CASE(add_output_##kind, "add_output_norm", "add_output_" #kind,             \
+             (fork, x), (scale, s, 0.5f), (add, x), (output, o), (kind, n, PATTERN_OUT))
+
+#define PATTERN_OF_dropout_add_output_norm PATTERN_NORMS(PATTERN_dropout_add_output_norm)
+#define PATTERN_dropout_add_output_norm(kind, etc)                                                    \
+    PATTERN_CASE(dropout_add_output_##kind, "dropout_add_output_norm", "dropout_add_output_" #kind,   \
+             (fork, x), (dropout, d, 0.25f), (add, x), (output, o), (kind, n, PATTERN_IN), (linear, m, PATTERN_IN, PATTERN_OUT))
+
+#define PATTERN_OF_bias_dropout_add_output_norm PATTERN_NORMS(PATTERN_bias_dropout_add_output_norm)
+#define PATTERN_bias_dropout_add_output_norm(kind, etc)                                                             \
+    PATTERN_CASE(bias_dropout_add_output_##kind, "bias_dropout_add_output_norm", "bias_dropout_add_output_" #kind,  \
+             (fork, x), (bias, b, PATTERN_IN), (dropout, d, 0.5f), (add, x), (output, o), (kind, n, PATTERN_IN))
+
+#define PATTERN_OF_linear_add_output_norm PATTERN_NORMS(PATTERN_linear_add_output_norm)
+#define PATTERN_linear_add_output_norm(kind, etc)                                                \
+    PATTERN_CASE(linear_add_output_##kind, "linear_add_output_norm", "linear_add_output_" #kind, \
+             (fork, x), (linear, l, PATTERN_IN, PATTERN_IN), (add, x), (output, o), (kind, n, PATTERN_IN))
+
+#define PATTERN_OF_linear_bias_add_output_norm PATTERN_NORMS(PATTERN_linear_bias_add_output_norm)
+#define PATTERN_linear_bias_add_output_norm(kind, etc)                                                     \
+    PATTERN_CASE(linear_bias_add_output_##kind, "linear_bias_add_output_norm", "linear_bias_add_output_" #kind, \
+             (fork, x), (linear, l, PATTERN_OUT, PATTERN_OUT), (bias, b, PATTERN_OUT), (add, x), (output, o), (kind, n, PATTERN_OUT))
+
+#define PATTERN_OF_linear_bias_dropout_add_output_norm PATTERN_NORMS(PATTERN_linear_bias_dropout_add_output_norm)
+#define PATTERN_linear_bias_dropout_add_output_norm(kind, etc)                                                                        \
+    PATTERN_CASE(linear_bias_dropout_add_output_##kind, "linear_bias_dropout_add_output_norm", "linear_bias_dropout_add_output_" #kind, \
+             (fork, x), (linear, l, PATTERN_IN, PATTERN_IN), (bias, b, PATTERN_IN), (dropout, d, 0.1f), (add, x), (output, o), (kind, n, PATTERN_IN), \
+             (linear, m, PATTERN_IN, PATTERN_OUT))
+
+// A norm before the add, as the post-norms of Gemma 2.
+#define PATTERN_OF_norm_add PATTERN_NORMS(PATTERN_norm_add)
+#define PATTERN_norm_add(kind, etc) \
+    PATTERN_CASE(kind##_add, "norm_add", #kind "_add", (fork, x), (scale, s, 0.5f), (kind, n, PATTERN_IN), (add, x), (linear, m, PATTERN_IN, PATTERN_OUT))
+
+#define PATTERN_OF_linear_norm_add PATTERN_NORMS(PATTERN_linear_norm_add)
+#define PATTERN_linear_norm_add(kind, etc) \
+    PATTERN_CASE(linear_##kind##_add, "linear_norm_add", "linear_" #kind "_add", (fork, x), (linear, l, PATTERN_OUT, PATTERN_OUT), (kind, n, PATTERN_OUT), (add, x))
+
 #define PATTERN_OF_linear_add_add \
     PATTERN_CASE(linear_add_add, "linear_add_add", "linear_add_add", (fork, x), (bias, b, PATTERN_IN), (fork, a), (linear, l, PATTERN_IN, PATTERN_IN), (add, a), (add, x))
 

@@ -16,12 +16,27 @@ enum { WIDTH = 48 };
 #define REDUCED (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDTH), (add, x2)
 TE_SEQUENTIAL(reduced_bf16, bf16, REDUCED)
 TE_SEQUENTIAL(reduced_f32, f32, REDUCED)
+// The residual is an extra output before the norm; the post-norm of Gemma 2, whose input forward saves.
+#define OUTPUT (fork, x1), (scale, s, 0.5f), (all_reduce, r), (bias, b, WIDTH), (add, x1), (output, sum), (layernorm, n, WIDTH)
+#define POST_NORM (fork, x1), (scale, s, 0.5f), (all_reduce, r), (rmsnorm, n, WIDTH), (add, x1)
+TE_SEQUENTIAL(output_bf16, bf16, OUTPUT)
+TE_SEQUENTIAL(output_f32, f32, OUTPUT)
+TE_SEQUENTIAL(post_norm_bf16, bf16, POST_NORM)
+TE_SEQUENTIAL(post_norm_f32, f32, POST_NORM)
+static_assert((int)output_f32_forward_steps == 3 && (int)post_norm_f32_forward_steps == 3, "fork, scale, all_reduce .. norm");
 enum { INNER = 32 }; // columns of a rank
 #define BOUNDARY                                                                                                      \
     (fork, x1), (all_gather, g0), (linear, in, WIDTH, INNER, (shard, columns)),                                   \
     (linear, out, INNER, WIDTH, (shard, rows)), (reduce_scatter, s), (bias, b, WIDTH), (dropout, d, 0.1f),        \
     (add, x1), (fork, x2), (layernorm, n, WIDTH), (all_gather, g1), (linear, in1, WIDTH, INNER, (shard, columns)), \
     (linear, out1, INNER, WIDTH, (shard, rows)), (reduce_scatter, s1), (add, x2)
+#define OUTPUT_BOUNDARY                                                                                               \
+    (fork, x1), (all_gather, g0), (linear, in, WIDTH, INNER, (shard, columns)),                                   \
+    (linear, out, INNER, WIDTH, (shard, rows)), (reduce_scatter, s), (bias, b, WIDTH), (dropout, d, 0.1f),        \
+    (add, x1), (output, sum), (layernorm, n, WIDTH), (all_gather, g1), (linear, in1, WIDTH, INNER, (shard, columns)), \
+    (linear, out1, INNER, WIDTH, (shard, rows)), (reduce_scatter, s1)
+TE_SEQUENTIAL(output_boundary_bf16, (bf16, (rows, shard)), OUTPUT_BOUNDARY)
+TE_SEQUENTIAL(output_boundary_f32, (f32, (rows, shard)), OUTPUT_BOUNDARY)
 TE_SEQUENTIAL(boundary_bf16, (bf16, (rows, shard)), BOUNDARY)
 TE_SEQUENTIAL(boundary_f32, (f32, (rows, shard)), BOUNDARY)
 TE_SEQUENTIAL(boundary_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), BOUNDARY)
@@ -234,22 +249,22 @@ te_status reduce_through_memory(const te_group *g, void *y, const void *x, int64
 }
 const te_transport by_threads = {"threads", gather_through_memory, scatter_through_memory, reduce_through_memory, nullptr};
 
-// Runs forward, backward and inference of a list on `rows` random rows of a rank. Returns the bytes of y, the saved tensors, dx, the gradients, and
-// y of inference. Saved FP8 tensors are left out, because a cast stores them transposed and a fused pattern does not.
+// Runs forward, backward and inference of a list on `rows` random rows of a rank. Returns the bytes of y, the saved tensors, dx, the gradients, the
+// extra output `sum` if the list has it, and y and `sum` of inference. Saved FP8 tensors are left out, because a cast stores them transposed and a fused pattern does not.
 std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_rows) {
     te_model m;
     te_param param[8];
     te_saved saved;
     te_batch batch;
-    void *at[6] = {}; // parameters, x, y, saved, dx, gradients
+    void *at[7] = {}; // parameters, x, y, saved, dx, gradients, sum
     memset(&m, 0, sizeof m), memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
     memset(param, 0, sizeof param);
     int params = 0;
     for (int i = 0; i < plan->op_count; i++) params += plan->op[i].params;
     saved.bytes = te_plan_saved_bytes_of_rank(plan, batch_rows, &h.ctx);
     const size_t bytes = (size_t)(rows * WIDTH) * te_dtype_bytes(plan->dtype);
-    const size_t sizes[6] = {te_plan_param_bytes(plan), bytes, bytes, saved.bytes, bytes, te_plan_grad_bytes(plan)};
-    for (int i = 0; i < 6; i++)
+    const size_t sizes[7] = {te_plan_param_bytes(plan), bytes, bytes, saved.bytes, bytes, te_plan_grad_bytes(plan), bytes};
+    for (int i = 0; i < 7; i++)
         if (te_allocate(&h.ctx, &at[i], sizes[i]) != TE_OK || te_fill(&h.ctx, at[i], 0, sizes[i]) != TE_OK) return {};
     if (te_model_bind(&m, plan, param, params, at[0], (float *)at[5], &h.ctx) != TE_OK) return {};
     if (te_context_reserve(&h.ctx, te_plan_workspace_bytes(plan, &m, batch_rows, &h.ctx)) != TE_OK) return {};
@@ -259,6 +274,8 @@ std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_ro
     for (int64_t i = 0; i < rows * WIDTH; i++)
         te_store(at[1], i, number_of(5, h.group.rank, i, plan->dtype), plan->dtype);
     saved.memory = at[3], batch.batch = 1, batch.seq = batch_rows;
+    const te_edge sum = {"sum", te_matrix(at[6], plan->dtype, rows, WIDTH), te_matrix(at[1], plan->dtype, rows, WIDTH)};
+    batch.edges = &sum, batch.edge_count = 1;
     te_model *models[1] = {&m};
     te_recipes recipes;
     te_recipes_config config = te_recipes_defaults();
@@ -280,8 +297,10 @@ std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_ro
     for (te_saved *into : {&saved, (te_saved *)nullptr}) {
         if (te_plan_forward(of(2), into, of(1), plan, &m, &batch, &h.ctx) != TE_OK) return {};
         if (into && te_plan_backward(of(4), of(1), into, plan, &m, &batch, &h.ctx) != TE_OK) return {};
-        for (int i = 2; i < (into ? 6 : 3); i++)
+        for (int i = 2; i < (into ? 7 : 3); i++)
             if (i != 3 || !plan->fp8) all.insert(all.end(), (char *)at[i], (char *)at[i] + sizes[i]);
+        if (!into) all.insert(all.end(), (char *)at[6], (char *)at[6] + sizes[6]);
+        if (te_fill(&h.ctx, at[6], 0, sizes[6]) != TE_OK) return {};
     }
     if (plan->fp8 && te_recipes_step(&recipes, &h.ctx) != TE_OK) return {}; // the scales come from the amax over all ranks
     if (plan->fp8) all.insert(all.end(), (char *)scales, (char *)recipes.gathered); // the memory behind it differs between ranks
@@ -309,7 +328,8 @@ bool is_idle(const ranks_of &ranks) {
 
 TEST_CASE("all_reduce .. norm as one kernel has the bits of the unfused steps") {
     const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 130), two_shot = GENERATE(0, 1), pieces = n == 2 || two_shot ? GENERATE(0, 1) : 0;
-    const te_plan *plan = GENERATE(0, 1) ? reduced_f32_plan() : reduced_bf16_plan();
+    const te_plan *const plans[] = {reduced_f32_plan(), reduced_bf16_plan(), output_f32_plan(), output_bf16_plan(), post_norm_f32_plan(), post_norm_bf16_plan()};
+    const te_plan *plan = plans[GENERATE(0, 1, 2, 3, 4, 5)];
     const int row_bytes = WIDTH * (int)te_dtype_bytes(plan->dtype), at_once = !pieces ? rows : two_shot ? 2 * n : 3;
     ranks_of ranks(n, pieces ? at_once * row_bytes : 1 << 16);
     std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
@@ -328,7 +348,7 @@ TEST_CASE("all_reduce .. norm as one kernel has the bits of the unfused steps") 
         if (unfused) close_ranks(of);
     }
     for (size_t r = 0; r < (size_t)n; r++) {
-        INFO(n << " ranks, " << rows << " rows: " << te_last_error(&ranks.rank[r].ctx));
+        INFO(plan->name << ", " << n << " ranks, " << rows << " rows: " << te_last_error(&ranks.rank[r].ctx));
         CHECK(got[0][r].size() > (size_t)(2 * rows * WIDTH) * te_dtype_bytes(plan->dtype));
         CHECK(got[0][r] == got[1][r]);
         CHECK(ranks.rank[r].peers.collectives == 2 * te_ceil_div(rows, at_once));
@@ -339,7 +359,8 @@ TEST_CASE("all_reduce .. norm as one kernel has the bits of the unfused steps") 
 
 TEST_CASE("reduce_scatter .. norm all_gather as one kernel has the bits of the unfused steps") {
     const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 65); // rows of a rank
-    const te_plan *plan = GENERATE(0, 1) ? boundary_f32_plan() : boundary_bf16_plan();
+    const te_plan *const plans[] = {boundary_f32_plan(), boundary_bf16_plan(), output_boundary_f32_plan(), output_boundary_bf16_plan()};
+    const te_plan *plan = plans[GENERATE(0, 1, 2, 3)];
     std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
     const int64_t bytes = (int64_t)n * rows * WIDTH * (int64_t)te_dtype_bytes(plan->dtype);
     std::vector<int64_t> through[2] = {std::vector<int64_t>((size_t)n), std::vector<int64_t>((size_t)n)};

@@ -106,8 +106,9 @@
 #if GPT_RANKS > 1
 /* [ranks] */
 #define GPT_EMBED_RANKS(V, T, H, LEAVE, N) (embedding, wte, V, H, (ranks, N)), (LEAVE, wte_sum), (positions, wpe, T, H)
-#define GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N)                                                          \
-    (fork, x1), (layernorm, ln1, H), (ENTER, enter1),                                                       \
+#define GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N) \
+    (fork, x1), (layernorm, ln1, H), (ENTER, enter1), GPT_BLOCK_BEHIND_NORM(H, HEADS, ENTER, LEAVE, N)
+#define GPT_BLOCK_BEHIND_NORM(H, HEADS, ENTER, LEAVE, N)                                                    \
     (linear, qkv, H, 3 * (H) / (N), (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / (N)),            \
     (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS)),                                         \
     (linear, proj, (H) / (N), H, (shard, rows)), (LEAVE, leave1), (bias, proj_b, H),                        \
@@ -118,6 +119,18 @@
 #define GPT_LOGITS_RANKS(V, H, ENTER, N) \
     (layernorm, lnf, H), (ENTER, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
 /* [ranks] */
+/* The same model, cut into lists behind each block's first norm instead of before it: a list begins with the output of
+ * that norm and ends in the next one. So both all_reduces of a block are one step with the add and the norm behind
+ * them. The residual is an extra output of each list and an extra input of the next one. These lists have the
+ * parameters of those above in the same order, so models of both are bound to the same memory: the models above to
+ * initialise, save and update it, these to run. */
+/* [norm_last] */
+#define GPT_EMBED_NORM_LAST(V, T, H, N) GPT_EMBED_RANKS(V, T, H, all_reduce, N), (output, x), (layernorm, next, H)
+#define GPT_BLOCK_NORM_LAST(H, HEADS, N)                                                                    \
+    (copy_to_group, enter1), (input, x1, H), GPT_BLOCK_BEHIND_NORM(H, HEADS, copy_to_group, all_reduce, N), \
+    (output, x), (layernorm, next, H)
+#define GPT_LOGITS_NORM_LAST(V, H, N) (copy_to_group, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
+/* [norm_last] */
 /* If GPT_RANKS does not divide the heads or the vocabulary of a size, its lists below are for one rank, and --tp refuses
  * the size. */
 #define GPT_RANKS_OF(HEADS, V) ((HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
@@ -127,9 +140,15 @@
     TE_SEQUENTIAL(head_##size, (GPT_DTYPE, OPTION),                                                                   \
                   GPT_LOGITS_RANKS(V, H, ENTER, N), (cross_entropy, loss, V, (ranks, N)))                             \
     TE_SEQUENTIAL(logits_##size, (GPT_DTYPE, OPTION), GPT_LOGITS_RANKS(V, H, ENTER, N))
+#define GPT_DEFINE_NORM_LAST(size, H, HEADS, T, V, N)                                                                 \
+    TE_SEQUENTIAL(embed_##size, GPT_DTYPE, GPT_EMBED_NORM_LAST(V, T, H, N))                                           \
+    TE_SEQUENTIAL(block_##size, GPT_DTYPE, GPT_BLOCK_NORM_LAST(H, HEADS, N))                                          \
+    TE_SEQUENTIAL(head_##size, GPT_DTYPE, GPT_LOGITS_NORM_LAST(V, H, N), (cross_entropy, loss, V, (ranks, N)))        \
+    TE_SEQUENTIAL(logits_##size, GPT_DTYPE, GPT_LOGITS_NORM_LAST(V, H, N))
 #define GPT_DEFINE_RANKS(size, L, H, HEADS, T, V)                                                                     \
     GPT_DEFINE_KIND(size##_tp, (rows, tokens), copy_to_group, all_reduce, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V))     \
-    GPT_DEFINE_KIND(size##_sp, (rows, shard), all_gather, reduce_scatter, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V))
+    GPT_DEFINE_KIND(size##_sp, (rows, shard), all_gather, reduce_scatter, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V))     \
+    GPT_DEFINE_NORM_LAST(size##_norm_last, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V))
 #else
 #define GPT_RANKS_OF(HEADS, V) 1
 #endif
@@ -147,15 +166,15 @@ typedef struct gpt_lists {
 #define GPT_LISTS(size) {embed_##size##_plan, block_##size##_plan, head_##size##_plan, logits_##size##_plan}
 #if GPT_RANKS > 1
 GPT_SIZES(GPT_DEFINE_RANKS)
-#define GPT_KINDS(size) {GPT_LISTS(size), GPT_LISTS(size##_tp), GPT_LISTS(size##_sp)}
+#define GPT_KINDS(size) {GPT_LISTS(size), GPT_LISTS(size##_tp), GPT_LISTS(size##_sp), GPT_LISTS(size##_norm_last)}
 #else
-#define GPT_KINDS(size) {GPT_LISTS(size), {0, 0, 0, 0}, {0, 0, 0, 0}}
+#define GPT_KINDS(size) {GPT_LISTS(size), {0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0}}
 #endif
 
 typedef struct gpt_size {
     const char *name;
-    int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: number of tensor-parallel ranks in lists 1 and 2 */
-    gpt_lists lists[3]; /* for one rank; tensor parallel; tensor and sequence parallel (--sp) */
+    int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: number of tensor-parallel ranks in lists 1 to 3 */
+    gpt_lists lists[4]; /* for one rank; tensor parallel; tensor and sequence parallel (--sp); the second, norms last */
 } gpt_size;
 #define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V), GPT_KINDS(size)},
 static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
@@ -391,12 +410,14 @@ static text read_texts(const char *const *path, int paths) {
 
 typedef struct gpt {
     const gpt_size *size;
-    const gpt_lists *lists;
+    const gpt_lists *lists, *run_lists; /* run_lists: of the models that run, which may be cut otherwise */
     int batch, seq, models; /* models: embed, one block for each layer, head */
     int parts;              /* --sp: between the sharded GEMMs this rank has 1/parts of a batch's rows; else 1 */
     int in_fp8;
     te_recipes recipes;
-    te_model *model, logits, **all;
+    te_model *model, logits, **all; /* all: pointers to the models that are initialised, saved and updated */
+    te_model **run;                 /* the models that run: those of `all`, or others of the same weights */
+    void *residual[2], *dresidual[2]; /* if the lists end in norms: the extra outputs of two lists, and their gradients */
     char *weights;
     float *grads;
     te_saved *saved;  /* [models] */
@@ -418,11 +439,32 @@ static void bind(te_model *m, const te_plan *plan, void *weights, float *grads) 
     check(te_model_bind(m, plan, (te_param *)host_memory((size_t)count * sizeof(te_param)), count, weights, grads,
                         &ctx), "bind");
 }
-static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, const char *recipe, uint64_t seed) {
+static const te_plan *plan_of(const gpt *g, const gpt_lists *lists, int i) {
+    return i == 0 ? lists->embed() : i + 1 < g->models ? lists->block() : lists->head();
+}
+/* Make the models that run, of the same weights and gradients, and the memory of their extra outputs. */
+static void make_runs(gpt *g, size_t residual_bytes) {
+    char *w = g->weights;
+    float *d = g->grads;
+    te_model *const models = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
+    g->run = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
+    for (int i = 0; i < g->models; i++) {
+        const te_plan *plan = plan_of(g, g->run_lists, i);
+        g->run[i] = &models[i];
+        bind(g->run[i], plan, w, d);
+        w += te_plan_param_bytes(plan), d += te_plan_grad_bytes(plan) / sizeof(float);
+    }
+    const te_model *last = &g->model[g->models - 1];
+    if (w != (char *)last->params + te_plan_param_bytes(last->plan)) die("the lists differ in their parameters", g->size->name);
+    for (int i = 0; i < 2; i++) g->residual[i] = target_memory(residual_bytes), g->dresidual[i] = target_memory(residual_bytes);
+}
+/* norm_last: run the lists that end in norms. */
+static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, int norm_last, const char *recipe, uint64_t seed) {
     const int layers = size->layers;
     const int64_t rows = (int64_t)batch * seq;
     memset(g, 0, sizeof *g);
     g->lists = &size->lists[tensor == 1 ? 0 : sp ? 2 : 1], g->parts = sp ? tensor : 1;
+    g->run_lists = norm_last ? &size->lists[3] : g->lists;
     g->in_fp8 = strcmp(recipe, "none") != 0;
     g->size = size, g->batch = batch, g->seq = seq, g->models = layers + 2;
     g->model = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
@@ -431,7 +473,7 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, c
     g->x = (void **)calloc((size_t)g->models, sizeof(void *));
     size_t weight_bytes = 0, grad_bytes = 0, workspace = 0;
     for (int i = 0; i < g->models; i++) {
-        const te_plan *plan = i == 0 ? g->lists->embed() : i <= layers ? g->lists->block() : g->lists->head();
+        const te_plan *plan = plan_of(g, g->lists, i);
         weight_bytes += te_plan_param_bytes(plan), grad_bytes += te_plan_grad_bytes(plan);
     }
     g->weights = (char *)target_memory(weight_bytes), g->grads = (float *)target_memory(grad_bytes);
@@ -440,10 +482,10 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, c
     char *w = g->weights;
     float *d = g->grads;
     for (int i = 0; i < g->models; i++) {
-        const te_plan *plan = i == 0 ? g->lists->embed() : i <= layers ? g->lists->block() : g->lists->head();
+        const te_plan *plan = plan_of(g, g->lists, i);
         g->all[i] = &g->model[i];
         bind(&g->model[i], plan, w, d);
-        if (i == g->models - 1) bind(&g->logits, g->lists->logits(), w, NULL);
+        if (i == g->models - 1) bind(&g->logits, g->run_lists->logits(), w, NULL);
         w += te_plan_param_bytes(plan), d += te_plan_grad_bytes(plan) / sizeof(float);
         check(te_model_randomize(&g->model[i], 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
     }
@@ -457,13 +499,18 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, c
     check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
+    g->run = g->all;
+    if (norm_last) {
+        make_runs(g, (size_t)rows * width);
+        check(te_tie(find_param(g->run[g->models - 1], "lm"), find_param(g->run[0], "wte"), &ctx), "tie");
+    }
     size_t saved_bytes = 0;
     for (int i = 0; i < g->models; i++) {
-        g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->model[i].plan, rows, &ctx)
-                                      : te_plan_saved_bytes_of_rank_without_recipe(g->model[i].plan, rows, &ctx);
+        g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->run[i]->plan, rows, &ctx)
+                                      : te_plan_saved_bytes_of_rank_without_recipe(g->run[i]->plan, rows, &ctx);
         saved_bytes += g->saved[i].bytes = (size_t)te_round_up((int64_t)g->saved[i].bytes, TE_ALIGN);
         if (i + 1 < g->models) g->x[i] = target_memory((size_t)(rows / g->parts) * width);
-        const size_t need = te_plan_workspace_bytes(g->model[i].plan, &g->model[i], rows, &ctx);
+        const size_t need = te_plan_workspace_bytes(g->run[i]->plan, g->run[i], rows, &ctx);
         workspace = need > workspace ? need : workspace;
     }
     char *memory = (char *)saved_memory(saved_bytes);
@@ -490,21 +537,39 @@ static te_tensor hidden_of(const gpt *g, void *data, const te_batch *b) {
     return te_matrix(data, TE_JOIN1(TE_, GPT_DTYPE), (int64_t)b->batch * b->seq / g->parts, g->size->hidden);
 }
 
+/* The batch for list i, with its extra input x1 and output x if the lists end in norms. edge: memory for these. */
+static te_batch with_residual(const gpt *g, const te_batch *b, int i, te_edge edge[2]) {
+    te_batch of = *b;
+    if (!g->residual[0]) return of;
+    const int last = i + 2 == g->models; /* the last block's x is not read */
+    edge[0].name = "x1", edge[0].value = hidden_of(g, g->residual[(i + 1) & 1], b);
+    edge[0].grad = hidden_of(g, g->dresidual[(i + 1) & 1], b);
+    edge[1].name = "x", edge[1].value = hidden_of(g, g->residual[i & 1], b);
+    edge[1].grad = last ? te_none() : hidden_of(g, g->dresidual[i & 1], b);
+    of.edges = edge, of.edge_count = 2;
+    return of;
+}
+
 /* Compute the loss of every row into g->loss. `train`: also save the values that backward needs. */
 static void gpt_forward(gpt *g, const te_batch *b, int train) {
     const int last = g->models - 1;
-    for (int i = 0; i < last; i++)
+    te_edge edge[2];
+    for (int i = 0; i < last; i++) {
+        const te_batch of = with_residual(g, b, i, edge);
         check(te_plan_forward(hidden_of(g, g->x[i], b), train ? &g->saved[i] : NULL,
                               i ? hidden_of(g, g->x[i - 1], b) : te_none(),
-                              g->model[i].plan, &g->model[i], b, &ctx), "forward");
+                              g->run[i]->plan, g->run[i], &of, &ctx), "forward");
+    }
     check(te_plan_forward(te_matrix(g->loss, TE_f32, (int64_t)b->batch * b->seq, 1), train ? &g->saved[last] : NULL,
-                          hidden_of(g, g->x[last - 1], b), g->model[last].plan, &g->model[last], b, &ctx), "forward");
+                          hidden_of(g, g->x[last - 1], b), g->run[last]->plan, g->run[last], b, &ctx), "forward");
 }
 static void gpt_backward(gpt *g, const te_batch *b) {
     te_tensor dy = te_none();
+    te_edge edge[2];
     for (int i = g->models - 1; i >= 0; i--) {
         const te_tensor dx = i ? hidden_of(g, g->dx[i & 1], b) : te_none();
-        check(te_plan_backward(dx, dy, &g->saved[i], g->model[i].plan, &g->model[i], b, &ctx), "backward");
+        const te_batch of = with_residual(g, b, i, edge);
+        check(te_plan_backward(dx, dy, &g->saved[i], g->run[i]->plan, g->run[i], &of, &ctx), "backward");
         dy = dx;
     }
 }
@@ -641,10 +706,12 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
         const int rows = (n + g->parts - 1) / g->parts * g->parts;
         const te_batch b = gpt_batch(g, 1, rows);
         check(te_copy(&ctx, g->tokens, window, (size_t)rows * sizeof(int32_t)), "sample");
-        for (int k = 0; k < g->models - 1; k++)
+        for (int k = 0; k < g->models - 1; k++) {
+            te_edge edge[2];
+            const te_batch of = with_residual(g, &b, k, edge);
             check(te_plan_forward(hidden_of(g, g->x[k], &b), NULL, k ? hidden_of(g, g->x[k - 1], &b) : te_none(),
-                                  g->model[k].plan,
-                                  &g->model[k], &b, &ctx), "sample");
+                                  g->run[k]->plan, g->run[k], &of, &ctx), "sample");
+        }
         check(te_plan_forward(te_matrix(logits, dtype, rows, columns), NULL, hidden_of(g, g->x[g->models - 2], &b),
                               g->logits.plan, &g->logits,
                               &b, &ctx), "sample");
@@ -826,6 +893,12 @@ static int moments_of(const char *name) {
 }
 
 enum { MAX_ACCUMULATE = 1 << 20, MAX_SIDE = 65536, MAX_TOKENS = 1 << 26, MAX_REPLICAS = 65536 };
+/* Whether the lists that run end in norms (GPT_BLOCK_NORM_LAST). With --sp, the all_gather behind a block's first norm
+ * overlaps with the linear behind it; in FP8 that norm stores the operand of this linear; both want it in the same list.
+ * --zero1 shares out the optimizer's models, so these must be those that run. */
+static int ends_in_norms(const options *o) {
+    return o->tp > 1 && !o->sp && !o->zero1 && !strcmp(o->recipe, "none");
+}
 /* Check the options for several ranks. Whether --tp divides the model's sizes is checked later, when --size is known. */
 static void check_ranks(const options *o) {
     if (o->tp > 1 && o->tp != GPT_RANKS) {
@@ -1131,7 +1204,7 @@ int main(int argc, char **argv) {
     if (!size) die("unknown size (tiny, small, gpt2)", o.size);
     if (o.tp > 1 && size->ranks != o.tp) die("--tp must divide the heads and the vocabulary of --size", o.size);
     if (o.plan) {
-        te_plan_print(stdout, size->lists[o.tp == 1 ? 0 : o.sp ? 2 : 1].block());
+        te_plan_print(stdout, size->lists[o.tp == 1 ? 0 : ends_in_norms(&o) ? 3 : o.sp ? 2 : 1].block());
         return 0;
     }
     if (o.seq > size->longest) {
@@ -1159,7 +1232,7 @@ int main(int argc, char **argv) {
         printf("%s; timing candidates for the GEMMs\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
     }
-    gpt_make(&g, size, (int)o.batch, (int)o.seq, (int)o.sp, o.recipe, seed);
+    gpt_make(&g, size, (int)o.batch, (int)o.seq, (int)o.sp, ends_in_norms(&o), o.recipe, seed);
     if (o.init) load_weights(o.init, &g, &o);
     const corpus c = corpus_of(&t, (int)o.seq, size->vocabulary);
     te_adamw opt;
@@ -1192,7 +1265,7 @@ int main(int argc, char **argv) {
     te_buckets_config buckets_config = te_buckets_defaults();
     if (!strcmp(o.sums, "bf16")) buckets_config.dtype = TE_bf16;
     buckets_config.shards = config.rule == TE_RULE_muon ? 1 : config.shards; /* Muon reads whole gradients */
-    check(te_buckets_init(&buckets, g.all, g.models, &buckets_config, &ctx), "buckets");
+    check(te_buckets_init(&buckets, g.run, g.models, &buckets_config, &ctx), "buckets");
 
     curve curve_;
     memset(&curve_, 0, sizeof curve_);

@@ -60,6 +60,15 @@
 #define TE_FORWARD_add_fork_norm TE_FUSED
 #define TE_FORWARD_dropout_add_fork_norm TE_FUSED
 #define TE_FORWARD_bias_dropout_add_fork_norm TE_FUSED
+#define TE_FORWARD_output_norm TE_FUSED
+#define TE_FORWARD_add_output_norm TE_FUSED
+#define TE_FORWARD_dropout_add_output_norm TE_FUSED
+#define TE_FORWARD_bias_dropout_add_output_norm TE_FUSED
+#define TE_FORWARD_linear_add_output_norm TE_FUSED
+#define TE_FORWARD_linear_bias_add_output_norm TE_FUSED
+#define TE_FORWARD_linear_bias_dropout_add_output_norm TE_FUSED
+#define TE_FORWARD_norm_add TE_FUSED
+#define TE_FORWARD_linear_norm_add TE_FUSED
 #define TE_FORWARD_head_norm_rope TE_FUSED
 
 #define TE_BACKWARD_act_bias TE_FUSED
@@ -74,6 +83,10 @@
 #define TE_BACKWARD_norm_fork_add_dropout TE_FUSED
 #define TE_BACKWARD_norm_fork_add_dropout_bias TE_FUSED
 #define TE_BACKWARD_norm_fork_add_add_bias TE_FUSED
+#define TE_BACKWARD_norm_output TE_FUSED
+#define TE_BACKWARD_norm_output_add_bias TE_FUSED
+#define TE_BACKWARD_norm_output_add_dropout TE_FUSED
+#define TE_BACKWARD_norm_output_add_dropout_bias TE_FUSED
 #define TE_BACKWARD_mul_bias TE_FUSED
 #define TE_BACKWARD_dyt_fork TE_FUSED
 #define TE_BACKWARD_norm_fork_add_mul_param TE_FUSED
@@ -95,11 +108,15 @@
     X(linear_mul) X(linear_bias_mul) X(linear_add_add_fork_norm) X(linear_bias_add_add_fork_norm)           \
     X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm)             \
     X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) X(linear_rope)                     \
-    X(linear_bias_rope) X(head_norm_rope) X(linear_bias_add_norm) X(linear_bias_dropout_add_norm)
+    X(linear_bias_rope) X(head_norm_rope) X(output_norm) X(add_output_norm) X(dropout_add_output_norm)      \
+    X(bias_dropout_add_output_norm) X(linear_add_output_norm) X(linear_bias_add_output_norm)                \
+    X(linear_bias_dropout_add_output_norm) X(norm_add) X(linear_norm_add) X(linear_bias_add_norm)            \
+    X(linear_bias_dropout_add_norm)
 #define TE_BACKWARD_PATTERNS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) X(linear_gated)     \
     X(linear_gated_bias) X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param)       \
-    X(dyt_fork) X(rope_head_norm) X(norm_add_bias) X(norm_add_dropout_bias)
+    X(dyt_fork) X(rope_head_norm) X(norm_output) X(norm_output_add_bias) X(norm_output_add_dropout)              \
+    X(norm_output_add_dropout_bias) X(norm_add_bias) X(norm_add_dropout_bias)
 
 #endif

@@ -107,7 +107,8 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += op->in * size;
     }
-    if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
+    if (op->flags & TE_IS_OUTPUT) n += op->out * size; /* what it stores for the caller */
+    else if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
     return n;
 }
 /* Return the bytes per row that op number j of a backward step reads and writes beside the step's input and output: the
@@ -183,7 +184,7 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;
     if (s->count < 3 || first->op_class != TE_CLASS_custom || !(first->flags & TE_TAKES_PRODUCT)) return 0;
-    for (int j = 2; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
+    for (int j = 1; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
 /* Print the names of the kernels of step s. If s is a GEMM and the next step has a kernel that accesses the other

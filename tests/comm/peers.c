@@ -50,10 +50,35 @@ enum { WIDE = TE_CUDA ? 8192 : 64, NARROW = TE_CUDA ? 512 : 48, INNER = TE_CUDA 
     (linear, out, INNER, NARROW, (shard, rows)), (reduce_scatter, s), (bias, b, NARROW), (add, x1), (fork, x2),       \
     (rmsnorm, n, NARROW), (all_gather, g2), (linear, in2, NARROW, INNER, (shard, columns)),                           \
     (linear, out2, INNER, NARROW, (shard, rows)), (reduce_scatter, s2), (add, x2)
+/* The end of a block whose list also has the norm of the next block: the extra output `sum` is the residual, which the
+ * list gets as the extra input `before`. */
+#define OUTPUT_LIST                                                                                                   \
+    (input, before, NARROW), (copy_to_group, c), (linear, in, NARROW, INNER, (shard, columns)),                       \
+    (linear, out, INNER, NARROW, (shard, rows)), (all_reduce, r), (add, before), (output, sum), (rmsnorm, n, NARROW)
+#define OUTPUT_BIAS_LIST                                                                                              \
+    (input, before, WIDE), (scale, s, 0.5f), (all_reduce, r), (bias, b, WIDE), (add, before), (output, sum),          \
+    (layernorm, n, WIDE)
+#define OUTPUT_BOUNDARY_LIST                                                                                          \
+    (fork, x1), (all_gather, g), (linear, in, NARROW, INNER, (shard, columns)),                                       \
+    (linear, out, INNER, NARROW, (shard, rows)), (reduce_scatter, s), (bias, b, NARROW), (add, x1), (output, sum),    \
+    (rmsnorm, n, NARROW), (all_gather, g2), (linear, in2, NARROW, INNER, (shard, columns)),                           \
+    (linear, out2, INNER, NARROW, (shard, rows)), (reduce_scatter, s2)
+/* The post-norm of Gemma 2, whose input backward reads. */
+#define POST_NORM_LIST                                                                                                \
+    (fork, x1), (copy_to_group, c), (linear, in, NARROW, INNER, (shard, columns)),                                    \
+    (linear, out, INNER, NARROW, (shard, rows)), (all_reduce, r), (rmsnorm1p, n, NARROW), (add, x1)
 TE_SEQUENTIAL(reduced, bf16, REDUCED_LIST)
 TE_SEQUENTIAL(linear_reduced, f16, LINEAR_LIST)
 TE_SEQUENTIAL(boundary, (bf16, (rows, shard)), BOUNDARY_LIST)
 TE_SEQUENTIAL(boundary_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), BOUNDARY_LIST)
+TE_SEQUENTIAL(output, bf16, OUTPUT_LIST)
+TE_SEQUENTIAL(output_bias, f16, OUTPUT_BIAS_LIST)
+TE_SEQUENTIAL(post_norm, bf16, POST_NORM_LIST)
+TE_SEQUENTIAL(output_boundary, (bf16, (rows, shard)), OUTPUT_BOUNDARY_LIST)
+#undef TE_FORWARD_all_reduce_add_output_norm
+#undef TE_FORWARD_all_reduce_bias_add_output_norm
+#undef TE_FORWARD_all_reduce_norm_add
+#undef TE_FORWARD_reduce_scatter_bias_add_output_norm_all_gather
 #undef TE_FORWARD_all_reduce_add_fork_norm
 #undef TE_FORWARD_all_reduce_bias_add_fork_norm
 #undef TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather
@@ -61,6 +86,14 @@ TE_SEQUENTIAL(reduced_unfused, bf16, REDUCED_LIST)
 TE_SEQUENTIAL(linear_reduced_unfused, f16, LINEAR_LIST)
 TE_SEQUENTIAL(boundary_unfused, (bf16, (rows, shard)), BOUNDARY_LIST)
 TE_SEQUENTIAL(boundary_fp8_unfused, (bf16, (rows, shard), (recipe, fp8_delayed)), BOUNDARY_LIST)
+TE_SEQUENTIAL(output_unfused, bf16, OUTPUT_LIST)
+TE_SEQUENTIAL(output_bias_unfused, f16, OUTPUT_BIAS_LIST)
+TE_SEQUENTIAL(post_norm_unfused, bf16, POST_NORM_LIST)
+TE_SEQUENTIAL(output_boundary_unfused, (bf16, (rows, shard)), OUTPUT_BOUNDARY_LIST)
+static_assert((int)output_infer_steps == 5 && (int)output_forward_steps == 5, "input, copy_to_group, two GEMMs, all_reduce .. norm");
+static_assert((int)output_unfused_infer_steps == 6, "input, copy_to_group, two GEMMs, all_reduce, add .. norm");
+static_assert((int)post_norm_infer_steps + 1 == (int)post_norm_unfused_infer_steps, "all_reduce, norm_add");
+static_assert((int)output_boundary_infer_steps + 3 == (int)output_boundary_unfused_infer_steps, "as boundary");
 static_assert((int)boundary_infer_steps + 3 == (int)boundary_unfused_infer_steps, "reduce_scatter, two pointwise kernels, all_gather");
 
 /* Fills x of this rank, after the delay. */
@@ -158,6 +191,7 @@ TE_FN void differ(const comparison *t, te_block at) {
 }
 TE_KERNEL(differ_kernel, THREADS, comparison, differ(te_args, te_at))
 
+enum { RESULTS = 6 };
 /* A list and the same without the fused pattern, with the same parameters. */
 typedef struct fused_and_unfused {
     const te_plan *plan[2];
@@ -166,17 +200,23 @@ typedef struct fused_and_unfused {
     te_recipes recipes[2]; /* of lists with an FP8 recipe */
     te_model *models[2][1];
     int width;
-    void *params, *scales[2], *grads[2], *saved[2], *results[2][3]; /* y of inference and of forward, dx */
+    /* results: y of inference and of forward, dx; of lists with extra inputs and outputs also `sum` of inference and of
+     * forward, and the gradient of `before` */
+    void *params, *scales[2], *grads[2], *saved[2], *results[2][RESULTS];
+    int has_output, has_input;
 } fused_and_unfused;
 static te_status make(fused_and_unfused *t, const te_plan *fused, const te_plan *unfused, int width) {
     int params = 0;
     t->plan[0] = fused, t->plan[1] = unfused, t->width = width;
-    for (int i = 0; i < fused->op_count; i++) params += fused->op[i].params;
+    for (int i = 0; i < fused->op_count; i++) {
+        params += fused->op[i].params;
+        t->has_output |= (fused->op[i].flags & TE_IS_OUTPUT) != 0, t->has_input |= (fused->op[i].flags & TE_IS_INPUT) != 0;
+    }
     TE_TRY(te_allocate(&here, &t->params, te_plan_param_bytes(fused)));
     for (int k = 0; k < 2; k++) {
         TE_TRY(te_allocate(&here, &t->grads[k], te_plan_grad_bytes(fused)));
         TE_TRY(te_allocate(&here, &t->saved[k], te_plan_saved_bytes_of_rank(t->plan[k], ROWS, &here)));
-        for (int i = 0; i < 3; i++) TE_TRY(te_allocate(&here, &t->results[k][i], (size_t)ROWS * (size_t)width * 2));
+        for (int i = 0; i < RESULTS; i++) TE_TRY(te_allocate(&here, &t->results[k][i], (size_t)ROWS * (size_t)width * 2));
         TE_TRY(te_model_bind(&t->model[k], t->plan[k], t->param[k], params, t->params, (float *)t->grads[k], &here));
         TE_TRY(te_context_reserve(&here, te_plan_workspace_bytes(t->plan[k], &t->model[k], ROWS, &here)));
     }
@@ -195,7 +235,7 @@ static te_status drop(fused_and_unfused *t) {
     te_release(&here, t->params);
     for (int k = 0; k < 2; k++) {
         te_release(&here, t->grads[k]), te_release(&here, t->saved[k]), te_release(&here, t->scales[k]);
-        for (int i = 0; i < 3; i++) te_release(&here, t->results[k][i]);
+        for (int i = 0; i < RESULTS; i++) te_release(&here, t->results[k][i]);
     }
     return TE_OK;
 }
@@ -208,10 +248,15 @@ static te_status passes(fused_and_unfused *t, int k, int rows, int backward, voi
     te_saved saved;
     memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
     batch.batch = 1, batch.seq = rows;
+    te_edge edges[2]; /* the value of `before` is dy, and so is the gradient of `sum` */
+    edges[0].name = "before", edges[0].value = dy, edges[0].grad = te_matrix(t->results[k][5], dtype, local_rows, t->width);
+    edges[1].name = "sum", edges[1].value = te_matrix(t->results[k][3], dtype, local_rows, t->width), edges[1].grad = dy;
+    batch.edges = edges, batch.edge_count = 2;
     saved.memory = t->saved[k], saved.bytes = te_plan_saved_bytes_of_rank(t->plan[k], ROWS, &here);
     TE_TRY(te_plan_infer(te_matrix(t->results[k][0], dtype, local_rows, t->width), in, t->plan[k], &t->model[k], &batch, &here));
     delay->delay = random % 4 ? 0 : random / 4 % 60000, delay->count = 0;
     TE_TRY(fill_kernel_launch(&here, te__grid_of(1, 1), delay));
+    edges[1].value.data = t->results[k][4];
     TE_TRY(te_plan_forward(te_matrix(t->results[k][1], dtype, local_rows, t->width), &saved, in, t->plan[k], &t->model[k], &batch,
                            &here));
     if (!backward) return TE_OK;
@@ -225,7 +270,8 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
     const size_t sums = BLOCKS * THREADS * sizeof(int64_t);
     static int64_t counts[BLOCKS * THREADS];
     void *x[2]; /* and dy */
-    static fused_and_unfused all[4];
+    enum { BOUNDARY = 5, LISTS = 8 }; /* BOUNDARY: the first of the lists with reduce_scatter .. all_gather */
+    static fused_and_unfused all[LISTS];
     const int blocks = g->peers ? g->peers->max_blocks : 0;
     const int64_t max_bytes = g->peers ? g->peers->max_bytes : 0;
     task t;
@@ -237,35 +283,42 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
     t.rank = g->rank, t.ranks = g->size, t.kind = 0;
     TE_TRY(make(&all[0], reduced_plan(), reduced_unfused_plan(), WIDE));
     TE_TRY(make(&all[1], linear_reduced_plan(), linear_reduced_unfused_plan(), NARROW));
-    TE_TRY(make(&all[2], boundary_plan(), boundary_unfused_plan(), NARROW));
-    TE_TRY(make(&all[3], boundary_fp8_plan(), boundary_fp8_unfused_plan(), NARROW));
+    TE_TRY(make(&all[2], output_plan(), output_unfused_plan(), NARROW));
+    TE_TRY(make(&all[3], output_bias_plan(), output_bias_unfused_plan(), WIDE));
+    TE_TRY(make(&all[4], post_norm_plan(), post_norm_unfused_plan(), NARROW));
+    TE_TRY(make(&all[BOUNDARY], boundary_plan(), boundary_unfused_plan(), NARROW));
+    TE_TRY(make(&all[BOUNDARY + 1], boundary_fp8_plan(), boundary_fp8_unfused_plan(), NARROW));
+    TE_TRY(make(&all[BOUNDARY + 2], output_boundary_plan(), output_boundary_unfused_plan(), NARROW));
     for (int i = 0; i < iterations; i++) {
         const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: differs by rank */
-        fused_and_unfused *of = &all[u % 4];
-        const int unit = of >= &all[2] ? g->size : 1, max_rows = (u / 4 % 2 ? 16 : ROWS) / unit;
-        const int max_of = of == &all[0] ? max_rows : te_min(max_rows, 24); /* limits the number of distinct GEMM shapes */
+        fused_and_unfused *of = &all[mixed(u + 1) % LISTS];
+        const int unit = of >= &all[BOUNDARY] ? g->size : 1, max_rows = (u / 4 % 2 ? 16 : ROWS) / unit;
+        const int max_of = of == &all[0] || of == &all[3] ? max_rows : te_min(max_rows, 24); /* limits the number of distinct GEMM shapes */
         const int rows = (int)(1 + v % (uint32_t)max_of * (uint32_t)(max_rows / max_of)) * unit;
         const int local_rows = rows / unit, backward = u / 8 % 4 == 0;
         int64_t pieces = max_bytes;
         if (g->peers) { /* varies the rows of a block, the rows of a launch, and one-shot or two-shot */
             g->peers->max_blocks = u / 32 % 3 ? (int)(1 + v / 64 % 9) : blocks;
-            if (u / 128 % 2 == 0 && !(backward && of == &all[1])) /* its backward has a plain all_reduce */
+            if (u / 128 % 2 == 0 && !(backward && of->width == NARROW && of < &all[BOUNDARY])) /* its backward has a plain all_reduce */
                 pieces = (int64_t)((uint32_t)g->size + v / 1024 % 50) * of->width * 2;
             g->peers->one_shot_bytes = u / 256 % 2 ? pieces : 0;
         }
         t.seed = u, t.dtype = of->plan[0]->dtype, t.delay = w % 4 ? 0 : w / 4 % 60000;
         t.count = (int64_t)local_rows * of->width;
         TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
-        if (backward) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
+        if (backward || of->has_input) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
         for (int k = 0; k < 2; k++) { /* only a pattern is split into several launches: a larger plain all_reduce would use NCCL */
-            if (g->peers) g->peers->max_bytes = k && of < &all[2] ? max_bytes : pieces;
+            if (g->peers) g->peers->max_bytes = k && of < &all[BOUNDARY] ? max_bytes : pieces;
             TE_TRY(passes(of, k, rows, backward, x, &t, mixed(w + (uint32_t)k)));
         }
-        for (int m = 0; m < 2 + 2 * backward; m++) {
+        for (int m = 0; m <= RESULTS; m++) { /* the last: the gradients of the parameters */
+            const int has[RESULTS + 1] = {1, 1, backward, of->has_output, of->has_output, backward && of->has_input, backward};
             comparison a;
+            if (!has[m]) continue;
             memset(&a, 0, sizeof a);
-            a.a = m < 3 ? of->results[1][m] : of->grads[1], a.b = m < 3 ? of->results[0][m] : of->grads[0], a.wrong = t.wrong;
-            a.count = m < 3 ? (int64_t)local_rows * of->width : (int64_t)(te_plan_grad_bytes(of->plan[0]) / 2);
+            a.a = m < RESULTS ? of->results[1][m] : of->grads[1], a.b = m < RESULTS ? of->results[0][m] : of->grads[0];
+            a.wrong = t.wrong;
+            a.count = m < RESULTS ? (int64_t)local_rows * of->width : (int64_t)(te_plan_grad_bytes(of->plan[0]) / 2);
             TE_TRY(differ_kernel_launch(&here, te__grid_of(BLOCKS, 1), &a));
             *compared += a.count;
         }
@@ -274,7 +327,7 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
     TE_TRY(te_copy(&here, counts, t.wrong, sums));
     TE_TRY(te_comm_synchronize(&here));
     for (int i = 0; i < BLOCKS * THREADS; i++) *wrong += counts[i];
-    for (int i = 0; i < 4; i++) TE_TRY(drop(&all[i]));
+    for (int i = 0; i < LISTS; i++) TE_TRY(drop(&all[i]));
     te_release(&here, x[0]), te_release(&here, x[1]), te_release(&here, t.wrong);
     return TE_OK;
 }

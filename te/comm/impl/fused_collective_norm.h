@@ -1,10 +1,10 @@
 /* fused_collective_norm.h -- fused collective patterns: a collective, a norm and the ops around it as one kernel, if
  * the ranks have symmetric memory (symmetric_memory.h):
  *
- *   all_reduce [bias] [dropout] add [fork] norm                    All ranks have all rows. One-shot or two-shot, like
- *                                                                  an all_reduce that is not fused.
- *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     Sequence parallelism: rank r computes the norm of
- *                                                                  its `pitch` rows, from row r * pitch on.
+ *   all_reduce [bias] [dropout] add [fork or output] norm          All ranks have all rows. One-shot or two-shot, like
+ *   all_reduce norm add                                            an all_reduce that is not fused.
+ *   reduce_scatter [bias] [dropout] add [fork or output] norm all_gather     Sequence parallelism: rank r computes the
+ *                                                                  norm of its `pitch` rows, from row r * pitch on.
  *
  * For each row a lane sends its packets to the other ranks, waits for the packets of the other ranks, adds all packets
  * in f32 in rank order, rounds once, and continues with the sum in registers. The results are bitwise identical to
@@ -15,8 +15,7 @@
  *
  * To keep the link busy, a group of lanes sends its next row before it computes the current one, and (with all_gather)
  * then receives the other ranks' results for the previous row. Lane i of a rank waits only for lane i of the other
- * ranks, and each lane sends a row before it waits for that row. So there is no deadlock, even if not all blocks fit on
- * the device at once, as long as blocks with lower indices start first on all ranks.
+ * ranks, and each lane sends a row before it waits for it: no deadlock, if blocks with lower indices start first.
  *
  * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce pattern: for each row a rank sends
  * 2 h bytes to each other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot), reads x and the residual from
@@ -37,6 +36,10 @@
 #define TE_FORWARD_all_reduce_bias_add_fork_norm TE_FUSED
 #define TE_FORWARD_all_reduce_bias_dropout_add_norm TE_FUSED
 #define TE_FORWARD_all_reduce_bias_dropout_add_fork_norm TE_FUSED
+#define TE_FORWARD_all_reduce_add_output_norm TE_FUSED
+#define TE_FORWARD_all_reduce_bias_add_output_norm TE_FUSED
+#define TE_FORWARD_all_reduce_bias_dropout_add_output_norm TE_FUSED
+#define TE_FORWARD_all_reduce_norm_add TE_FUSED
 
 #define TE_FORWARD_reduce_scatter_add_norm_all_gather TE_FUSED
 #define TE_FORWARD_reduce_scatter_bias_add_norm_all_gather TE_FUSED
@@ -45,6 +48,9 @@
 #define TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather TE_FUSED
 #define TE_FORWARD_reduce_scatter_dropout_add_fork_norm_all_gather TE_FUSED
 #define TE_FORWARD_reduce_scatter_bias_dropout_add_fork_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_add_output_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_bias_add_output_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_bias_dropout_add_output_norm_all_gather TE_FUSED
 
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
@@ -60,6 +66,8 @@ typedef struct te_fused_collective_args {
     int64_t pitch;
     void *gathered;             /* [ranks * pitch, c.half]: receives the output of all_gather; null in an all_reduce */
     int is_sent;                /* 1: the epilogue of the previous GEMM has already sent x to the other ranks */
+    void *sum;                  /* [c.rows, c.half]: receives the sum over the ranks, which backward reads if the norm
+                                 * comes first behind the collective; null: the sum is not stored */
 } te_fused_collective_args;
 /* Which collective a fused kernel contains: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
@@ -193,14 +201,14 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
 }
 /* The load function (of type te_norm_load_fn) of a fused collective kernel. It sums a row over the ranks, runs the ops
  * before the norm on the sum, and sets row_x to the norm's input. It loads gamma and the residual before it waits for
- * the first packet, so that these loads overlap the wait. row_x: registers for the row, for gamma, and for the
- * residual, k.chunks vectors each. */
+ * the first packet, so that these loads overlap the wait; the add that reads the residual may stand before the norm or
+ * behind it. row_x: registers for the row, for gamma, and for the residual, k.chunks vectors each. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
     const te_fused_collective_args *p = from->p;
-    const int parts = te__fused_packets_per_vector(k.in), reads = k.reads < k.norm ? k.reads : -1;
-    const te_stage *add = reads < 0 ? 0 : &c->op[reads]; /* the op that reads the residual */
+    const int parts = te__fused_packets_per_vector(k.in);
+    const te_stage *add = k.reads < 0 ? 0 : &c->op[k.reads]; /* the op that reads the residual */
     const te_fused_row_place s = te__fused_row_place_of(p, k, row, from->two_shot);
     if (s.owner == p->peers.rank) te__fused_row_load(row_x, p, k, te__fused_source_row(from, p->peers.rank, row), g);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
@@ -223,6 +231,7 @@ TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, cons
             te_packet_add(v, &sum, k.in, 0);
             TE_UNROLL for (int j = 0; j < 8 / parts; j++) l.v[4 * part + j] = v[j];
         }
+        if (p->sum) te_store8(p->sum, te_index(l.at), l.v, 8, 1, k.in);
         if (add) l.at.ahead_of = add, l.at.ahead = row_x[2 * k.chunks + i];
         stages(&l, c, 0, k.norm);
         te_vec8_of(&row_x[i], l.v, k.norm_in);
@@ -440,17 +449,23 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
 /* Return whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there
  * must be no gated activation. */
 TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_shape k) {
-    return kernels.launch && k.norm > 0 && k.aligned && k.in_halves == 1;
+    return kernels.launch && k.norm >= 0 && k.aligned && k.in_halves == 1;
 }
 
-/* ---- host: all_reduce [bias] [dropout] add [fork] norm ----------------------------------------------------------- */
+/* Return the memory in which the fused kernel stores the sum for backward: that of `sum`, if forward saves the output
+ * of the step's collective; else null. */
+TE_API void *te__fused_saved_sum(const te_run *r, const te_step *s, te_value sum) {
+    return r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved ? sum.data : 0;
+}
+
+/* ---- host: all_reduce ([bias] [dropout] add [fork or output] norm, or norm add) ---------------------------------- */
 
 /* Return the number of rows that one launch of the fused all_reduce kernel computes. 0: the fused kernel cannot be
- * used, because it does not support the shapes or formats, x is not aligned to 16 bytes, there is no symmetric memory,
- * or the output of the all_reduce itself must be saved. */
-TE_API int64_t te__fused_all_reduce_rows(const te_run *r, const te_step *s, te_value x, te_fused_collective kernels,
+ * used, because it does not support the shapes or formats, x is not aligned to 16 bytes, or there is no symmetric
+ * memory. */
+TE_API int64_t te__fused_all_reduce_rows(const te_run *r, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
-    if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te__policy(r, s->op[0])->output_saved) return 0;
+    if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in) return 0;
     if ((uintptr_t)x.data % TE_PACKET_BYTES) return 0;
     return te__fused_rows_per_launch(r->tensor, x.rows, x.cols * (int64_t)te_dtype_bytes(x.dtype), 0);
 }
@@ -461,7 +476,7 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     te_pointwise_work w;
     k.transposes = 0; /* the fused kernel stores no transpose of y, unlike the pointwise kernel */
     memset(&p, 0, sizeof p);
-    p.c.half = k.half, p.is_sent = is_sent;
+    p.c.half = k.half, p.is_sent = is_sent, p.sum = te__fused_saved_sum(r, s, sum);
     w = te__pointwise_work_of(s, 1, k, &p.c);
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (w.launches) p.c.take = r->take, r->take.taken = 0;
@@ -485,7 +500,7 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
      * depend on which kernel runs. */
     if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
         TE_TRY(te__acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
-    const int64_t at_once = te__fused_all_reduce_rows(r, s, x, kernels, k);
+    const int64_t at_once = te__fused_all_reduce_rows(r, x, kernels, k);
     if (r->current.state == TE_VALUE_deferred_product)
         TE_TRY(te__deferred_gemm_all_reduce(&is_sent, r, gemm, at_once == x.rows));
     if (at_once) return te__fused_all_reduce_launch(r, s, x, sum, kernels, k, at_once, is_sent);
@@ -503,15 +518,15 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 #define TE_HAS_SOURCE_all_reduce ,
 #define TE_SOURCE_all_reduce(widths, name, ...) TE__FUSED_COLLECTIVE(widths, name, 0, __VA_ARGS__)
 
-/* ---- host: reduce_scatter [bias] [dropout] add [fork] norm all_gather -------------------------------------------- */
+/* ---- host: reduce_scatter [bias] [dropout] add [fork or output] norm all_gather ---------------------------------- */
 
 /* Return the number of this rank's rows if one launch of the fused reduce_scatter kernel can compute all of them. 0:
  * the fused kernel cannot be used, because it does not support the shapes or formats, a tensor is not aligned to 16
- * bytes, there is no symmetric memory, or the output of the reduce_scatter itself must be saved. */
-TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, te_value x, te_value y,
+ * bytes, or there is no symmetric memory. */
+TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
-    if (x.dtype != k.in || y.dtype != k.in || k.out != k.in || te__policy(r, s->op[0])->output_saved) return 0;
+    if (x.dtype != k.in || y.dtype != k.in || k.out != k.in) return 0;
     if (((uintptr_t)x.data | (uintptr_t)y.data) % TE_PACKET_BYTES) return 0;
     const int64_t local = x.rows / r->tensor->size;
     return te__fused_rows_per_launch(r->tensor, local, x.cols * (int64_t)te_dtype_bytes(x.dtype), local);
@@ -527,7 +542,7 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     te_pointwise_work w;
     k.transposes = 0; /* the fused kernel stores no transpose of y, unlike the pointwise kernel */
     memset(&p, 0, sizeof p);
-    p.c.half = k.half;
+    p.c.half = k.half, p.sum = te__fused_saved_sum(r, middle, sum);
     w = te__pointwise_work_of(middle, 1, k, &p.c);
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (!is_saved) p.c.y = 0;
@@ -565,7 +580,7 @@ TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_p
         TE_TRY(te__deferred_gemm_reduce_scatter(&is_summed, r, sum, gemm));
     const te_value x = r->current;
     TE_TRY(te__output(&y, r, s, last));
-    if (!is_summed && te__fused_reduce_scatter_rows(r, s, x, y, kernels, k)) {
+    if (!is_summed && te__fused_reduce_scatter_rows(r, x, y, kernels, k)) {
         const int fp8_linear = k.fp8 ? te__gather_consumer(r, s) : -1;
         return te__fused_reduce_scatter_launch(r, &middle, x, sum, y, fp8_linear, kernels, k);
     }

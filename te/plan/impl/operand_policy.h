@@ -158,7 +158,7 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
  * the policies of backward. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
-    while (i + 1 < p->op_count && (p->op[i + 1].flags & TE_PASSES_VALUE)) i++;
+    while (i + 1 < p->op_count && (p->op[i + 1].flags & (TE_PASSES_VALUE | TE_IS_OUTPUT))) i++;
     if (i + 1 == p->op_count || backward[i + 1].fp8) return 0;
     if (te__recomputes_logits(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
@@ -191,6 +191,11 @@ TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const
         const int before = p->region[k].first - 1;
         for (int j = before + 1; before >= 0 && j < p->region[k].last; j++)
             if (te__is_lost(p, policy[0], k, j)) policy[0][before].output_saved = policy[1][before].output_saved = 1;
+    }
+    /* The output of an (output, ..) is its input (te__place), so the op before it is the one that saves the value. */
+    for (int i = p->op_count - 1; i > 0; i--) {
+        if (!(p->op[i].flags & TE_IS_OUTPUT) || !policy[0][i].output_saved) continue;
+        policy[0][i - 1].output_saved = policy[1][i - 1].output_saved = 1;
     }
 }
 

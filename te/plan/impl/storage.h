@@ -156,7 +156,9 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
         const int is_y = i == plan->op_count - 1 && op->out_dtype == plan->out_dtype;
         const int64_t padded = te__padded_rows(r, op->out_rows);
         r->act[i] = 0, r->stats[i] = 0, r->saved_input[i] = 0;
-        if (op->flags & TE_IS_FORK) r->act[i] = i ? r->act[i - 1] : r->x.data;
+        /* The output of an (output, ..) is its input: forward saves it once, where the op before has stored it. */
+        const int is_input = (op->flags & TE_IS_FORK) || ((op->flags & TE_IS_OUTPUT) && !is_y);
+        if (is_input) r->act[i] = i ? r->act[i - 1] : r->x.data;
         else if (op->flags & TE_IS_LOAD) r->act[i] = te__loaded(r, op);
         else if (is_y) r->act[i] = r->y.data;
         else if (here && r->policy[0][i].output_saved) {

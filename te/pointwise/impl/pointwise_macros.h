@@ -57,13 +57,10 @@
         name##_tensor_loads = 0 TE_EACH_OP(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                        \
         name##_reads = TE__FIRST_OF(name##_tensor_loads),                                                              \
         name##_saved_inputs = 0 TE_EACH_OP(TE__SAVED_AT, ~, __VA_ARGS__),                                              \
-        name##_outputs = 0 TE_EACH_OP(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                  \
         name##_params = name##_is_backward ? 0 : (0 TE_EACH_OP(TE__PARAM_AT, ~, __VA_ARGS__)),                         \
         name##_fp8_wanted = !model##_names_recipe ? 0 : name##_is_backward ? (int)model##_gradients : (int)TE_e4m3,    \
         TE__POINTWISE_SCALING_FACTS(model, name)                                                                       \
     };                                                                                                                 \
-    static_assert(name##_is_backward || !(name##_outputs * 2 & name##_saved_inputs),                                   \
-                  "te: " #name ": an (output, ..) may not stand before an op that saves its input");                   \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in backward a norm begins its pattern");    \
     static_assert((0 TE_EACH_OP(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a pattern has at most one norm"); \
     static_assert((0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),  \
@@ -103,11 +100,9 @@
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
 /* Bit masks with one bit per op, at the op's position in the pattern. SAVED_AT: an op's bit is set if the op's input
  * must be in memory; the bit at 16 + the op's position is set if backward reads that input. PARAM_AT: the bit is set if
- * the op's backward sums the gradient of a parameter, which means that the op's forward reads that parameter.
- * OUTPUT_AT: the bit is set if the op stores to a tensor of the caller. */
+ * the op's backward sums the gradient of a parameter, which means that the op's forward reads that parameter. */
 #define TE__SAVED_AT(x, i, op) | (TE_FLAGS(op) & TE_SAVES_INPUT ? 0x10001 << i : TE_FLAGS(op) & TE_IS_FORK ? 1 << i : 0)
 #define TE__PARAM_AT(x, i, op) | (TE__SUMS(op) ? 1 << i : 0)
-#define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)
 #define TE__DRAWS(x, i, op) + ((TE_FLAGS(op) & TE_DRAWS) != 0)
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \

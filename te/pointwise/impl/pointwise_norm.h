@@ -49,8 +49,8 @@ TE_FN void te_norm_prefetch(const te_pointwise *c, const te_pointwise_shape k) {
 }
 
 /* A function that loads a row to registers and runs the ops before the norm on this row. source: an extra argument of
- * some load functions; null for the others. A load function that gets a source also loads gamma, to row_x[k.chunks ..].
- */
+ * some load functions; null for the others. A load function that gets a source also loads gamma, to row_x[k.chunks ..],
+ * and the tensor that op k.reads reads, to row_x[2 * k.chunks ..]. */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
@@ -125,6 +125,7 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
                          ? v[j]
                          : (v[j] - n->mean) * n->rstd * w[j] + (has_beta ? b[j] : 0.0f);
         te_store_saved(&l, s, k.norm_out);
+        if (n->source && k.reads > k.norm) l.at.ahead_of = &c->op[k.reads], l.at.ahead = n->x[2 * k.chunks + i];
         stages(&l, c, k.norm + 1, TE_MAX_PATTERN);
         if (scaled) te_vec8_of_pairs(&n->x[i], l.v, k.out);
         else store(c, &l, k, n->amax_bits);

@@ -234,8 +234,19 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
         const int is_forked = j + 1 < s->count && (op[s->op[j + 1]].flags & TE_IS_FORK);
         if (j == last) {
             te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
+            const void *const before = stored.data;
             if (j == s->count - 1) e = te__pointwise_exit_of(r, w, i, op[i].out_dtype, te__saves_output(r, i));
             TE_TRY(te__pointwise_forward_result(&stored, r, w, i, e));
+            /* an (output, ..) whose input already lies where its output is saved stores only the caller's tensor */
+            if ((op[i].flags & TE_IS_OUTPUT) && before == w->args->y && before == te__input_of(r, i).data)
+                w->args->y = 0;
+        } else if (op[i].flags & TE_IS_OUTPUT) {
+            /* The value is stored to the caller's tensor, which in inference also serves as the value of a fork behind
+             * it. For backward the op before has stored the value (te__place). */
+            if (is_forked && r->pass == TE_INFER) {
+                const int64_t rows = te__rows_in(r, op[i].out_rows);
+                stored = te__value_of(st->out, op[i].out_dtype, rows, op[i].out);
+            }
         } else if (r->pass == TE_FORWARD ? te__saves_output(r, i) : is_forked) {
             stored = te__output_of(r, i);
             if (r->pass != TE_FORWARD || !stored.data)
