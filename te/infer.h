@@ -38,6 +38,7 @@
 #include "ops/dropout.h"            /* dropout, which inference leaves out */
 #include "ops/elementwise.h"        /* bias, scale, mul_param, softcap, dyt */
 #include "ops/embedding.h"          /* embedding, positions */
+#include "ops/expert_linear.h"      /* expert_linear, expert_bias */
 #include "ops/head_norm.h"          /* head_norm, head_norm1p */
 #include "ops/join.h"               /* slice, concat, gate, modulate */
 #include "ops/last_token.h"         /* last_token */
@@ -46,6 +47,7 @@
 #include "ops/recompute.h"          /* recompute, end_recompute */
 #include "ops/residual.h"           /* fork, add, mul, load, input, output */
 #include "ops/rope.h"               /* rope */
+#include "ops/router.h"             /* router, combine: mixture of experts */
 #include "ops/sample.h"             /* sample */
 #include "optim/init.h"             /* te_model_randomize */
 

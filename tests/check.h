@@ -141,13 +141,13 @@ struct trial {
         int tries = 0;
         do {
             if (tries++ == 100)
-                FAIL("each of a hundred draws has an input of a relu too near to 0 in " << s.text << ": this case tests nothing");
+                FAIL("each of a hundred draws has an input of a relu too near to 0, or two scores of a router too near to each other, in " << s.text << ": this case tests nothing");
             m.draw(random);
             for (size_t i = 0; i < e.names.size(); i++)
                 (e.is_input[i] ? in_edges : out_grads)[e.names[i]] = random.draw(e.value[i]->bytes / size, dtype);
             ref = reference::forward(m.ops, m.param, random.draw(x.bytes / size, dtype), in_edges, call,
                                      stored_forward(plan, true));
-        } while (near_relu_jump(m.ops, ref));
+        } while (near_relu_jump(m.ops, ref) || near_choice(m.ops, ref, m.param, dtype));
         x.write(ref.x, dtype);
         for (size_t i = 0; i < e.names.size(); i++)
             if (e.is_input[i])

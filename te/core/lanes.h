@@ -108,6 +108,13 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
+/* Return, in every lane of a warp, the maximum of x over the warp. */
+TE_FN uint32_t te_warp_max_u32(uint32_t x) { return __reduce_max_sync(~0u, x); }
+/* Sets bits of *word, which lies in shared memory; other lanes of the block may set bits of it at the same time. */
+TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) {
+    (void)atomicOr((unsigned long long *)word, (unsigned long long)bits);
+}
+TE_FN int te_popcount_u64(uint64_t x) { return __popcll((unsigned long long)x); }
 /* Return, in every lane, the sum of x over the warp. The sum does not depend on the order of addition, because x is an
  * integer. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
@@ -151,6 +158,9 @@ TE_FN uint64_t te_lanes_max_u64(uint64_t x, const te_lanes *g) {
 }
 #else
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) { return x; }
+TE_FN uint32_t te_warp_max_u32(uint32_t x) { return x; }
+TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) { *word |= bits; }
+TE_FN int te_popcount_u64(uint64_t x) { return __builtin_popcountll(x); }
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     (void)g, *total = x;
     return 0;

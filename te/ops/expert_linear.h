@@ -1,0 +1,223 @@
+/* expert_linear.h -- ops with parameters for each expert, on the rows that a router has ordered by expert (router.h).
+ *
+ *   (expert_linear, name, in, out, experts)   y[row] = x[row] weight[expert of the row]^T; weight [experts, out, in]
+ *   (expert_bias, name, width, experts)       y[row] = x[row] + bias[expert of the row]; bias [experts, width]
+ *
+ * Do this:
+ *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, 2 * F, E), (expert_bias, up_b, 2 * F, E), (swiglu, act),
+ *     (expert_linear, down, F, H, E), (combine, r)
+ *
+ * All widths are multiples of eight. The weight's rows are those of expert 0, then those of expert 1, and so on: the
+ * parameter is [experts * out, in]. Forward saves x; but if x is the output of the router, backward gathers it again
+ * from the router's input. Backward computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed
+ * in f32 in a fixed order. The gradients of an expert without rows are 0. An expert_linear runs in the list's dtype,
+ * under a recipe, too. The products: te/gemm/impl/gemm_grouped.h.
+ */
+#ifndef TE_OPS_EXPERT_LINEAR_H
+#define TE_OPS_EXPERT_LINEAR_H
+
+#include "../gemm/impl/gemm_grouped.h" /* te_grouped */
+#include "router.h"                    /* te_routing */
+
+#define TE__EXPERTS_FIT(model, op, experts) \
+    ((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed && ((int)TE_ROWS_IN(model, op) >> 8 & 2047) == (int)(experts))
+#define TE__CHECK_EXPERTS(model, op, experts)                                                                        \
+    static_assert((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed,                                                 \
+                  TE__ROUTER_TEXT(model, op) " needs the rows of a (router, ..)");                                   \
+    static_assert((int)TE_ROWS_IN(model, op) < (int)TE_ROWS_routed || TE__EXPERTS_FIT(model, op, experts),           \
+                  TE__ROUTER_TEXT(model, op) " has another number of experts than its router");
+
+/* ---- (expert_linear, name, in, out, experts) --------------------------------------------------------------------- */
+
+#define TE_OP_expert_linear (expert_linear, custom)
+#define TE_SHAPES_expert_linear(op) (3)
+#define TE_IN_expert_linear(op) (TE_ARG1(op, 0))
+#define TE_OUT_expert_linear(op, in) (TE_ARG2(op, 0))
+#define TE_STATES_OUT_expert_linear ,
+#define TE_EXPERTS_expert_linear(op) ((int)(TE_ARG3(op, 0)))
+#define TE_FLAGS_expert_linear(op) (TE_SAVES_INPUT)
+#define TE_PARAMS_expert_linear(op, in, out) ((weight, (int64_t)(TE_ARG3(op, 0)) * (out), in, normal))
+#define TE_CHECK_expert_linear(model, op)                                                                            \
+    (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0))                                                                    \
+     static_assert((TE_ARG1(op, 0)) % 8 == 0 && (TE_ARG2(op, 0)) % 8 == 0,                                           \
+                   TE__ROUTER_TEXT(model, op) ": its widths must be multiples of eight");)
+
+#if TE_CUDA
+#define TE__GROUPED_RUN_OF(dtype) te__grouped_run<TE_##dtype>
+#else
+#define TE__GROUPED_RUN_OF(dtype) te__grouped_run
+#endif
+#define TE_CUSTOM_expert_linear_forward(name, model, dtype, op)                                                      \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        return te__expert_linear_forward(r, s, TE__GROUPED_RUN_OF(dtype));                                           \
+    }
+#define TE_CUSTOM_expert_linear_backward(name, model, dtype, op)                                                     \
+    TE__ROUTED_GATHER_KERNEL(name##_gather, dtype)                                                                   \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        return te__expert_linear_backward(r, s, TE__GROUPED_RUN_OF(dtype), name##_gather_launch);                    \
+    }
+
+typedef te_status (*te__grouped_fn)(const te_grouped *g, te_status (*product)(const te_gemm *, te_context *),
+                                    te_context *ctx);
+
+/* The products of op i, whose rows are those of `router`. */
+TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int i, int router) {
+    const te_op *op = &r->plan->op[i];
+    const te_router_options o = te__router_options_of(r->plan, router);
+    te_grouped g = te_grouped_of(kind, op->out, op->in, o.experts, r->tokens * o.top_k);
+    g.offset = te__routing_of(r, router).offset, g.max_rows = (int)r->tokens;
+    g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
+    return g;
+}
+/* Runs the products g, with scratch memory from the workspace. launches: 0: only reserves the memory. */
+TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, int launches) {
+#if !TE_CUDA
+    te_grouped capacity = *g;
+    void *scratch = 0;
+    capacity.max_rows = (int)te__capacity_rows(r);
+    const size_t bytes = te__grouped_scratch(&capacity) * sizeof(float);
+    if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
+    g->scratch = (float *)scratch;
+#endif
+    return r->dry || !launches ? TE_OK : run(g, r->plan->product, r->ctx);
+}
+TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, te__grouped_fn run) {
+    const int i = s->op[0];
+    te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, te__router_of(r->plan, i));
+    te_value x = r->current, y, made;
+    TE_TRY(te__output(&y, r, s, i));
+    TE_TRY(te__convert_value(&x, r, g.dtype));
+    TE_TRY(te__begin_converted(&made, &y, r, g.dtype));
+    g.a = x.data, g.b = r->param[i]->data, g.d = made.data;
+    TE_TRY(te__expert_run(r, &g, run, 1));
+    TE_TRY(te__end_converted(&y, &made, r));
+    return te__set_current(r, y), TE_OK;
+}
+
+/* Sets routed row i of y to the row of x of its token. Memory traffic: reads x, writes y. A warp has a row. */
+TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    if (row >= a->rows) return;
+    const int64_t token = a->at.slot[row] / a->top_k;
+    for (int c = g.id * 8; c < a->width; c += g.count * 8) {
+        float v[8];
+        te_load8(v, a->x, token * a->width + c, 8, 1, dtype);
+        te_store8(a->y, row * a->width + c, v, 8, 1, dtype);
+    }
+}
+#define TE__ROUTED_GATHER_KERNEL(name, dtype) \
+    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))
+/* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, it is gathered. */
+TE_API te_status te__expert_input(te_value *x, te_run *r, int i, int router, te_routed_launch_fn gather) {
+    const te_op *op = &r->plan->op[i];
+    te_routed_args a;
+    if (!te__is_regathered(r->plan, i - 1)) {
+        *x = te__input_of(r, i);
+        return te__convert_value(x, r, r->plan->dtype);
+    }
+    te_value from = te__input_of(r, router);
+    TE_TRY(te__convert_value(&from, r, r->plan->dtype));
+    TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
+    memset(&a, 0, sizeof a);
+    a.at = te__routing_of(r, router), a.x = from.data, a.y = x->data;
+    a.rows = x->rows, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
+    return r->dry ? TE_OK : gather(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1), &a);
+}
+TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, te__grouped_fn run,
+                                            te_routed_launch_fn gather) {
+    const int i = s->op[0], router = te__router_of(r->plan, i), trains = te_is_trained(r->param[i]);
+    te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router), g = w;
+    te_value dy = r->current, x, dx = te__no_value(), made;
+    TE_TRY(te__convert_value(&dy, r, w.dtype));
+    TE_TRY(te__expert_input(&x, r, i, router, gather));
+    w.a = dy.data, w.b = x.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
+    TE_TRY(te__expert_run(r, &w, run, trains));
+    if (te__needs_input_grad(r, i)) {
+        TE_TRY(te__gradient(&dx, r, s, i));
+        TE_TRY(te__begin_converted(&made, &dx, r, g.dtype));
+        g.kind = TE_GROUPED_DGRAD, g.out_dtype = g.dtype;
+        g.a = dy.data, g.b = r->param[i]->data, g.d = made.data;
+        TE_TRY(te__expert_run(r, &g, run, dx.data != 0));
+        if (dx.data) TE_TRY(te__end_converted(&dx, &made, r));
+    }
+    return te__set_current(r, dx), TE_OK;
+}
+
+/* ---- (expert_bias, name, width, experts) ------------------------------------------------------------------------- */
+
+#define TE_OP_expert_bias (expert_bias, custom)
+#define TE_SHAPES_expert_bias(op) (2)
+#define TE_IN_expert_bias(op) (TE_ARG1(op, 0))
+#define TE_EXPERTS_expert_bias(op) ((int)(TE_ARG2(op, 0)))
+#define TE_PARAMS_expert_bias(op, in, out) ((bias, TE_ARG2(op, 0), TE_ARG1(op, 0), zero))
+#define TE_CHECK_expert_bias(model, op)                                                                              \
+    (TE__CHECK_EXPERTS(model, op, TE_ARG2(op, 0))                                                                    \
+     static_assert((TE_ARG1(op, 0)) % 8 == 0, TE__ROUTER_TEXT(model, op) ": its width must be a multiple of eight");)
+#define TE_CUSTOM_expert_bias_forward(name, model, dtype, op)                                                        \
+    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
+              te_expert_bias_rows(te_args, te_at, (int)TE_WIDTH_IN(model, op), TE__ROUTER_FORMATS(model, dtype, op))) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__expert_bias_forward(r, s, name##_launch); }
+#define TE_CUSTOM_expert_bias_backward(name, model, dtype, op)                                                       \
+    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
+              te_expert_bias_sum(te_args, te_at, (int)TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op)))    \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__expert_bias_backward(r, s, name##_launch); }
+
+/* Memory traffic: reads x, writes y. A warp has a row. */
+TE_FN void te_expert_bias_rows(const te_routed_args *a, te_block b, const int width, const te_formats f) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    if (row >= a->rows) return;
+    const int64_t expert = a->at.expert[a->at.slot[row]];
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        float v[8], w[8];
+        te_load8(v, a->x, row * width + c, 8, 1, f.in);
+        te_load8(w, a->bias, expert * width + c, 8, 1, f.weight);
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] += w[i];
+        te_store8(a->y, row * width + c, v, 8, 1, f.out);
+    }
+}
+/* dbias of one expert (b.y) and 8 TE_ROUTER_LANES columns: the sum of its rows of dy. Memory traffic: reads dy. */
+TE_FN void te_expert_bias_sum(const te_routed_args *a, te_block b, const int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int c = (b.x * TE_ROUTER_LANES + g.id) * 8;
+    const int64_t end = a->at.offset[b.y + 1];
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
+    float *to = a->dweight + (int64_t)b.y * width + c;
+    for (int64_t row = a->at.offset[b.y] + group; c < width && row < end; row += TE_ROUTER_WARPS) {
+        te_load8(v, a->dy, row * width + c, 8, 1, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+    }
+    te_groups_sum(sum, 8, g, TE_ROUTER_WARPS);
+    if (group || c >= width) return;
+    TE_UNROLL for (int i = 0; i < 8; i++) to[i] = sum[i] + (a->accumulate ? to[i] : 0.0f);
+}
+TE_API te_status te__expert_bias_forward(te_run *r, const te_step *s, te_routed_launch_fn launch) {
+    const int i = s->op[0];
+    te_routed_args a;
+    te_value y;
+    memset(&a, 0, sizeof a);
+    TE_TRY(te__output(&y, r, s, i));
+    a.at = te__routing_of(r, te__router_of(r->plan, i)), a.x = r->current.data, a.y = y.data, a.rows = y.rows;
+    a.bias = r->param[i]->data;
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1), &a));
+    return te__set_current(r, y), TE_OK;
+}
+TE_API te_status te__expert_bias_backward(te_run *r, const te_step *s, te_routed_launch_fn launch) {
+    const int i = s->op[0], trains = te_is_trained(r->param[i]);
+    const te_op *op = &r->plan->op[i];
+    const te_grid grid = te__grid_of(te_ceil_div(op->out, 8 * TE_ROUTER_LANES), op->experts);
+    te_routed_args a;
+    te_value dx = r->current;
+    memset(&a, 0, sizeof a);
+    a.at = te__routing_of(r, te__router_of(r->plan, i)), a.dy = r->current.data, a.dweight = r->param[i]->grad;
+    a.accumulate = te__accumulates(r, r->param[i]);
+    if (!r->dry && trains) TE_TRY(launch(r->ctx, grid, &a));
+    TE_TRY(te__convert_value(&dx, r, op->in_dtype)); /* y = x + bias, so dx = dy */
+    return te__set_current(r, dx), TE_OK;
+}
+
+#endif
