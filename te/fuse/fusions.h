@@ -59,6 +59,7 @@
 #define TE_FORWARD_dropout_add_fork_norm TE_FUSED
 #define TE_FORWARD_bias_dropout_add_fork_norm TE_FUSED
 #define TE_FORWARD_head_norm_rope TE_FUSED
+#define TE_FORWARD_router_expert_linear TE_FUSED
 
 #define TE_BACKWARD_act_bias TE_FUSED
 #define TE_BACKWARD_gated_bias TE_FUSED
@@ -91,7 +92,7 @@
     X(linear_mul) X(linear_bias_mul) X(linear_add_add_fork_norm) X(linear_bias_add_add_fork_norm)           \
     X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm)             \
     X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) X(linear_rope)                     \
-    X(linear_bias_rope) X(head_norm_rope)
+    X(linear_bias_rope) X(head_norm_rope) X(router_expert_linear)
 #define TE_BACKWARD_PATTERNS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) X(linear_gated)     \

@@ -42,23 +42,51 @@
      static_assert((TE_ARG1(op, 0)) % 8 == 0 && (TE_ARG2(op, 0)) % 8 == 0,                                           \
                    TE__ROUTER_TEXT(model, op) ": its widths must be multiples of eight");)
 
+/* Runs a grouped product. kind: forward, dgrad or wgrad. On CUDA each dtype and kind has a kernel of its own. */
+typedef te_status (*te__grouped_fn)(const te_grouped *g, te_run *r);
 #if TE_CUDA
-#define TE__GROUPED_RUN_OF(dtype) te__grouped_run<TE_##dtype>
+template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
+    return te__grouped_run<T, KIND>(g, r->ctx);
+}
+#define TE__GROUPED(dtype, kind) te__grouped_step<TE_##dtype, TE_GROUPED_##kind>
+#define TE__ROUTED_GATHER_KERNEL(name, dtype)
+#define TE__ROUTED_GATHER(name) 0 /* the products gather the rows */
 #else
-#define TE__GROUPED_RUN_OF(dtype) te__grouped_run
+TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) { return te__grouped_run(g, r->plan->product, r->ctx); }
+#define TE__GROUPED(dtype, kind) te__grouped_step
+#define TE__ROUTED_GATHER_KERNEL(name, dtype) \
+    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))
+#define TE__ROUTED_GATHER(name) name##_launch
 #endif
 #define TE_CUSTOM_expert_linear_forward(name, model, dtype, op)                                                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        return te__expert_linear_forward(r, s, TE__GROUPED_RUN_OF(dtype));                                           \
+        return te__expert_linear_forward(r, s, TE__GROUPED(dtype, FORWARD));                                         \
     }
 #define TE_CUSTOM_expert_linear_backward(name, model, dtype, op)                                                     \
     TE__ROUTED_GATHER_KERNEL(name##_gather, dtype)                                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        return te__expert_linear_backward(r, s, TE__GROUPED_RUN_OF(dtype), name##_gather_launch);                    \
+        const te_expert_kernels kernels = {TE__GROUPED(dtype, DGRAD), TE__GROUPED(dtype, WGRAD),                     \
+                                           TE__ROUTED_GATHER(name##_gather)};                                        \
+        return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
 
-typedef te_status (*te__grouped_fn)(const te_grouped *g, te_status (*product)(const te_gemm *, te_context *),
-                                    te_context *ctx);
+/* The pattern router expert_linear: the product gathers the rows of x itself. On the host, where it cannot, the router's
+ * kernel copies them to scratch memory. */
+#define TE_PAIR_router_expert_linear ,
+#define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
+    TE__ROUTER_KERNEL(name##_choose, a, te_router_choose, TE_##dtype)                                                \
+    TE__ROUTER_KERNEL(name##_place, a, te_router_gather, (int)TE_WIDTH_IN(model, a),                                 \
+                      TE__ROUTER_FORMATS(model, dtype, a), !TE_CUDA)                                                 \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        const te_router_kernels kernels = {name##_choose_launch, name##_place_launch};                               \
+        return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
+    }
+
+/* The kernels of the backward of an expert_linear. gather: te_routed_gather, on the host. */
+typedef struct te_expert_kernels {
+    te__grouped_fn dgrad, wgrad;
+    te_routed_launch_fn gather;
+} te_expert_kernels;
 
 /* The products of op i, whose rows are those of `router`. */
 TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int i, int router) {
@@ -79,13 +107,31 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
     g->scratch = (float *)scratch;
 #endif
-    return r->dry || !launches ? TE_OK : run(g, r->plan->product, r->ctx);
+    return r->dry || !launches ? TE_OK : run(g, r);
 }
 TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, te__grouped_fn run) {
     const int i = s->op[0];
     te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, te__router_of(r->plan, i));
     te_value x = r->current, y, made;
     TE_TRY(te__output(&y, r, s, i));
+    TE_TRY(te__convert_value(&x, r, g.dtype));
+    TE_TRY(te__begin_converted(&made, &y, r, g.dtype));
+    g.a = x.data, g.b = r->param[i]->data, g.d = made.data;
+    TE_TRY(te__expert_run(r, &g, run, 1));
+    TE_TRY(te__end_converted(&y, &made, r));
+    return te__set_current(r, y), TE_OK;
+}
+
+TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s, const te_router_kernels *kernels,
+                                                     te__grouped_fn run) {
+    const int router = s->op[0], i = s->op[1];
+    te_value x = r->current, rows = te__no_value(), y, made;
+    TE_TRY(te__output(&y, r, s, i));
+    if (!TE_CUDA) TE_TRY(te__acquire(r, &rows, r->plan->op[i].in_rows, r->plan->op[i].in, r->plan->op[i].in_dtype));
+    TE_TRY(te__router_forward(r, router, &rows, kernels));
+    te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, router);
+    if (TE_CUDA) g.slot = te__routing_of(r, router).slot, g.top_k = te__rows_per_token(r->plan->op[i].in_rows);
+    else x = rows;
     TE_TRY(te__convert_value(&x, r, g.dtype));
     TE_TRY(te__begin_converted(&made, &y, r, g.dtype));
     g.a = x.data, g.b = r->param[i]->data, g.d = made.data;
@@ -107,39 +153,38 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         te_store8(a->y, row * a->width + c, v, 8, 1, dtype);
     }
 }
-#define TE__ROUTED_GATHER_KERNEL(name, dtype) \
-    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))
-/* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, it is gathered. */
-TE_API te_status te__expert_input(te_value *x, te_run *r, int i, int router, te_routed_launch_fn gather) {
+/* Sets *x to the input of expert_linear i, in the list's dtype, for the product g. If the input is the output of the
+ * router, which forward has not saved, it is made of the router's input: on CUDA by g, on the host by a kernel. */
+TE_API te_status te__expert_input(te_value *x, te_grouped *g, te_run *r, int i, te_routed_launch_fn gather) {
     const te_op *op = &r->plan->op[i];
+    const te_routing routing = te__routing_of(r, te__router_of(r->plan, i));
     te_routed_args a;
     if (!te__is_regathered(r->plan, i - 1)) {
         *x = te__input_of(r, i);
         return te__convert_value(x, r, r->plan->dtype);
     }
-    te_value from = te__input_of(r, router);
-    TE_TRY(te__convert_value(&from, r, r->plan->dtype));
-    TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
+    *x = te__input_of(r, i - 1);
+    TE_TRY(te__convert_value(x, r, r->plan->dtype));
+    if (!gather) return g->slot = routing.slot, g->top_k = te__rows_per_token(op->in_rows), TE_OK;
     memset(&a, 0, sizeof a);
-    a.at = te__routing_of(r, router), a.x = from.data, a.y = x->data;
-    a.rows = x->rows, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
+    a.at = routing, a.x = x->data;
+    TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
+    a.y = x->data, a.rows = x->rows, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
     return r->dry ? TE_OK : gather(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1), &a);
 }
-TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, te__grouped_fn run,
-                                            te_routed_launch_fn gather) {
+TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const te_expert_kernels *kernels) {
     const int i = s->op[0], router = te__router_of(r->plan, i), trains = te_is_trained(r->param[i]);
-    te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router), g = w;
+    te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router), g = te__expert_product(r, TE_GROUPED_DGRAD, i, router);
     te_value dy = r->current, x, dx = te__no_value(), made;
     TE_TRY(te__convert_value(&dy, r, w.dtype));
-    TE_TRY(te__expert_input(&x, r, i, router, gather));
+    TE_TRY(te__expert_input(&x, &w, r, i, kernels->gather));
     w.a = dy.data, w.b = x.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
-    TE_TRY(te__expert_run(r, &w, run, trains));
+    TE_TRY(te__expert_run(r, &w, kernels->wgrad, trains));
     if (te__needs_input_grad(r, i)) {
         TE_TRY(te__gradient(&dx, r, s, i));
         TE_TRY(te__begin_converted(&made, &dx, r, g.dtype));
-        g.kind = TE_GROUPED_DGRAD, g.out_dtype = g.dtype;
         g.a = dy.data, g.b = r->param[i]->data, g.d = made.data;
-        TE_TRY(te__expert_run(r, &g, run, dx.data != 0));
+        TE_TRY(te__expert_run(r, &g, kernels->dgrad, dx.data != 0));
         if (dx.data) TE_TRY(te__end_converted(&dx, &made, r));
     }
     return te__set_current(r, dx), TE_OK;

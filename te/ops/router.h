@@ -176,6 +176,8 @@ typedef struct te_router_args {
     float loss_scale;
 } te_router_args;
 
+/* The number of experts of a lane. */
+TE_FN int te__router_values(const int experts) { return (experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; }
 /* A score as an integer of the same order. NaN counts as -infinity; 0 is less than all scores. */
 TE_FN uint32_t te__router_key(float score) {
     const uint32_t bits = te_bits_of_float(score == score ? score + 0.0f : -INFINITY);
@@ -193,7 +195,7 @@ TE_FN int te__router_best(const uint32_t *key, int values, te_lanes g) {
 }
 /* Sets the keys of all experts to 0 that do not belong to one of the groups_kept best groups. */
 TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_lanes g) {
-    const int size = o.experts / o.groups, values = (o.experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES;
+    const int size = o.experts / o.groups, values = te__router_values(o.experts);
     uint32_t sum[TE_ROUTER_MAX_GROUPS], kept = 0;
     TE_UNROLL for (int i = 0; i < o.groups; i++) {
         uint32_t first = 0, second = 0;
@@ -220,19 +222,18 @@ TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_l
 typedef struct te_router_row {
     float logit[TE_ROUTER_VALUES];
     float max, sum, nan; /* sum: of exp(logit - max); nan: 1 if one of the logits is NaN, else 0 */
-    int values;
 } te_router_row;
-TE_FN void te__router_load(te_router_row *t, const float *logits, int experts, te_lanes *g) {
+TE_FN void te__router_load(te_router_row *t, const float *logits, const int experts, te_lanes *g) {
+    const int values = te__router_values(experts);
     t->max = -INFINITY, t->sum = 0, t->nan = 0;
-    t->values = (experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES;
-    TE_UNROLL for (int v = 0; v < t->values; v++) {
+    TE_UNROLL for (int v = 0; v < values; v++) {
         const int e = v * TE_ROUTER_LANES + g->id;
         t->logit[v] = e < experts ? logits[e] : -INFINITY;
         if (t->logit[v] != t->logit[v]) t->nan = 1;
         else t->max = fmaxf(t->max, t->logit[v]);
     }
     te_lanes_max(&t->max, g), te_lanes_max(&t->nan, g);
-    TE_UNROLL for (int v = 0; v < t->values; v++)
+    TE_UNROLL for (int v = 0; v < values; v++)
         if (v * TE_ROUTER_LANES + g->id < experts) t->sum += te_exp(t->logit[v] - t->max);
     te_lanes_sum(&t->sum, 1, g);
 }
@@ -256,12 +257,12 @@ TE_FN void te__router_weigh(float *w, const te_router_options o, float nan) {
 TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t *chosen, int bit,
                                 const te_router_options o, te_dtype dtype, te_lanes g) {
     const float *logits = a->at.logits + token * o.experts;
-    const int by_score = o.choice_bias || o.groups > 1;
+    const int by_score = o.choice_bias || o.groups > 1, values = te__router_values(o.experts);
     te_router_row t;
     uint32_t key[TE_ROUTER_VALUES];
     float w[TE_ROUTER_MAX_TOP_K];
     te__router_load(&t, logits, o.experts, &g);
-    TE_UNROLL for (int v = 0; v < t.values; v++) {
+    TE_UNROLL for (int v = 0; v < values; v++) {
         const int e = v * TE_ROUTER_LANES + g.id;
         float c = by_score ? te__router_score(&t, t.logit[v], o.score) : t.logit[v];
         if (o.choice_bias && e < o.experts) c += te_load(a->choice_bias, e, dtype);
@@ -269,8 +270,8 @@ TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t
     }
     if (o.groups > 1) te__router_keep_groups(key, o, g);
     TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-        const int e = te__router_best(key, t.values, g);
-        TE_UNROLL for (int v = 0; v < t.values; v++) if (v * TE_ROUTER_LANES + g.id == e) key[v] = 0;
+        const int e = te__router_best(key, values, g);
+        TE_UNROLL for (int v = 0; v < values; v++) if (v * TE_ROUTER_LANES + g.id == e) key[v] = 0;
         w[j] = te__router_score(&t, logits[e], o.score);
         if (g.id == 0) a->at.expert[token * o.top_k + j] = e, te_shared_or_u64(&chosen[e], (uint64_t)1 << bit);
     }
@@ -392,6 +393,7 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
     const float *logits = a->at.logits + token * o.experts;
+    const int values = te__router_values(o.experts);
     float d[TE_ROUTER_MAX_TOP_K], s[TE_ROUTER_MAX_TOP_K], along = 0, balance = 0;
     te_router_row t;
     if (token >= a->tokens) return;
@@ -409,13 +411,13 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     /* The derivative of the balancing loss along P_e is share times the number of rows of e. */
     const float share = o.aux_loss * (float)o.experts * a->loss_scale / ((float)a->tokens * (float)o.top_k);
     const float z = 2.0f * o.z_loss * a->loss_scale * (t.max + logf(t.sum));
-    TE_UNROLL for (int v = 0; v < t.values; v++) {
+    TE_UNROLL for (int v = 0; v < values; v++) {
         const int e = v * TE_ROUTER_LANES + g.id;
         if (o.aux_loss != 0 && e < o.experts)
             balance += share * (float)(a->at.offset[e + 1] - a->at.offset[e]) * te_exp(t.logit[v] - t.max) / t.sum;
     }
     if (o.aux_loss != 0) te_lanes_sum(&balance, 1, &g);
-    TE_UNROLL for (int v = 0; v < t.values; v++) {
+    TE_UNROLL for (int v = 0; v < values; v++) {
         const int e = v * TE_ROUTER_LANES + g.id;
         const float p = te_exp(t.logit[v] - t.max) / t.sum;
         float own = 0, dlogit = 0;
@@ -529,7 +531,7 @@ TE_IF_USED TE_API te_status te__router_forward(te_run *r, int i, const te_value 
     const int64_t chunks = te_ceil_div(a.tokens, TE_ROUTER_CHUNK);
     TE_TRY(kernels->first(r->ctx, te__grid_of(chunks, 1), &a));
     if (chunks > 1) TE_TRY(te_router_scan_launch(r->ctx, te__grid_of(te_ceil_div(o.experts, TE_ROUTER_LANES), 1), &a));
-    return kernels->second(r->ctx, te__grid_of(chunks, TE_ROUTER_SPLIT), &a);
+    return kernels->second(r->ctx, te__grid_of(chunks, y->data ? TE_ROUTER_SPLIT : 1), &a);
 }
 TE_IF_USED TE_API te_status te__router_step(te_run *r, const te_step *s, const te_router_kernels *kernels) {
     te_value y;

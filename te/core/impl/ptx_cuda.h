@@ -36,6 +36,17 @@ TE_FN void te__sts_float(uint32_t to, float f) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(f) : "memory");
 }
 
+/* Load four 8 x 8 matrices of 16-bit elements, as fragments for mma.sync. Lane 8 i + j passes the address of row j of
+ * matrix i. transpose: 1: each matrix is transposed. */
+TE_FN void te__ldmatrix_x4(uint32_t w[4], uint32_t from, const int transpose) {
+    if (transpose)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+}
+
 /* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16, or a is [16, 32] and b is [32, 8] of
  * e4m3. The sections "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32" of the PTX ISA say which lane holds
  * which elements; counted in bytes, the two layouts are the same. */
