@@ -11,6 +11,7 @@
 #include "te/ops/norm.h"
 #include "te/ops/recompute.h"
 #include "te/ops/rope.h"
+#include "te/plan/freeze.h"
 
 #define MOE_LISTS(X, dtype)                                                                                                                      \
     X(alone_##dtype, dtype, (router, r, 24, 5, (top_k, 2)), (combine, r))                                                                        \
@@ -27,11 +28,34 @@
     X(chosen_##dtype, dtype, (router, r, 24, 70, (top_k, 6), (score, softmax_of_chosen), (factor, 0.5f)), (rmsnorm, n, 24), (fork, x),           \
       (expert_linear, up, 24, 24, 70), (tanh, t), (add, x), (combine, r))
 
+// Lists with branches and regions around the experts.
+#define MOE_BRANCHES(X)                                                                                                                          \
+    X(branches, f32, (router, r, 24, 4, (top_k, 2)), (fork, z), (expert_linear, gate, 24, 16, 4), (silu, s), (fork, g), (load, z),               \
+      (expert_linear, up, 24, 16, 4), (mul, g), (expert_linear, down, 16, 24, 4), (combine, r), (bias, b, 24))                                   \
+    X(shared_expert, f32, (fork, x), (rmsnorm, n, 24), (fork, h), (router, r, 24, 4, (top_k, 2)), (expert_linear, up, 24, 16, 4), (gelu, a),     \
+      (expert_linear, down, 16, 24, 4), (combine, r), (fork, routed), (load, h), (linear, s1, 24, 32), (gelu, sa), (linear, s2, 32, 24),         \
+      (add, routed), (add, x))                                                                                                                   \
+    X(two_layers, f32, (fork, x), (router, r, 16, 4, (top_k, 2)), (expert_linear, up, 16, 24, 4), (gelu, a), (expert_linear, down, 24, 16, 4),   \
+      (combine, r), (add, x), (fork, y), (rmsnorm, n, 16), (router, q, 16, 6, (top_k, 3), (score, sigmoid)), (expert_linear, up2, 16, 8, 6),     \
+      (tanh, t), (combine, q), (linear, l, 8, 16), (add, y))                                                                                     \
+    X(region, bf16, (linear, l, 24, 32), (recompute, p), (router, r, 32, 8, (top_k, 2)), (expert_linear, up, 32, 2 * 24, 8),                     \
+      (expert_bias, b, 48, 8), (swiglu, act), (expert_linear, down, 24, 32, 8), (combine, r), (end_recompute, p), (linear, m, 32, 24))           \
+    X(region_of_experts, f32, (rmsnorm, n, 24), (router, r, 24, 4, (top_k, 2)), (recompute, p), (expert_linear, up, 24, 16, 4), (gelu, a),       \
+      (expert_linear, down, 16, 24, 4), (end_recompute, p), (combine, r))                                                                        \
+    X(region_of_block, f32, (recompute, p), (fork, x), (rmsnorm, n, 24), (router, r, 24, 4, (top_k, 2)), (expert_linear, up, 24, 16, 4),         \
+      (gelu, a), (expert_linear, down, 16, 24, 4), (combine, r), (add, x), (end_recompute, p), (bias, b, 24))                                    \
+    X(language_model, f32, (embedding, tokens, 40, 32), (fork, x), (rmsnorm, n1, 32), (linear, qkv, 32, 4 * 16), (rope, p, 2, 1, 16),            \
+      (attention, attn, 2, 1, 16), (linear, proj, 32, 32), (add, x), (fork, y), (rmsnorm, n2, 32), (router, r, 32, 8, (top_k, 2),                \
+      (renormalise, 1), (aux_loss, 0.01f)), (expert_linear, up, 32, 2 * 16, 8), (swiglu, act), (expert_linear, down, 16, 32, 8), (combine, r),   \
+      (add, y), (rmsnorm, n3, 32), (linear, head, 32, 40), (cross_entropy, loss, 40))
+
 #define MOE_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
 #define MOE_SUBJECT(name, ...) &name##_subject,
 MOE_LISTS(MOE_MODEL, f32)
 MOE_LISTS(MOE_MODEL, bf16)
 MOE_LISTS(MOE_MODEL, f16)
+MOE_BRANCHES(MOE_MODEL)
+UNFUSED(unfused, bf16, (router, r, 24, 5, (top_k, 2)), (expert_linear, up, 24, 40, 5), (expert_linear, down, 40, 24, 5), (combine, r))
 
 TEST_CASE("routers and experts", "[moe]") {
     for (const subject *s : {MOE_LISTS(MOE_SUBJECT, f32) MOE_LISTS(MOE_SUBJECT, bf16) MOE_LISTS(MOE_SUBJECT, f16)}) {
@@ -42,4 +66,207 @@ TEST_CASE("routers and experts", "[moe]") {
         if (is_f32) check_gradients_of_reference(*s, shape(1, 3));
         if (is_f32) check_gradients_of_reference(*s, shape(2, 4));
     }
+}
+
+TEST_CASE("experts among branches and in recompute regions", "[moe]") {
+    for (const subject *s : {MOE_BRANCHES(MOE_SUBJECT) & unfused_subject}) {
+        check(*s, shape(1, 1));
+        check(*s, shape(2, 9));
+        if (s->plan()->dtype == TE_f32) check(*s, shape(1, 70));
+        if (s->plan()->dtype == TE_f32 && !s->plan()->region_count) check_gradients_of_reference(*s, shape(1, 3));
+    }
+}
+
+TEST_CASE("forward saves neither the routed rows of a router nor their copies", "[moe]") {
+    // a routed row: the input and output of swiglu, the combine's input, 4 + 8 / 2 + 1 numbers of the routing; a row: the norm's input and output
+    const size_t routed = (48 + 24 + 32) * 4 + 9 * 4, row = 32 * 4 + 4;
+    CHECK(te_plan_saved_bytes(mixtral_f32_plan(), TE_ROW_PAD) <= (2 * routed + row) * TE_ROW_PAD + TE_ALIGN);
+}
+
+namespace {
+
+// A list with a router of logits that the test chooses: x is [rows, 8], and the router's weight is the unit matrix, so logit e is x[e].
+TE_SEQUENTIAL(tops, f32, (router, r, 8, 8, (top_k, 3)), (expert_linear, up, 8, 8, 8), (combine, r))
+TE_SEQUENTIAL(tops_biased, f32, (router, r, 8, 8, (top_k, 3), (score, sigmoid), (choice_bias, 1)), (expert_linear, up, 8, 8, 8), (combine, r))
+
+struct chosen_logits {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
+    tops m;
+    buffer params, grads, x, y, dy, dx, memory, workspace;
+    te_batch batch;
+    te_saved saved;
+    size_t rows;
+    reference::vec experts; // expert e maps every row to (e + 1) in each column: sum of weights times (e + 1), with x summed to 1
+    explicit chosen_logits(const reference::vec &logits)
+        : params(ctx, tops_param_bytes()), grads(ctx, tops_grad_bytes()), x(ctx, logits.size() * 4), y(ctx, x.bytes), dy(ctx, x.bytes), dx(ctx, x.bytes),
+          memory(ctx, tops_saved_bytes((int64_t)logits.size() / 8)), workspace(ctx, 1 << 20), rows(logits.size() / 8) {
+        memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
+        REQUIRE(tops_bind(&m, params.data(), (float *)grads.data(), ctx) == TE_OK);
+        reference::vec unit(64, 0.0), weight(512);
+        for (size_t i = 0; i < 8; i++) unit[i * 8 + i] = 1;
+        for (size_t e = 0; e < 8; e++)
+            for (size_t i = 0; i < 64; i++) weight[e * 64 + i] = (double)(e + 1) * 0.125 * (double)(1 + i % 3);
+        REQUIRE(te_copy(ctx, m.r.weight.data, numbers::stored(unit, TE_f32).data(), 256) == TE_OK);
+        REQUIRE(te_copy(ctx, m.up.weight.data, numbers::stored(weight, TE_f32).data(), 2048) == TE_OK);
+        REQUIRE(te_synchronize(ctx) == TE_OK);
+        x.write(logits, TE_f32), dy.write(reference::vec(logits.size(), 0.5), TE_f32);
+        batch.batch = 1, batch.seq = (int)rows, saved.memory = memory.data(), saved.bytes = memory.bytes;
+        REQUIRE(tops_workspace_bytes(&m, (int64_t)rows, ctx) <= workspace.bytes);
+        ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
+    }
+    ~chosen_logits() { ctx->workspace = nullptr, ctx->workspace_bytes = 0; }
+    te_tensor of(const buffer &b) const { return te_matrix(b.data(), TE_f32, (int64_t)rows, 8); }
+    void run() {
+        REQUIRE(tops_forward(of(y), &saved, of(x), &m, &batch, ctx) == TE_OK);
+        REQUIRE(tops_backward(of(dx), of(dy), &saved, &m, &batch, ctx) == TE_OK);
+    }
+    // The experts of each token in the order of the choice, as forward has saved them: behind the logits and the weights.
+    std::vector<int32_t> chosen() const {
+        std::vector<int32_t> all(rows * 3);
+        const std::vector<uint8_t> raw = memory.raw();
+        memcpy(all.data(), raw.data() + TE_ALIGN + rows * (8 + 3) * 4, all.size() * 4);
+        return all;
+    }
+};
+
+} // namespace
+
+TEST_CASE("of equal scores the lower expert number is chosen, and a choice is ordered by score", "[moe]") {
+    const double low = -1e30;
+    chosen_logits c({0, 0, 0, 0, 0, 0, 0, 0, /**/ 1, 3, 2, 3, 1, 3, 0, 0, /**/ -1, -2, -1, 4, -1, -1, -1, -1, /**/ -0.0, 0, -0.0, 0, -5, -5, -5, -5,
+                     /**/ low, low, 2, low, low, low, low, low});
+    c.run();
+    CHECK(c.chosen() == std::vector<int32_t>{0, 1, 2, 1, 3, 5, 3, 0, 2, 0, 1, 2, 2, 0, 1});
+}
+
+TEST_CASE("an expert without rows has the gradient 0, and one with all rows the whole", "[moe]") {
+    reference::vec logits;
+    for (size_t t = 0; t < 200; t++)
+        for (size_t e = 0; e < 8; e++) logits.push_back(e == 6 || e == 2 || e == 3 ? 2 + 0.01 * (double)(t % 7) : -1);
+    chosen_logits c(logits);
+    c.run();
+    const reference::vec g = numbers::loaded(c.grads.raw().data(), (size_t)(c.m.up.weight.grad - (float *)c.grads.data()), 512, TE_f32);
+    for (size_t e = 0; e < 8; e++) {
+        double sum = 0;
+        for (size_t i = 0; i < 64; i++) sum += std::fabs(g[e * 64 + i]);
+        CHECK((sum > 0) == (e == 6 || e == 2 || e == 3));
+    }
+    for (double v : c.y.read(TE_f32)) CHECK(std::isfinite(v));
+}
+
+TEST_CASE("a NaN among the logits of a token stays with that token", "[moe]") {
+    reference::vec logits;
+    source random(fresh_seed());
+    for (size_t t = 0; t < 80; t++)
+        for (double v : random.draw(8, TE_f32)) logits.push_back(v);
+    chosen_logits sound(logits);
+    sound.run();
+    for (size_t k = 0; k < 3; k++) {
+        reference::vec bad = logits;
+        for (size_t e = 0; e < 8; e++)
+            if (k == 0 ? e == 5 : k == 1 || e != 3) bad[17 * 8 + e] = NAN;
+        if (k == 2) bad[64 * 8] = INFINITY; // exp(inf - inf)
+        chosen_logits c(bad);
+        c.run();
+        const reference::vec y = c.y.read(TE_f32), expected = sound.y.read(TE_f32), dx = c.dx.read(TE_f32), expected_dx = sound.dx.read(TE_f32);
+        for (size_t t = 0; t < 80; t++)
+            for (size_t i = 0; i < 8; i++) {
+                const size_t at = t * 8 + i;
+                const bool is_bad = t == 17 || (k == 2 && t == 64);
+                CAPTURE(k, t, i);
+                if (is_bad) CHECK(std::isnan(y[at]));
+                else CHECK(std::fabs(y[at] - expected[at]) <= 1e-5 * (1 + std::fabs(expected[at])));
+                if (is_bad) CHECK(std::isnan(dx[at]));
+                else CHECK(std::fabs(dx[at] - expected_dx[at]) <= 1e-5 * (1 + std::fabs(expected_dx[at])));
+            }
+        const std::vector<int32_t> chosen = c.chosen();
+        for (size_t j = 0; j < chosen.size(); j++) CHECK((chosen[j] >= 0 && chosen[j] < 8));
+        if (k == 0) CHECK((chosen[17 * 3] != 5 && chosen[17 * 3 + 1] != 5 && chosen[17 * 3 + 2] != 5)); // it counts as -infinity
+        if (k == 1) CHECK((chosen[17 * 3] == 0 && chosen[17 * 3 + 1] == 1 && chosen[17 * 3 + 2] == 2));
+    }
+}
+
+TEST_CASE("too many routed rows are refused", "[moe]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
+    tops m;
+    buffer params(ctx, tops_param_bytes()), x(ctx, 64);
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    REQUIRE(tops_bind(&m, params.data(), nullptr, ctx) == TE_OK);
+    batch.batch = 1 << 14, batch.seq = 1 << 15;
+    const te_tensor t = te_matrix(x.data(), TE_f32, 1 << 29, 8);
+    CHECK(tops_infer(t, t, &m, &batch, ctx) == TE_ERROR_OVERFLOW);
+    CHECK(std::string(te_last_error(ctx)).find("536870912 tokens with 3 experts each are too many rows for (router, r)") != std::string::npos);
+}
+
+TEST_CASE("with frozen experts or a frozen router, the other gradients are the same", "[moe]") {
+    for (int k = 0; k < 2; k++) {
+        const unsigned seed = fresh_seed();
+        std::vector<uint8_t> dx[2], other[2];
+        for (int frozen = 0; frozen < 2; frozen++) {
+            context ctx_owner;
+            te_context *ctx = &ctx_owner.c;
+            instance m(mixtral_f32_subject, ctx);
+            source random(seed);
+            m.draw(random);
+            buffer x(ctx, 20 * 32 * 4), y(ctx, x.bytes), d(ctx, x.bytes), dy(ctx, x.bytes), memory(ctx, mixtral_f32_saved_bytes(20));
+            buffer workspace(ctx, mixtral_f32_subject.workspace_bytes(m.memory.data(), 20, ctx));
+            x.write(random.draw(20 * 32, TE_f32), TE_f32), dy.write(random.draw(20 * 32, TE_f32), TE_f32);
+            te_batch batch;
+            te_saved saved;
+            memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
+            batch.batch = 1, batch.seq = 20, saved.memory = memory.data(), saved.bytes = memory.bytes;
+            ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
+            if (frozen) REQUIRE(te_freeze(m.model(), k ? "r" : "up", nullptr, ctx) == TE_OK);
+            const te_tensor tx = te_matrix(x.data(), TE_f32, 20, 32), ty = te_matrix(y.data(), TE_f32, 20, 32), td = te_matrix(d.data(), TE_f32, 20, 32), tg = te_matrix(dy.data(), TE_f32, 20, 32);
+            REQUIRE(mixtral_f32_subject.forward(ty, &saved, tx, m.memory.data(), &batch, ctx) == TE_OK);
+            REQUIRE(mixtral_f32_subject.backward(td, tg, &saved, m.memory.data(), &batch, ctx) == TE_OK);
+            dx[frozen] = d.raw();
+            const std::vector<uint8_t> all = m.grads.raw();
+            const mixtral_f32 *model = (const mixtral_f32 *)m.memory.data();
+            const long at = (model->down.weight.grad - (float *)m.grads.data()) * 4;
+            other[frozen].assign(all.begin() + at, all.begin() + at + 24 * 32 * 8 * 4);
+            const te_param *q = k ? &model->r.weight : &model->up.weight;
+            const size_t from = (size_t)(q->grad - (float *)m.grads.data()) * 4;
+            CHECK((numbers::others(all.data() + from, (size_t)(q->rows * q->cols) * 4, 0xff) == 0) == (frozen == 1));
+            ctx->workspace = nullptr, ctx->workspace_bytes = 0;
+        }
+        CHECK(dx[0] == dx[1]);
+        CHECK(other[0] == other[1]);
+    }
+}
+
+TEST_CASE("a choice bias changes the choice, not the weights, and has the gradient 0", "[moe]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
+    tops_biased m;
+    buffer params(ctx, tops_biased_param_bytes()), grads(ctx, tops_biased_grad_bytes()), x(ctx, 32), y(ctx, 32), dy(ctx, 32), memory(ctx, tops_biased_saved_bytes(1));
+    te_batch batch;
+    te_saved saved;
+    memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
+    REQUIRE(tops_biased_bind(&m, params.data(), (float *)grads.data(), ctx) == TE_OK);
+    reference::vec unit(64, 0.0), bias(8, 0.0);
+    for (size_t i = 0; i < 8; i++) unit[i * 8 + i] = 1;
+    bias[7] = 2, bias[0] = -1;
+    params.write(reference::vec(params.bytes / 4, 0.0), TE_f32);
+    REQUIRE(te_copy(ctx, m.r.weight.data, numbers::stored(unit, TE_f32).data(), 256) == TE_OK);
+    REQUIRE(te_copy(ctx, m.r.choice_bias.data, numbers::stored(bias, TE_f32).data(), 32) == TE_OK);
+    REQUIRE(te_synchronize(ctx) == TE_OK);
+    x.write({3, 1, 0.5, 0, -1, -2, -3, -4}, TE_f32), dy.write(reference::vec(8, 1.0), TE_f32);
+    batch.batch = batch.seq = 1, saved.memory = memory.data(), saved.bytes = memory.bytes;
+    REQUIRE(te_context_reserve(ctx, tops_biased_workspace_bytes(&m, 1, ctx)) == TE_OK);
+    const te_tensor tx = te_matrix(x.data(), TE_f32, 1, 8), ty = te_matrix(y.data(), TE_f32, 1, 8), td = te_matrix(dy.data(), TE_f32, 1, 8);
+    REQUIRE(tops_biased_forward(ty, &saved, tx, &m, &batch, ctx) == TE_OK);
+    REQUIRE(tops_biased_backward(te_none(), td, &saved, &m, &batch, ctx) == TE_OK);
+    const std::vector<uint8_t> raw = memory.raw();
+    float weight[3];
+    int32_t expert[3];
+    memcpy(weight, raw.data() + TE_ALIGN + 32, 12), memcpy(expert, raw.data() + TE_ALIGN + 44, 12);
+    CHECK((expert[0] == 7 && expert[1] == 1 && expert[2] == 2));
+    const double logit[3] = {-4, 1, 0.5};
+    for (int j = 0; j < 3; j++) CHECK(std::fabs((double)weight[j] - reference::sigmoid(logit[j])) < 1e-6);
+    const reference::vec g = numbers::loaded(grads.raw().data(), (size_t)(m.r.choice_bias.grad - (float *)grads.data()), 8, TE_f32);
+    for (double e : g) CHECK(e == 0);
 }
