@@ -220,6 +220,11 @@ TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const t
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
+/* Like te__wgmma_n256, for an A that is stored as [k, m] and a B that is stored as [k, n]: both are MN-major. */
+TE_FN void te__wgmma_n256_mn_major(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype) {
+    if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 1, 1");
+    else TE__WGMMA_N256("k16.f32.f16.f16", ", 1, 1");
+}
 /* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. The other arguments are as in te__wgmma_n256. A
  * and B may be e4m3 or e5m2, but not both e5m2. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,

@@ -17,6 +17,7 @@
 #include "gemm_dispatch.h" /* te_gemm, te__gemm_scratch */
 #if TE_CUDA
 #include "../../core/impl/ptx_cuda.h" /* te__mma_sync, te__ldmatrix_x4 */
+#include "gemm_sm90_mainloop.h"       /* te__sm90_gemm_store_subtile */
 #endif
 
 typedef enum te_grouped_kind { TE_GROUPED_FORWARD, TE_GROUPED_DGRAD, TE_GROUPED_WGRAD } te_grouped_kind;
@@ -291,6 +292,271 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
         }
 }
 
+#ifndef TE_KEEP_CALLS /* which prevents inlining: accumulators would not stay in registers */
+/* ---- Hopper: 16 bits, by wgmma ----------------------------------------------------------------------------------- */
+
+/* A persistent kernel with tiles of 128 x 256, like gemm_sm90.h: two consumer warpgroups accumulate 64 x 256 each, and a
+ * producer warpgroup fills a pipeline of four stages, each 64 deep along the sum. Weights are copied by TMA; rows of x
+ * and dy by cp.async, which can gather them, and which sets the rows behind the end of the group to 0. The sum must be a
+ * multiple of 64 deep, except in wgrad, where it is over the rows. Floor: as for a dense GEMM (gemm_sm90.h). */
+enum {
+    TE_GROUPED_SM90_M = 128,
+    TE_GROUPED_SM90_N = 256,
+    TE_GROUPED_STAGES = 4,
+    TE_GROUPED_A_BYTES = TE_GROUPED_SM90_M * TE_GROUPED_DEPTH * 2,
+    TE_GROUPED_STAGE_BYTES = TE_GROUPED_A_BYTES + TE_GROUPED_SM90_N * TE_GROUPED_DEPTH * 2,
+    TE_GROUPED_SM90_SHARED = TE_GROUPED_STAGES * TE_GROUPED_STAGE_BYTES + 8 * 2048 + 1024,
+    TE_GROUPED_SM90_THREADS = 384,
+    /* A stage is passed to the consumers when the copies of so many later stages have been started. By then its own have
+     * arrived, so the producer does not wait for them. */
+    TE_GROUPED_LAG = 2
+};
+typedef struct te_grouped_sm90 {
+    CUtensorMap b_map; /* forward and dgrad: of the weights of all groups, [groups * out, in] */
+    te_grouped g;
+} te_grouped_sm90;
+typedef struct te_grouped_barriers { uint64_t full[TE_GROUPED_STAGES], empty[TE_GROUPED_STAGES]; } te_grouped_barriers;
+/* The number of tiles, and of numbers of tiles that belong to no tile (te__grouped_find). */
+TE_BOTH int64_t te__grouped_sm90_tiles(const te_grouped *g) {
+    const int columns = g->kind == TE_GROUPED_FORWARD ? g->out : g->in;
+    const int64_t tiles_n = te_ceil_div(columns, TE_GROUPED_SM90_N);
+    return tiles_n * (g->kind == TE_GROUPED_WGRAD ? g->groups * te_ceil_div(g->out, TE_GROUPED_SM90_M)
+                                                  : g->rows / TE_GROUPED_SM90_M + g->groups);
+}
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* The functions of the kernel for products of kind KIND in dtype T. */
+template <te_dtype T, int KIND> struct te_grouped_wgmma {
+    enum {
+        WGRAD = KIND == TE_GROUPED_WGRAD, M = TE_GROUPED_SM90_M, N = TE_GROUPED_SM90_N, K = TE_GROUPED_DEPTH,
+        B_MN_MAJOR = KIND != TE_GROUPED_FORWARD,
+        A_COPIES = M * K / 8 / 128, /* vectors of a stage that a producer thread copies */
+        B_COPIES = N * K / 8 / 128  /* the same of x, in wgrad */
+    };
+    /* A tile. line: the first row of D in its group's part, or in y; steps: along the sum. */
+    struct work { te_grouped_tile t; int line, steps; };
+
+    TE_FN int find(work *w, const te_grouped *g, int tile) {
+        const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in, tiles_n = (columns + N - 1) / N;
+        const int tiles_m = (g->out + M - 1) / M, at = tile / tiles_n;
+        if (WGRAD) {
+            w->t.e = at / tiles_m, w->t.first = g->offset[w->t.e], w->t.end = g->offset[w->t.e + 1];
+            w->line = at % tiles_m * M, w->steps = (w->t.end - w->t.first + K - 1) / K;
+        } else {
+            w->t = te__grouped_find(g, at, M), w->line = w->t.first;
+            w->steps = (KIND == TE_GROUPED_FORWARD ? g->in : g->out) / K;
+        }
+        w->t.col = tile % tiles_n * N;
+        return WGRAD ? w->steps || !g->accumulate : w->t.first < w->t.end;
+    }
+
+    /* Sets *w to the first tile of this block from number *tile on that exists; returns 0 if there is none. */
+    TE_FN int seek(work *w, int *tile, const te_grouped *g) {
+        const int tiles = (int)te__grouped_sm90_tiles(g);
+        while (*tile < tiles && !find(w, g, *tile)) *tile += (int)gridDim.x;
+        return *tile < tiles;
+    }
+
+    /* ---- the producer warpgroup */
+
+    /* The address of 16-byte vector `vector` in row `row` of a tile with rows of 128 bytes, as TMA swizzles it. */
+    TE_FN uint32_t swizzle(uint32_t tile, int row, int vector) {
+        return tile + (uint32_t)(row * 128 + ((vector ^ (row & 7)) << 4));
+    }
+    /* Copies rows of x or dy that lie along the rows of the tile: 128 rows of 64 columns, from column k on. */
+    TE_FN void copy_a(const te_grouped *g, uint32_t to, const int64_t at[A_COPIES], int k) {
+        TE_UNROLL for (int i = 0; i < A_COPIES; i++) {
+            const int row = i * 16 + (int)threadIdx.x / 8, vector = (int)threadIdx.x % 8;
+            te__grouped_copy(swizzle(to, row, vector), (const uint16_t *)g->a + (at[i] < 0 ? 0 : at[i] + k + vector * 8),
+                             at[i] >= 0);
+        }
+    }
+    /* wgrad: copies 64 rows and `64 boxes` columns of dy or x, from column `col` on. A warp copies the rows warp, warp +
+     * 4, ..; lane i has the index of its i-th row. */
+    template <int BOXES>
+    TE_FN void copy_rows(uint32_t to, const void *from, int width, int col, int my_row, int count) {
+        enum { VECTORS = 8 * BOXES, EACH = 32 / VECTORS }; /* rows that a warp copies at once */
+        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, vector = lane % VECTORS;
+        TE_UNROLL for (int i = 0; i < 16; i += EACH) {
+            const int n = i + lane / VECTORS, row = warp + 4 * n, x = col + vector * 8;
+            const int64_t source = __shfl_sync(~0u, my_row, n);
+            const int exists = row < count && x < width;
+            te__grouped_copy(swizzle(to + vector / 8 * 8192, row, vector % 8),
+                             (const uint16_t *)from + (exists ? source * width + x : 0), exists);
+        }
+    }
+    TE_FN void load_b(const te_grouped_sm90 *p, const work *w, uint32_t to, int k, uint32_t bar) {
+        const int first = w->t.e * p->g.out;
+        te__barrier_arrive_expect_tx(bar, N * K * 2);
+        if (!B_MN_MAJOR) te__tma_load(to, &p->b_map, k, first + w->t.col, bar, 0);
+        else TE_UNROLL for (int q = 0; q < 4; q++)
+            te__tma_load(to + q * 8192, &p->b_map, w->t.col + 64 * q, first + k, bar, 0);
+    }
+    /* Passes the stage that was filled `lag` stages before number `count` to the consumers. The fence makes the copies
+     * visible to wgmma, which reads shared memory by the async proxy. */
+    template <int LAG> TE_FN void pass(te_grouped_barriers *bars, int count) {
+        asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LAG) : "memory");
+        te__barrier_arrive(te__shared_address(&bars->full[(count - 1 - LAG) % TE_GROUPED_STAGES]));
+    }
+    TE_FN void produce(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
+        const te_grouped *g = &p->g;
+        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+        int count = 0; /* stages that were filled */
+        work w;
+        for (int tile = (int)blockIdx.x; seek(&w, &tile, g); tile += (int)gridDim.x) {
+            int64_t at[A_COPIES];
+            TE_UNROLL for (int i = 0; !WGRAD && i < A_COPIES; i++) {
+                const int row = w.t.first + i * 16 + (int)threadIdx.x / 8;
+                at[i] = row < w.t.end ? te__grouped_row(g, row) * (KIND == TE_GROUPED_FORWARD ? g->in : g->out) : -1;
+            }
+            TE_UNROLL_1 for (int s = 0; s < w.steps; s++) {
+                const int stage = count % TE_GROUPED_STAGES, first = w.t.first + s * K, rows = w.t.end - first;
+                const uint32_t a = ring + (uint32_t)(stage * TE_GROUPED_STAGE_BYTES), b = a + TE_GROUPED_A_BYTES;
+                const int mine = warp + 4 * lane; /* the row of this step whose index this lane loads */
+                int row = 0, source = 0;
+                if (WGRAD && lane < 16 && mine < rows) row = first + mine, source = (int)te__grouped_row(g, row);
+                te__barrier_wait(te__shared_address(&bars->empty[stage]), count / TE_GROUPED_STAGES % 2 ^ 1);
+                if (!WGRAD && threadIdx.x == 0) load_b(p, &w, b, s * K, te__shared_address(&bars->full[stage]));
+                if (!WGRAD) copy_a(g, a, at, s * K);
+                else copy_rows<2>(a, g->a, g->out, w.line, row, rows), copy_rows<4>(b, g->b, g->in, w.t.col, source, rows);
+                asm volatile("cp.async.commit_group;" ::: "memory");
+                if (++count > TE_GROUPED_LAG) pass<TE_GROUPED_LAG>(bars, count);
+            }
+        }
+        if (count > 1) pass<1>(bars, count);
+        if (count > 0) pass<0>(bars, count);
+    }
+
+    /* ---- the consumer warpgroups */
+
+    TE_FN void multiply(float d[128], uint32_t a, uint32_t b, int step) {
+        te__wgmma_fence();
+        TE_UNROLL for (int q = 0; q < K / 16; q++) {
+            const uint64_t a_desc = te__wgmma_descriptor_of_low(a + q * (WGRAD ? 128 : 2));
+            const uint64_t b_desc = te__wgmma_descriptor_of_low(b + q * (B_MN_MAJOR ? 128 : 2));
+            if (WGRAD) te__wgmma_n256_mn_major(d, a_desc, b_desc, step || q, T);
+            else te__wgmma_n256(d, a_desc, b_desc, step || q, T, B_MN_MAJOR);
+        }
+        te__wgmma_commit();
+    }
+    /* Stores this warp's 16 rows of a tile, in 16 bits: a quarter at a time by way of its subtile in shared memory, so
+     * that eight lanes store 128 bytes of a row. */
+    TE_FN void store(const te_grouped *g, const work *w, const float d[128], uint32_t subtile) {
+        const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in, lane = (int)threadIdx.x % 32;
+        const int first = w->line + ((int)threadIdx.x / 32 - 4) * 16;
+        TE_UNROLL for (int quarter = 0; quarter < 4; quarter++) {
+            uint32_t packed[16], v[4];
+            te__sm90_gemm_pack_quarter(packed, d, quarter, T);
+            te__sm90_gemm_store_subtile(subtile, packed, lane);
+            __syncwarp();
+            TE_UNROLL for (int i = 0; i < 4; i++) {
+                const int row = first + 4 * i + lane / 8, col = w->t.col + 64 * quarter + lane % 8 * 8;
+                te__lds128(v, te__sm90_gemm_swizzle(subtile, 4 * i + lane / 8, lane % 8));
+                if (row < w->t.end && col < columns)
+                    *(uint4 *)((uint16_t *)g->d + (int64_t)row * columns + col) = make_uint4(v[0], v[1], v[2], v[3]);
+            }
+            __syncwarp();
+        }
+    }
+    /* wgrad: stores this warp's 16 rows of a tile in f32, or adds them. Four lanes store 32 bytes of a row. */
+    TE_FN void store_f32(const te_grouped *g, const work *w, const float d[128]) {
+        const int lane = (int)threadIdx.x % 32, first = w->line + ((int)threadIdx.x / 32 - 4) * 16 + lane / 4;
+        float *to = (float *)g->d + (int64_t)w->t.e * g->out * g->in;
+        TE_UNROLL for (int h = 0; h < 2; h++) {
+            if (first + 8 * h >= g->out) continue;
+            TE_UNROLL for (int j = 0; j < 32; j++) {
+                const int col = w->t.col + 8 * j + lane % 4 * 2;
+                float2 *at = (float2 *)(to + (int64_t)(first + 8 * h) * g->in + col);
+                if (col >= g->in) continue;
+                const float2 old = g->accumulate ? *at : make_float2(0, 0);
+                *at = make_float2(old.x + d[4 * j + 2 * h], old.y + d[4 * j + 2 * h + 1]);
+            }
+        }
+    }
+    TE_FN void consume(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
+        const te_grouped *g = &p->g;
+        const int warp = (int)threadIdx.x / 32 - 4, lane = (int)threadIdx.x % 32;
+        const int warpgroup = __shfl_sync(~0u, warp / 4, 0);
+        const uint32_t a = (uint32_t)te__wgmma_descriptor(ring + warpgroup * 8192, WGRAD);
+        const uint32_t b = (uint32_t)te__wgmma_descriptor(ring + TE_GROUPED_A_BYTES, B_MN_MAJOR);
+        const uint32_t empty = te__shared_address(bars->empty), full = te__shared_address(bars->full);
+        const uint32_t subtile = ring + (uint32_t)(TE_GROUPED_STAGES * TE_GROUPED_STAGE_BYTES + warp * 2048);
+        int stage = 0, phase = 0, tile = (int)blockIdx.x;
+        float d[128];
+        work w, next;
+        for (int more = seek(&w, &tile, g); more; w = next) {
+            TE_UNROLL for (int i = 0; WGRAD && i < 128; i++) d[i] = 0; /* a group may have no rows */
+            TE_UNROLL_1 for (int s = 0; s < w.steps; s++) {
+                const uint32_t offset = (uint32_t)stage * (TE_GROUPED_STAGE_BYTES >> 4);
+                te__barrier_wait(full + 8 * stage, phase);
+                multiply(d, a + offset, b + offset, s);
+                te__wgmma_wait_1();
+                if (s && lane == 0) te__barrier_arrive(empty + 8 * (stage ? stage - 1 : TE_GROUPED_STAGES - 1));
+                if (++stage == TE_GROUPED_STAGES) stage = 0, phase ^= 1;
+            }
+            tile += (int)gridDim.x, more = seek(&next, &tile, g); /* while the tensor cores are busy */
+            te__wgmma_wait_0();
+            if (w.steps && lane == 0) te__barrier_arrive(empty + 8 * (stage ? stage - 1 : TE_GROUPED_STAGES - 1));
+            if (WGRAD) store_f32(g, &w, d);
+            else store(g, &w, d, subtile);
+        }
+    }
+    TE_FN void body(const te_grouped_sm90 *p, te_grouped_barriers *bars) {
+        extern __shared__ char te_grouped_stages[];
+        const uint32_t ring = (te__shared_address(te_grouped_stages) + 1023) & ~1023u;
+        if (threadIdx.x == 0) {
+            TE_UNROLL for (int s = 0; s < TE_GROUPED_STAGES; s++) {
+                te__barrier_init(te__shared_address(&bars->full[s]), WGRAD ? 128 : 129);
+                te__barrier_init(te__shared_address(&bars->empty[s]), 8);
+            }
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncthreads();
+        te_kernel_begin();
+        if (threadIdx.x < 128) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+            produce(p, ring, bars);
+        } else {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+            consume(p, ring, bars);
+        }
+    }
+};
+#endif
+template <te_dtype T, int KIND>
+static __global__ void __launch_bounds__(TE_GROUPED_SM90_THREADS, 1)
+te_grouped_sm90_product(const __grid_constant__ te_grouped_sm90 p) {
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+    __shared__ te_grouped_barriers bars;
+    te_grouped_wgmma<T, KIND>::body(&p, &bars);
+#endif
+}
+/* Launches the kernel above if it runs on the device and takes the product; *is_done says whether it did. */
+template <te_dtype T, te_grouped_kind KIND>
+TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_context *ctx) {
+    static te_sm90_kernel kernel = {(const void *)te_grouped_sm90_product<T, KIND>, 0, 0};
+    const int depth = KIND == TE_GROUPED_FORWARD ? g->in : g->out, is_forward = KIND == TE_GROUPED_FORWARD;
+    const int64_t tiles = te__grouped_sm90_tiles(g);
+    te_grouped_sm90 p;
+    *is_done = 0;
+    if (ctx->capability != 900 || (KIND != TE_GROUPED_WGRAD && depth % TE_GROUPED_DEPTH)) return TE_OK;
+    const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
+    if (!encode || !te__sm90_kernel_ready(&kernel, TE_GROUPED_SM90_SHARED, ctx->device)) return TE_OK;
+    memset(&p, 0, sizeof p);
+    p.g = *g;
+    if (KIND != TE_GROUPED_WGRAD)
+        TE_TRY(te__tensor_map_matrix(&p.b_map, encode, g->b, (int64_t)g->groups * g->out, g->in,
+                                     is_forward ? (int)TE_GROUPED_SM90_N : 64, T, ctx));
+    TE_REQUIRE(tiles <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "a product of %lld rows and %d groups",
+               (long long)g->rows, g->groups);
+    *is_done = 1;
+    const te_launch launch = te__launch_of(kernel.kernel, "grouped product", te__grid_of(te_min(tiles, ctx->processors), 1),
+                                           TE_GROUPED_SM90_THREADS, TE_GROUPED_SM90_SHARED, 1);
+    return te__cuda_launch(ctx, launch, &p, sizeof p);
+}
+
+#endif
+
 /* ---- CUDA: the launch -------------------------------------------------------------------------------------------- */
 
 /* Raises a kernel's limit of dynamic shared memory, once on each device. */
@@ -326,6 +592,13 @@ template <te_dtype T, te_grouped_kind KIND>
 TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
     if constexpr (KIND != TE_GROUPED_WGRAD && T != TE_f32)
         if (g->rows < 32 * (int64_t)g->groups) return te__grouped_launch<T, KIND, 16>(g, ctx);
+#ifndef TE_KEEP_CALLS
+    if constexpr (T != TE_f32) {
+        int is_done;
+        TE_TRY((te__grouped_sm90_launch<T, KIND>(&is_done, g, ctx)));
+        if (is_done) return TE_OK;
+    }
+#endif
     return te__grouped_launch<T, KIND, 128>(g, ctx);
 }
 #else
