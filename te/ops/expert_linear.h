@@ -52,7 +52,9 @@ template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(co
 #define TE__ROUTED_GATHER_KERNEL(name, dtype)
 #define TE__ROUTED_GATHER(name) 0 /* the products gather the rows */
 #else
-TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) { return te__grouped_run(g, r->plan->product, r->ctx); }
+TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
+    return te__grouped_run(g, r->plan->product, r->ctx);
+}
 #define TE__GROUPED(dtype, kind) te__grouped_step
 #define TE__ROUTED_GATHER_KERNEL(name, dtype) \
     TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))
@@ -70,8 +72,8 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) { return te__g
         return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
 
-/* The pattern router expert_linear: the product gathers the rows of x itself. On the host, where it cannot, the router's
- * kernel copies them to scratch memory. */
+/* The pattern router expert_linear: the product gathers the rows of x itself. On the host, where it cannot, the
+ * router's kernel copies them to scratch memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
     TE__ROUTER_KERNEL(name##_choose, a, te_router_choose, TE_##dtype)                                                \
@@ -92,7 +94,7 @@ typedef struct te_expert_kernels {
 TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int i, int router) {
     const te_op *op = &r->plan->op[i];
     const te_router_options o = te__router_options_of(r->plan, router);
-    te_grouped g = te_grouped_of(kind, op->out, op->in, o.experts, r->tokens * o.top_k);
+    te_grouped g = te__grouped_of(kind, op->out, op->in, o.experts, r->tokens * o.top_k);
     g.offset = te__routing_of(r, router).offset, g.max_rows = (int)r->tokens;
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
@@ -174,7 +176,8 @@ TE_API te_status te__expert_input(te_value *x, te_grouped *g, te_run *r, int i, 
 }
 TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const te_expert_kernels *kernels) {
     const int i = s->op[0], router = te__router_of(r->plan, i), trains = te_is_trained(r->param[i]);
-    te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router), g = te__expert_product(r, TE_GROUPED_DGRAD, i, router);
+    te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router);
+    te_grouped g = te__expert_product(r, TE_GROUPED_DGRAD, i, router);
     te_value dy = r->current, x, dx = te__no_value(), made;
     TE_TRY(te__convert_value(&dy, r, w.dtype));
     TE_TRY(te__expert_input(&x, &w, r, i, kernels->gather));

@@ -37,8 +37,8 @@
  *                          (DeepSeek-V3, arXiv 2412.19437). Its gradient is 0
  *     (groups, 1), (groups_kept, groups)   the experts form so many groups, of which only the groups_kept with the
  *                          largest sums of their two best scores are chosen from
- *     (aux_loss, 0)        c: the loss c experts sum_e f_e P_e (Switch Transformer, Fedus et al. 2022), where f_e is the
- *                          part of all rows that expert e has, and P_e its mean score; with (score, softmax)
+ *     (aux_loss, 0)        c: the loss c experts sum_e f_e P_e (Switch Transformer, Fedus et al. 2022), where f_e is
+ *                          the part of all rows that expert e has, and P_e its mean score; with (score, softmax)
  *     (z_loss, 0)          c: the loss c times the mean over the tokens of (log sum exp of the logits)^2 (ST-MoE)
  * The two losses only add their gradients in backward: each counts as if it were added to the loss of every row, whose
  * derivative is te_batch.loss_scale. */
@@ -77,8 +77,8 @@
 #define TE__ROUTER_SCORE_(token) TE_JOIN1(TE_SCORE_, token)
 typedef enum te_router_score { TE_SCORE_softmax, TE_SCORE_sigmoid, TE_SCORE_softmax_of_chosen } te_router_score;
 enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GROUPS = 32 };
-/* The name of the enumerator that is the index of router r. If a combine names a router that the list does not have, the
- * compiler reports this name as an undeclared identifier, so it is worded as an error message. */
+/* The name of the enumerator that is the index of router r. If a combine names a router that the list does not have,
+ * the compiler reports this name as an undeclared identifier, so it is worded as an error message. */
 #define TE__ROUTER_INDEX(model, r) TE_JOIN4(te_error_combine_, r, of, model, has_no_router_before_it)
 #define TE__ROUTER_TEXT(model, op) "te: " TE_STRING(model) ": " TE_CALLED(op)
 #define TE_CHECK_router(model, op)                                                                                   \
@@ -164,12 +164,12 @@ typedef struct te_router_args {
     te_routing at;
     const void *choice_bias; /* [experts] */
     int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of its chunk have chosen the same expert */
-    int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; behind te_router_scan how
-                      * many of all earlier chunks have */
+    int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; behind te_router_scan
+                      * how many of all earlier chunks have */
     int32_t *count;  /* [experts]: how many rows each expert has */
     const void *x;   /* te_router_gather: x, [tokens, hidden]. te_router_sum: the gradient of the routed rows */
     void *y;         /* te_router_gather: the routed rows. te_router_sum: dx; te_router_gradient: dlogits */
-    const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: there is none */
+    const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: none */
     const float *dweight; /* te_router_gradient: the gradients of the weights, [tokens, top_k] */
     int64_t tokens;
     int experts;
@@ -239,7 +239,8 @@ TE_FN void te__router_load(te_router_row *t, const float *logits, const int expe
 }
 /* The score of an expert. For softmax_of_chosen it is the logit. */
 TE_FN float te__router_score(const te_router_row *t, float logit, int score) {
-    return score == TE_SCORE_softmax ? te_exp(logit - t->max) / t->sum : score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
+    if (score == TE_SCORE_softmax) return te_exp(logit - t->max) / t->sum;
+    return score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
 }
 /* Replaces the scores of the chosen experts by their weights. */
 TE_FN void te__router_weigh(float *w, const te_router_options o, float nan) {
@@ -278,8 +279,8 @@ TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t
     te__router_weigh(w, o, t.nan);
     TE_UNROLL for (int j = 0; j < o.top_k; j++) if (g.id == 0) a->at.weight[token * o.top_k + j] = w[j];
 }
-/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the logits,
- * writes 12 bytes for each routed row. */
+/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
+ * logits, writes 12 bytes for each routed row. */
 TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype) {
     TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS]; /* for each expert: one bit for each token of the chunk */
     int group, none;
@@ -301,8 +302,8 @@ TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router
         if (is_alone) a->count[e] = count;
     }
 }
-/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each warp
- * of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
+/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
+ * warp of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
 TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
     TE_SHARED int32_t part[TE_SCAN_WARPS][TE_ROUTER_LANES];
     int warp;
@@ -371,7 +372,8 @@ TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router
         }
     }
 }
-/* The gradients of a token's scores, in place of those of its weights. s: its scores (softmax_of_chosen: its logits). */
+/* The gradients of a token's scores, in place of those of its weights. s: its scores (softmax_of_chosen: its
+ * logits). */
 TE_FN void te__router_score_gradients(float *d, float *s, const te_router_options o) {
     float sum = 0, along = 0, max = -INFINITY;
     if (o.score == TE_SCORE_softmax_of_chosen) {
@@ -602,7 +604,7 @@ typedef struct te_routed_args {
     const void *dy;
     const void *bias;  /* [experts, width] */
     void *y;           /* forward: y; backward: dx, or null */
-    float *dweight;    /* backward: the gradients of the weights, [tokens, top_k]; or those of the bias, [experts, width] */
+    float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
     int64_t tokens, rows; /* rows: number of routed rows */
     int width, top_k;
     int accumulate;    /* 1: dweight is added to; 0: it is overwritten */
@@ -626,8 +628,8 @@ TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k,
         te_store8(a->y, token * width + c, sum, n, aligned, f.out);
     }
 }
-/* y = the sum over the experts of w x, so dx = w dy, and dw = the sum over the columns of dy x. Memory traffic: reads dy
- * and the saved routed rows, writes dx. */
+/* y = the sum over the experts of w x, so dx = w dy, and dw = the sum over the columns of dy x. Memory traffic: reads
+ * dy and the saved routed rows, writes dx. */
 TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
                                const te_formats f) {
     int group;

@@ -96,8 +96,9 @@ typedef enum te_rows {
     TE_ROWS_memory, /* one row for each row that a decoder attends to: te_batch.batch * te_batch.memory_seq rows */
     TE_ROWS_routed = 1 << 20 /* TE_ROUTED_ROWS: top_k rows for each token, ordered by expert (te/ops/router.h) */
 } te_rows;
-/* The kind of the rows behind a (router, ..): a token has one row for each of the top_k experts that it was sent to. The
- * kind contains both numbers, experts below 2048 and top_k below 256, so that lists can be checked at compile time. */
+/* The kind of the rows behind a (router, ..): a token has one row for each of the top_k experts that it was sent to.
+ * The kind contains both numbers, experts below 2048 and top_k below 256, so that lists can be checked at compile
+ * time. */
 #define TE_ROUTED_ROWS(experts, top_k) ((int)TE_ROWS_routed | (int)(experts) << 8 | (int)(top_k))
 TE_BOTH int te__rows_are_routed(te_rows rows) { return (int)rows >= (int)TE_ROWS_routed; }
 /* How many rows of this kind a token has: top_k of routed rows, else 1. */
@@ -189,8 +190,8 @@ typedef struct te_op {
                                    * sharded; 0: it is not sharded */
     int edge;                     /* the index of the fork or input whose value the op uses, or of the router whose
                                    * rows a combine sums; -1: it uses none */
-    int experts;                  /* for a router, and an op with parameters for each expert: the number of experts; else
-                                   * 0 */
+    int experts;                  /* the number of experts of a router, and of an op with parameters for each expert; 0:
+                                   * the op is neither */
     const void *options;          /* the op's constants, a te_<family>_options, whose members are ints and floats */
     int options_bytes, params;
     /* The array has one element more than the maximum, because the initialiser's list ends with a filler element. */
@@ -471,8 +472,8 @@ TE_API int te__recomputes_logits(const te_plan *p, int i) {
 TE_API int te__is_router(const te_plan *p, int i) {
     return i >= 0 && p->op[i].experts && !te__rows_are_routed(p->op[i].in_rows);
 }
-/* Returns whether backward gathers the output of op i from the op's saved input again, so that forward need not save it:
- * op i is a router, and an expert_linear reads its output. */
+/* Returns whether backward gathers the output of op i from the op's saved input again, so that forward need not save
+ * it: op i is a router, and an expert_linear reads its output. */
 TE_API int te__is_regathered(const te_plan *p, int i) {
     return te__is_router(p, i) && i + 1 < p->op_count && p->op[i + 1].experts && (p->op[i + 1].flags & TE_SAVES_INPUT);
 }

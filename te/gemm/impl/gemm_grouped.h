@@ -1,6 +1,6 @@
 /* gemm_grouped.h -- the products of a mixture of experts: one GEMM for each group of rows, all of them in one launch.
  *
- * Group e has the rows offset[e] to offset[e + 1] - 1 of x, and a weight of its own. Three kinds of products are needed:
+ * Group e has the rows offset[e] to offset[e + 1] - 1 of x, and a weight of its own. There are three kinds of products:
  *     TE_GROUPED_FORWARD    y[rows, out] = x[rows, in] weight[e]^T, weight [groups, out, in]
  *     TE_GROUPED_DGRAD      dx[rows, in] = dy[rows, out] weight[e]
  *     TE_GROUPED_WGRAD      dweight[e] = dy^T x over the rows of the group, in f32
@@ -8,7 +8,7 @@
  * there can be, and a block finds its group by a binary search, as for sequences of different lengths (te_sequences).
  *
  * Do this:
- *     te_grouped g = te_grouped_of(TE_GROUPED_FORWARD, out, in, groups, rows);
+ *     te_grouped g = te__grouped_of(TE_GROUPED_FORWARD, out, in, groups, rows);
  *     g.a = x, g.b = weight, g.d = y, g.offset = offset, g.max_rows = rows, g.dtype = g.out_dtype = TE_bf16;
  */
 #ifndef TE_GEMM_GROUPED_H
@@ -37,7 +37,7 @@ typedef struct te_grouped {
     te_dtype dtype, out_dtype; /* out_dtype: of d: dtype or f32 */
 } te_grouped;
 
-TE_API te_grouped te_grouped_of(te_grouped_kind kind, int out, int in, int groups, int64_t rows) {
+TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int groups, int64_t rows) {
     te_grouped g;
     memset(&g, 0, sizeof g);
     g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = 1;
@@ -60,8 +60,8 @@ TE_API te_gemm te__grouped_gemm(const te_grouped *g, int e, int64_t first, int64
 
 /* ---- CUDA: the tile of a block ----------------------------------------------------------------------------------- */
 
-/* A block of 256 threads computes a tile of D. For 16-bit operands, cp.async copies tiles that are 64 deep along the sum
- * into a ring of stages in shared memory, and mma.sync multiplies them, as in gemm_fallback.h. The rows of x are
+/* A block of 256 threads computes a tile of D. For 16-bit operands, cp.async copies tiles that are 64 deep along the
+ * sum into a ring of stages in shared memory, and mma.sync multiplies them, as in gemm_fallback.h. The rows of x are
  * gathered by the copies, so no permuted copy of x is needed. The tiles have 128 rows; if the groups have few rows on
  * average, as in decoding, 16 rows, and a block then reads the weight of its group once. */
 enum {
@@ -75,9 +75,9 @@ enum {
 /* The rows of a tile are first to end - 1, of group e. rows: 0 or less: the block has no tile. */
 typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
 
-/* Finds the tile of rows number `tile`. The tiles of group e have the numbers from offset[e] / size + e on, so that some
- * numbers, at most one for each group, belong to no tile. Each lane of a warp tests the groups lane, lane + 32, ..; the
- * group is the last one whose first number is not above `tile`. */
+/* Finds the tile of rows number `tile`. The tiles of group e have the numbers from offset[e] / size + e on, so that
+ * some numbers, at most one for each group, belong to no tile. Each lane of a warp tests the groups lane, lane + 32,
+ * ..; the group is the last one whose first number is not above `tile`. */
 TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
     te_grouped_tile t;
     int before = 0;
@@ -93,8 +93,8 @@ TE_FN int64_t te__grouped_row(const te_grouped *g, int row) { return g->slot ? g
 
 /* ---- CUDA: 16 bits ----------------------------------------------------------------------------------------------- */
 
-/* The address of 16-byte vector number `vector` in row `row` of a tile in shared memory, of `vectors` vectors a row. The
- * tile is swizzled, so that the same vector of eight successive rows lies in different banks. */
+/* The address of 16-byte vector number `vector` in row `row` of a tile in shared memory, of `vectors` vectors a row.
+ * The tile is swizzled, so that the same vector of eight successive rows lies in different banks. */
 TE_FN uint32_t te__grouped_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
@@ -123,7 +123,7 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
         B_ROWS = B_TRANSPOSED ? K : N,
         A_COPIES = (A_ROWS * A_VECTORS + TE_GROUPED_THREADS - 1) / TE_GROUPED_THREADS, /* of a thread, for each stage */
         B_COPIES = B_ROWS * B_VECTORS / TE_GROUPED_THREADS,
-        A_BYTES = M * K * 2, STAGE = A_BYTES + N * K * 2, STAGES = TE_GROUPED_SHARED / STAGE < 6 ? TE_GROUPED_SHARED / STAGE : 6
+        A_BYTES = M * K * 2, STAGE = A_BYTES + N * K * 2, STAGES = TE_GROUPED_SHARED / STAGE
     };
     /* The state of the copies. at: of forward and dgrad, the rows of A that this thread copies; row: of wgrad, the rows
      * of x that this thread copies next */
@@ -151,8 +151,10 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
             s->at[i] = row < t->end ? te__grouped_row(g, row) * depth(g) : -1;
         }
     }
-    /* Starts the copies of step `step`, and commits them as a group of cp.async, which is empty behind the last step. */
-    TE_FN void load(state *s, const te_grouped *g, const te_grouped_tile *t, int line, uint32_t ring, int step, int steps) {
+    /* Starts the copies of step `step`, and commits them as a group of cp.async, which is empty behind the last
+     * step. */
+    TE_FN void load(state *s, const te_grouped *g, const te_grouped_tile *t, int line, uint32_t ring, int step,
+                    int steps) {
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
         if (step < steps) {
             const int k = step * K;
@@ -268,7 +270,8 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
             const int lb = KIND == TE_GROUPED_FORWARD ? index / K : index % TILE;
             const int kb = KIND == TE_GROUPED_FORWARD ? index % K : index / TILE;
             const int row = line + la, col = t.col + lb;
-            const int has_a = k0 + ka < depth && row < (WGRAD ? g.out : t.end), has_b = k0 + kb < depth && col < columns;
+            const int has_a = k0 + ka < depth && row < (WGRAD ? g.out : t.end);
+            const int has_b = k0 + kb < depth && col < columns;
             a[ka][la] = !has_a ? 0.0f : WGRAD ? from_a[(int64_t)(t.first + k0 + ka) * g.out + row]
                                               : from_a[te__grouped_row(&g, row) * depth + k0 + ka];
             b[kb][lb] = !has_b                          ? 0.0f
@@ -295,10 +298,10 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
 #ifndef TE_KEEP_CALLS /* which prevents inlining: accumulators would not stay in registers */
 /* ---- Hopper: 16 bits, by wgmma ----------------------------------------------------------------------------------- */
 
-/* A persistent kernel with tiles of 128 x 256, like gemm_sm90.h: two consumer warpgroups accumulate 64 x 256 each, and a
- * producer warpgroup fills a pipeline of four stages, each 64 deep along the sum. Weights are copied by TMA; rows of x
- * and dy by cp.async, which can gather them, and which sets the rows behind the end of the group to 0. The sum must be a
- * multiple of 64 deep, except in wgrad, where it is over the rows. Floor: as for a dense GEMM (gemm_sm90.h). */
+/* A persistent kernel with tiles of 128 x 256, like gemm_sm90.h: two consumer warpgroups accumulate 64 x 256 each, and
+ * a producer warpgroup fills a pipeline of four stages, each 64 deep along the sum. Weights are copied by TMA; rows of
+ * x and dy by cp.async, which can gather them, and which sets the rows behind the end of the group to 0. The sum must
+ * be a multiple of 64 deep, except in wgrad, where it is over the rows. Floor: as for a dense GEMM (gemm_sm90.h). */
 enum {
     TE_GROUPED_SM90_M = 128,
     TE_GROUPED_SM90_N = 256,
@@ -307,8 +310,8 @@ enum {
     TE_GROUPED_STAGE_BYTES = TE_GROUPED_A_BYTES + TE_GROUPED_SM90_N * TE_GROUPED_DEPTH * 2,
     TE_GROUPED_SM90_SHARED = TE_GROUPED_STAGES * TE_GROUPED_STAGE_BYTES + 8 * 2048 + 1024,
     TE_GROUPED_SM90_THREADS = 384,
-    /* A stage is passed to the consumers when the copies of so many later stages have been started. By then its own have
-     * arrived, so the producer does not wait for them. */
+    /* A stage is passed to the consumers when the copies of so many later stages have been started. By then its own
+     * have arrived, so the producer does not wait for them. */
     TE_GROUPED_LAG = 2
 };
 typedef struct te_grouped_sm90 {
@@ -367,12 +370,12 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
     TE_FN void copy_a(const te_grouped *g, uint32_t to, const int64_t at[A_COPIES], int k) {
         TE_UNROLL for (int i = 0; i < A_COPIES; i++) {
             const int row = i * 16 + (int)threadIdx.x / 8, vector = (int)threadIdx.x % 8;
-            te__grouped_copy(swizzle(to, row, vector), (const uint16_t *)g->a + (at[i] < 0 ? 0 : at[i] + k + vector * 8),
-                             at[i] >= 0);
+            const int64_t from = at[i] < 0 ? 0 : at[i] + k + vector * 8;
+            te__grouped_copy(swizzle(to, row, vector), (const uint16_t *)g->a + from, at[i] >= 0);
         }
     }
-    /* wgrad: copies 64 rows and `64 boxes` columns of dy or x, from column `col` on. A warp copies the rows warp, warp +
-     * 4, ..; lane i has the index of its i-th row. */
+    /* wgrad: copies 64 rows and `64 boxes` columns of dy or x, from column `col` on. A warp copies the rows warp, warp
+     * + 4, ..; lane i has the index of its i-th row. */
     template <int BOXES>
     TE_FN void copy_rows(uint32_t to, const void *from, int width, int col, int my_row, int count) {
         enum { VECTORS = 8 * BOXES, EACH = 32 / VECTORS }; /* rows that a warp copies at once */
@@ -418,7 +421,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
                 te__barrier_wait(te__shared_address(&bars->empty[stage]), count / TE_GROUPED_STAGES % 2 ^ 1);
                 if (!WGRAD && threadIdx.x == 0) load_b(p, &w, b, s * K, te__shared_address(&bars->full[stage]));
                 if (!WGRAD) copy_a(g, a, at, s * K);
-                else copy_rows<2>(a, g->a, g->out, w.line, row, rows), copy_rows<4>(b, g->b, g->in, w.t.col, source, rows);
+                if (WGRAD) copy_rows<2>(a, g->a, g->out, w.line, row, rows);
+                if (WGRAD) copy_rows<4>(b, g->b, g->in, w.t.col, source, rows);
                 asm volatile("cp.async.commit_group;" ::: "memory");
                 if (++count > TE_GROUPED_LAG) pass<TE_GROUPED_LAG>(bars, count);
             }
@@ -550,8 +554,9 @@ TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_c
     TE_REQUIRE(tiles <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "a product of %lld rows and %d groups",
                (long long)g->rows, g->groups);
     *is_done = 1;
-    const te_launch launch = te__launch_of(kernel.kernel, "grouped product", te__grid_of(te_min(tiles, ctx->processors), 1),
-                                           TE_GROUPED_SM90_THREADS, TE_GROUPED_SM90_SHARED, 1);
+    const te_grid grid = te__grid_of(te_min(tiles, ctx->processors), 1);
+    const te_launch launch = te__launch_of(kernel.kernel, "grouped product", grid, TE_GROUPED_SM90_THREADS,
+                                           TE_GROUPED_SM90_SHARED, 1);
     return te__cuda_launch(ctx, launch, &p, sizeof p);
 }
 
