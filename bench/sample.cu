@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "te/te.h"
+#include "te/infer.h"
 
 TE_INFERENCE(wide, bf16, (sample, next, 152064))
 TE_INFERENCE(many, bf16, (sample, next, 131072))

@@ -8,20 +8,19 @@
  *     TE_TRY(te_context_reserve(&ctx, te_generation_workspace_bytes(&config, &ctx)));
  *     te_generation_memory m = {device, te_generation_bytes(&config), host, te_generation_host_bytes(&config)};
  *     TE_TRY(te_generation_init(&g, &config, &m, &ctx));
- *
  *     te_generation_request r = te_generation_request_of(prompt, tokens);
  *     r.temperature = 0.8f, r.seed = 1, r.max_tokens = 200, r.stop = &end_of_text, r.stop_count = 1;
  *     TE_TRY(te_generation_add(&g, &r, &id, &ctx));
- *     while (te_generation_running(&g)) {                     // sequences may be added between steps
+ *     while (te_generation_running(&g)) {          // sequences may be added between steps
  *         TE_TRY(te_generation_step(&g, &ctx));
  *         while (te_generation_next(&g, &event)) put(event.id, event.token);
  *     }
  *     te_generation_close(&g);
  *
  * The caller provides all memory. A step allocates nothing, and on CUDA it waits only for the step before it. Steps in
- * which all sequences decode are replayed from captured graphs, of which there is one for each of a few numbers of
- * sequences. On the host target a step is complete when te_generation_step returns. docs/inference.md says when a
- * sequence has bitwise identical results alone and beside others.
+ * which all sequences decode are replayed from captured graphs, for 1, 2, 4, .. sequences. On the host target a step is
+ * complete when te_generation_step returns. docs/inference.md says when a sequence has bitwise identical results alone
+ * and beside others.
  */
 #ifndef TE_GENERATION_H
 #define TE_GENERATION_H
@@ -31,8 +30,8 @@
 
 enum {
     TE_GENERATION_MAX_SEQUENCES = 4096,
-    TE__GENERATION_GRAPHS = 14 /* the largest number of graphs: one for each power of two below the number of sequences,
-                                * and one for the number of sequences itself */
+    TE__GENERATION_GRAPHS = 14 /* the largest number of graphs. There is one for each power of two below
+                                * config.sequences, and one for config.sequences itself */
 };
 
 /* ---- what the caller passes -------------------------------------------------------------------------------------- */
@@ -44,22 +43,21 @@ typedef struct te_generation_config {
     /* The key-value cache of `models`; the first `sequences` sequences of the cache belong to the generation. */
     const te_cache *cache;
     int sequences;         /* the largest number of sequences that run at a time */
-    /* the largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
-     * and one for each prompt token that it processes */
+    /* The largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
+     * and one for each prompt token that it processes. */
     int rows;
-    /* how many pages of the cache the sequences may fill together; 0: all that are free at te_generation_init */
+    /* How many pages of the cache all sequences together may fill; 0: all that are free at te_generation_init. */
     int pages;
-    /* 1: requests may have penalties; this takes 2 bytes of target memory for each pair of a sequence and a token of
-     * the vocabulary */
+    /* 1: requests may have penalties; this takes sequences * vocabulary * 2 bytes of target memory. */
     int penalties;
     int top;       /* how many of the most likely tokens each event reports (te_generation_event.top_token) */
 } te_generation_config;
 
 typedef struct te_generation_memory {
-    void *device; /* target memory of device_bytes bytes; te_generation_bytes returns how many are needed */
+    void *device; /* target memory of device_bytes bytes, at least te_generation_bytes */
     size_t device_bytes;
-    /* Host memory of host_bytes bytes; te_generation_host_bytes returns how many are needed. On CUDA,
-     * te_generation_init pins this memory if it is not pinned yet. On the host target, `device` is host memory, too. */
+    /* Host memory of host_bytes bytes, at least te_generation_host_bytes. On CUDA, te_generation_init pins this memory
+     * if it is not pinned yet. On the host target, `device` is host memory, too. */
     void *host;
     size_t host_bytes;
 } te_generation_memory;
@@ -73,13 +71,13 @@ typedef struct te_generation_request {
     float temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     int top_k;
     uint64_t seed;
-    const int32_t *stop; /* [stop_count]: the sequence ends behind the first generated token that is one of these;
-                          * te_generation_add copies them */
+    const int32_t *stop; /* [stop_count]: the stop tokens; the sequence ends with the first generated token that is one
+                          * of these. te_generation_add copies them */
     int stop_count;      /* at most TE_GENERATION_MAX_STOPS */
-    int prefix, prefix_count; /* if prefix_count is not 0: the first prefix_count tokens of the prompt are in the cache
-                               * already, as the first tokens of sequence `prefix` of the cache. Sequence `prefix` must
-                               * lie behind the sequences of the generation, and must stay in the cache until the new
-                               * sequence has ended */
+    int prefix, prefix_count; /* if prefix_count is not 0, the first prefix_count tokens of the prompt are in the cache
+                               * already, as the first tokens of sequence `prefix` of the cache. Its index `prefix` must
+                               * be config.sequences or more, and it must stay in the cache until the new sequence has
+                               * ended */
     void *user;               /* a pointer that belongs to the caller; the events of the sequence contain it */
 } te_generation_request;
 
@@ -105,36 +103,36 @@ typedef struct te_generation_event {
     te_generation_end end;
     const int32_t *top_token;  /* [config.top]: the tokens to which the model gave the highest probabilities, valid
                                 * until the next step; null if config.top is 0 */
-    const float *top_log_prob; /* [config.top] */
+    const float *top_log_prob; /* [config.top]: the log-probabilities of the tokens in top_token */
 } te_generation_event;
 
 /* ---- the generation ---------------------------------------------------------------------------------------------- */
 
-/* The host's record of one sequence. The numbers in it include all enqueued steps, even those that the device has not
- * finished. */
+/* The host's record of one sequence. Its numbers count all steps that have been enqueued, even those that the device
+ * has not finished. */
 typedef struct te__generation_sequence {
     int64_t id; /* 0: this entry has no sequence */
     te_generation_request of;
     int32_t stop[TE_GENERATION_MAX_STOPS];
-    int32_t *prompt; /* memory for as many tokens as the cache can hold for a sequence: a copy of the prompt */
+    int32_t *prompt; /* a copy of the prompt, in memory for as many tokens as the cache can hold for one sequence */
     int length;      /* how many tokens of the sequence are in the cache */
     int generated;   /* how many tokens of the sequence have been generated */
     int pages;       /* how many pages of the cache are reserved for the sequence */
     int is_new;
 } te__generation_sequence;
-/* One entry of a step: what the step does for one sequence. id: the sequence to which the entry belongs; emits: 1: the
- * step generates a token of this sequence; is_last: 1: that token is the last one that max_tokens allows. */
+/* What a step does for one sequence. id: the sequence; emits: 1 if the step generates a token of it; is_last: 1 if that
+ * token is the last one that max_tokens allows. */
 typedef struct te__generation_row { int64_t id; int emits, is_last; } te__generation_row;
 /* The host's part of a step: the inputs that it passes to the device, and the results that it gets back. */
 typedef struct te__generation_step {
     te__generation_input in;
     te__generation_result out;
-    te__generation_row *row; /* [sequences of the generation]: the entries of the step, of which only the first few are
-                              * in use */
-    uint32_t *prompt;        /* [sequences, words]: for each sequence that begins in this step, a bit mask of the tokens
-                              * in its prompt */
+    te__generation_row *row; /* [config.sequences]: what the step does for each sequence; only the first `sequences`
+                              * entries are in use */
+    uint32_t *prompt;        /* [config.sequences, (vocabulary + 31) / 32]: for each sequence that begins in this step,
+                              * a bit mask of the tokens in its prompt */
     void *event;             /* a cudaEvent_t; once it completes, the step is done and its results are in host memory */
-    int sequences;           /* how many entries of `row` the step uses */
+    int sequences;           /* how many entries of `row` are in use */
     int is_pending;          /* 1: the step was enqueued, and its results have not been read yet */
 } te__generation_step;
 
@@ -147,8 +145,8 @@ typedef struct te_generation {
     int current;                       /* the index (0 or 1) of the te__generation_step that the next te_generation_step
                                         * fills with inputs */
     int lag;                           /* 1 (on CUDA): the host reads the results of a step after it has enqueued the
-                                        * next step; 0 (on the host target): the host reads them at once. Tests set this
-                                        * member, too */
+                                        * next step; 0 (on the host target): the host reads them at once. Tests set it
+                                        * to either value */
     int pages, free_pages, running;
     int64_t next_id;
     te_generation_event *event; /* [sequences]: the events of the last step whose results were read */
@@ -159,8 +157,8 @@ typedef struct te_generation {
     int is_broken; /* 1: a step has failed half-way, so that the generation can only be closed */
 } te_generation;
 
-/* A config with defaults: the generation uses all sequences of the cache, and a step has at most 512 rows or, if there
- * are more than 512 sequences, one row for each sequence. */
+/* Return a config with defaults: the generation uses all sequences of the cache, and a step has at most 512 rows or, if
+ * there are more than 512 sequences, one row for each sequence. */
 TE_API te_generation_config te_generation_defaults(te_model *const *models, int count, const te_cache *cache) {
     te_generation_config c;
     memset(&c, 0, sizeof c);
@@ -168,8 +166,8 @@ TE_API te_generation_config te_generation_defaults(te_model *const *models, int 
     c.rows = (int)te_max(512, c.sequences);
     return c;
 }
-/* A request with defaults: greedy, without filters and penalties, and with as many tokens as the cache's capacity
- * allows. */
+/* Return a request with defaults: greedy, without filters and penalties, and with as many tokens as the cache's
+ * capacity allows. */
 TE_API te_generation_request te_generation_request_of(const int32_t *prompt, int count) {
     te_generation_request r;
     memset(&r, 0, sizeof r);
@@ -239,8 +237,8 @@ TE_API te_status te__generation_describe(te__generation_device *d, const te_gene
                "te_generation: top is %d; 0 to %d can be", c->top, (int)te_min(TE_SAMPLE_MAX_TOP, d->vocabulary));
     return TE_OK;
 }
-/* Lay out the host memory of a generation. Returns the number of bytes; if `memory` is null, the function only counts
- * them. */
+/* Set the pointers of *g to the parts of its host memory, which begins at `memory`. Returns how many bytes the parts
+ * take; if `memory` is null, the function only counts them. */
 TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     const te__generation_device *d = &g->device;
     const int n = d->sequences, capacity = d->cache->t.capacity;
@@ -263,20 +261,20 @@ TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     }
     return at;
 }
-/* te_generation_bytes, te_generation_host_bytes: how many bytes of target memory and of host memory te_generation_init
- * needs; the two pieces of memory must be aligned to TE_ALIGN. 0: the config is not valid. */
+/* Return how many bytes of target memory te_generation_init needs, aligned to TE_ALIGN; 0: the config is not valid. */
 TE_API size_t te_generation_bytes(const te_generation_config *config) {
     te__generation_device d;
     return te__generation_describe(&d, config, 0) == TE_OK ? te__generation_place_device(&d, 0) : 0;
 }
+/* Return how many bytes of host memory te_generation_init needs, aligned to TE_ALIGN; 0: the config is not valid. */
 TE_API size_t te_generation_host_bytes(const te_generation_config *config) {
     te_generation g;
     if (te__generation_describe(&g.device, config, 0) != TE_OK) return 0;
     (void)te__generation_place_device(&g.device, 0);
     return te__generation_place_host(&g, 0);
 }
-/* How many bytes of workspace a step needs (te_context_reserve). If the config is not valid, returns 0 and stores an
- * error text in ctx. */
+/* Return how many bytes of workspace a step needs (te_context_reserve). If the config is not valid, the function
+ * returns 0 and stores an error text in ctx. */
 TE_API size_t te_generation_workspace_bytes(const te_generation_config *config, te_context *ctx) {
     te__generation_device d;
     size_t bytes = 0;
@@ -298,9 +296,9 @@ TE_API te_status te__generation_check(const te_generation *g, const char *who, t
     TE_REQUIRE(!g->is_broken, ctx, TE_ERROR_STATE, "%s: a step of this generation has failed; close it", who);
     return TE_OK;
 }
-/* Free what te_generation_init has made: graphs, events, and the pinning of the host memory. The device must have
- * finished all steps (te_synchronize); the cache stays as it is. Also permitted for a struct of zeros, and for one
- * whose te_generation_init has failed. */
+/* Free the graphs and events that te_generation_init has made, and unpin the host memory. The device must have finished
+ * all steps (te_synchronize); the cache does not change. The call is also permitted for a struct of zeros, and after
+ * te_generation_init has failed. */
 TE_API void te_generation_close(te_generation *g) {
     if (!g || g->at != g) return;
     for (int k = 0; k < g->graph_count; k++) te_graph_destroy(&g->graph[k]);
@@ -343,8 +341,8 @@ TE_API te_status te__generation_wait(const te__generation_step *s, te_context *c
     return (void)s, (void)ctx, TE_OK;
 }
 #endif
-/* Capture a graph for each number of sequences that gets one. On CUDA, each capture is preceded by the run of a batch
- * that consists of padding only, so that the kernels are loaded. */
+/* Capture the graphs of decoding steps: for 1, 2, 4, .. sequences, and for all sequences. On CUDA, a batch of padding
+ * runs before each capture, so that the kernels are loaded. */
 TE_IF_USED TE_API te_status te__generation_capture(te_generation *g, te_context *ctx) {
     for (int n = 1, k = 0;; n = (int)te_min(2 * n, g->device.sequences), k++) {
         te__generation_graph_args args;
@@ -407,11 +405,11 @@ TE_API int te__generation_find(const te_generation *g, int64_t id) {
         if (g->sequence[i].id == id) return i;
     return -1;
 }
-/* te__generation_prompt_left: how many tokens of a sequence's prompt no step has processed yet. te__generation_decodes:
- * whether the next step of the sequence continues from a generated token. */
+/* Return how many tokens of a sequence's prompt no step has processed yet. */
 TE_API int te__generation_prompt_left(const te__generation_sequence *s) {
     return s->id && s->length < s->of.count ? s->of.count - s->length : 0;
 }
+/* Return whether the next step of the sequence continues from a generated token. */
 TE_API int te__generation_decodes(const te__generation_sequence *s) {
     return s->id && s->length >= s->of.count && s->generated < s->of.max_tokens;
 }
@@ -450,9 +448,9 @@ TE_API te_status te__generation_check_prompt(const te_generation *g, const te_ge
                    (long long)known);
     return TE_OK;
 }
-/* Set *slot to a sequence that is free, and reserve pages of the cache for it, for all tokens of the request. length:
- * the largest number of tokens that the sequence will have in the cache. shared: how many of the pages for these tokens
- * are shared with another sequence, so that they need not be reserved. */
+/* Set *slot to the index of a free entry of te_generation.sequence, and reserve pages of the cache for all tokens of
+ * the request. length: the largest number of tokens that the sequence will have in the cache. shared: how many of the
+ * pages for these tokens are shared with another sequence, so that they need not be reserved. */
 TE_API te_status te__generation_take(int *slot, te_generation *g, const te_generation_request *r, int64_t length,
                                      int shared, te_context *ctx) {
     const te_cache_tables *t = &g->device.cache->t;
@@ -490,8 +488,9 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te__generation_check_request(g, &r, ctx));
     TE_TRY(te__generation_check_prompt(g, &r, ctx));
     if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - r.count + 1);
-    const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* number of tokens that the cache must hold; the last
-                                                                 * generated token is not stored in the cache */
+    const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* the largest number of the sequence's tokens in the
+                                                                 * cache; the last generated token is not stored
+                                                                 * there */
     TE_TRY(te__generation_take(&slot, g, &r, length, r.prefix_count / c->t.page_rows, ctx));
     te__generation_sequence *s = &g->sequence[slot];
     memcpy(s->prompt, r.prompt, (size_t)r.count * sizeof *r.prompt);
@@ -500,7 +499,7 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te_cache_fork(c, slot, r.prefix, ctx));
     return te_cache_truncate(c, slot, r.prefix_count, ctx);
 }
-/* End a sequence: release its pages, and make its place free for another sequence. */
+/* End a sequence: release its pages, and free its entry for another sequence. */
 TE_IF_USED TE_API te_status te__generation_release(te_generation *g, int slot, te_context *ctx) {
     te__generation_sequence *s = &g->sequence[slot];
     g->free_pages += s->pages, g->running--, s->id = 0;
@@ -518,11 +517,11 @@ TE_IF_USED TE_API te_status te_generation_cancel(te_generation *g, int64_t id, t
     g->event_count = kept;
     return te__generation_release(g, slot, ctx);
 }
-/* Begin a new sequence that continues from all tokens which sequence `from` has: its prompt and its generated tokens,
+/* Begin a new sequence that continues from all tokens of sequence `from`: its prompt and its generated tokens,
  * including the token of the last step (on CUDA the event of this token may still be outstanding). `request` states the
- * new sequence's sampling parameters, max_tokens, stop and user; the prompt in `request` is not read. The two sequences
- * share the full pages of the cache, but pages are reserved for all tokens of the new sequence. If the sampling
- * parameters of the two sequences are the same, both go on with the same tokens. Errors: those of te_generation_add;
+ * new sequence's sampling parameters, max_tokens, stop and user; its prompt is not read. The two sequences share the
+ * full pages of the cache, but pages are reserved for all tokens of the new sequence. With the same sampling
+ * parameters, seed included, both sequences go on with the same tokens. Errors: those of te_generation_add;
  * TE_ERROR_STATE: sequence `from` has no generated token yet. */
 TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, const te_generation_request *request,
                                                int64_t *id, te_context *ctx) {
@@ -561,8 +560,8 @@ TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int
     in->flags[i] = !rows ? 0 : TE__GENERATION_TAKES | (decodes ? TE__GENERATION_DECODES : 0) |
                                (emits ? TE__GENERATION_EMITS : 0) | (s->is_new ? TE__GENERATION_NEW : 0);
     in->past[i] = s->length, in->seed[i] = r->seed;
-    /* If the token that this step chooses for the sequence will not be used, let the step choose it in the cheapest
-     * way. */
+    /* A step chooses a token for every sequence. If this sequence does not use it, choose it in the cheapest way
+     * (greedy). */
     in->temperature[i] = emits ? r->temperature : 0, in->top_k[i] = emits ? r->top_k : 0;
     in->top_p[i] = emits ? r->top_p : 1, in->min_p[i] = emits ? r->min_p : 0;
     in->repetition[i] = emits ? r->repetition_penalty : 1;
@@ -571,8 +570,8 @@ TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int
     row->id = rows ? s->id : 0, row->emits = emits, row->is_last = emits && s->generated + 1 >= r->max_tokens;
     if (rows) s->length += rows, s->generated += emits;
 }
-/* Prepare the penalties for the first step of a sequence: set the sequence's history to zeros, and its mask to the
- * tokens of its prompt. */
+/* Prepare the penalties for the first step of sequence i: set its history to zeros, and its bit mask of prompt tokens
+ * to the tokens of its prompt. */
 TE_API te_status te__generation_reset(te_generation *g, te__generation_step *step, int i, te_context *ctx) {
     const te__generation_device *d = &g->device;
     te__generation_sequence *s = &g->sequence[i];
@@ -586,9 +585,9 @@ TE_API te_status te__generation_reset(te_generation *g, te__generation_step *ste
     TE_TRY(te_copy(ctx, d->state.prompt + (size_t)i * words, mask, mask_bytes));
     return te_fill(ctx, d->state.history + (size_t)i * v, 0, v * sizeof(uint16_t));
 }
-/* Set count[sequences] to the numbers of rows that the sequences have in the next step. A sequence that decodes has one
- * row. The remaining rows are given to prompts, beginning with the oldest sequence. Returns the batch; its `rows` is 0
- * if there is nothing to do. */
+/* Set count[i] to the number of rows that sequence i has in the next step. A sequence that decodes has one row. The
+ * remaining rows are given to prompts, beginning with the oldest sequence. Returns the batch; its `rows` is 0 if there
+ * is nothing to do. */
 TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_t *count) {
     const int n = g->device.sequences;
     te__generation_batch b = te__generation_decode_batch(0);
@@ -613,8 +612,9 @@ TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_
     }
     return b;
 }
-/* Write the tokens and cu_seqlens of a batch with prompts. A batch must have at least as many rows as sequences
- * (te_batch); if the batch would have fewer rows, the first sequence that is padding gets the missing ones. */
+/* Write the tokens and cu_seqlens of a batch with prompts. count[i]: the number of rows of sequence i. A te_batch must
+ * have at least as many rows as sequences. If it has fewer, the missing rows are added as padding, all of them to the
+ * first sequence whose count is 0. */
 TE_API void te__generation_pack(const te_generation *g, te__generation_input *in, te__generation_batch *b,
                                 const int32_t *count) {
     int missing = (int)te_max(0, b->sequences - b->rows), at = 0;
@@ -635,9 +635,8 @@ TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
     while (k + 1 < g->graph_count && g->graph_sequences[k] < sequences) k++;
     return k;
 }
-/* The running sequence with the highest index determines which graph a step needs. If a smaller graph would do for the
- * number of running sequences, move that sequence to the lowest free index, and repeat this until the graph cannot
- * become smaller. */
+/* The running sequence with the highest index determines which graph a step needs. While a smaller graph would do for
+ * the number of running sequences, move that sequence to the lowest free index. */
 TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context *ctx) {
     for (;;) {
         int from = g->device.sequences - 1, to = 0;
@@ -660,8 +659,8 @@ TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context 
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    int32_t *count = s->out.token; /* this array is free to hold the counts, because the results of this step, which
-                                    * will be stored there, do not exist yet */
+    int32_t *count = s->out.token; /* the array for this step's results, which do not exist yet, holds the counts for
+                                    * now */
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;
@@ -685,7 +684,7 @@ TE_API te_generation_end te__generation_end_of(int code, int is_last) {
            : is_last                                                             ? TE_GENERATION_END_length
                                                                                  : TE_GENERATION_END_runs;
 }
-/* Wait until a step is done, and make events from its results. */
+/* Wait until a step is done, and make events from its results. Sequences that the results end are released. */
 TE_IF_USED TE_API te_status te__generation_collect(te_generation *g, te__generation_step *step, te_context *ctx) {
     if (!step->is_pending) return TE_OK;
     TE_TRY(te__generation_wait(step, ctx));

@@ -1,13 +1,14 @@
-/* infer.h -- te.h for programs that only run inference: the header leaves out optimizers, training checkpoints and
- * groups of ranks. A program that includes infer.h instead of te.h compiles faster and has the same results.
+/* infer.h -- the library for programs that run inference: lists, generation, sampling, key-value caches, and models in
+ * safetensors and GGUF files. The header leaves out optimizers, training checkpoints and groups of ranks, so a program
+ * that includes only infer.h compiles faster than with te.h. A program that also trains includes te.h and then infer.h.
  *
  * Do this:
  *     #include "te/infer.h"
  *     TE_INFERENCE(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
- * GEMMs are not autotuned, because the code of the autotuner would be a fourteenth of the program. To autotune them
- * nevertheless, define TE_TUNE before the include. Without TE_TUNE, a program can still load the choices that another
- * program has measured (te_gemm_load).
+ * Without te.h, GEMMs are not autotuned, because the code of the autotuner would be a fourteenth of the program. To
+ * autotune them nevertheless, define TE_TUNE before the include. Without TE_TUNE, a program can still load the choices
+ * that another program has measured (te_gemm_load).
  *
  * All kinds of lists work. For a list with a collective, also include te/comm/collective.h; for a list under an FP8
  * recipe (fp8_row is made for inference), also include te/optim/recipes.h.
@@ -15,7 +16,7 @@
 #ifndef TE_INFER_H
 #define TE_INFER_H
 
-#if !defined TE_TUNE && !defined TE_NO_TUNE
+#if !defined TE_TUNE && !defined TE_NO_TUNE && !defined TE_H
 #define TE_NO_TUNE 1 /* read by te/core/context.h */
 #endif
 
@@ -23,6 +24,7 @@
 
 #include "core/version.h"           /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/inference.h"         /* TE_INFERENCE, TE_DECLARE_INFERENCE, TE_DEFINE_INFERENCE */
+#include "fuse/quantized_weights.h" /* te_use_quantized: weights in few bits */
 #include "gemm/gemm.h"         /* te_gemm_load */
 #include "generation.h"             /* te_generation: continuous batching */
 #include "graph/graph.h"            /* te_graph_capture, te_graph_replay */

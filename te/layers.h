@@ -42,9 +42,9 @@
 
 /* ---- pre-norm layers: h = x + attention(norm(x)), y = h + mlp(norm(h)) ------------------------------------------- */
 
-/* A layer with causal attention and an MLP; dropout follows each of these two parts. KV = HEADS is multi-head
- * attention. Suffixes of the variants: ROPE: rotary position embedding with base 10000; GATED: a gated activation in
- * the MLP; NO_BIAS: no linear is followed by a bias. */
+/* A layer with causal attention and an MLP, each of which is followed by dropout. KV = HEADS is multi-head attention.
+ * Suffixes of the variants: ROPE: rotary position embedding with base 10000; GATED: a gated activation in the MLP;
+ * NO_BIAS: no linear is followed by a bias. */
 #define TE_TRANSFORMER_LAYER(b, NORM, ACT, H, F, HEADS, KV, D, P) \
     TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_BIAS)
 #define TE_TRANSFORMER_LAYER_NO_BIAS(b, NORM, ACT, H, F, HEADS, KV, D, P) \
@@ -96,10 +96,10 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Gemma 2 (Gemma Team 2024): besides a norm before attention and one before the MLP, the block has a norm after each of
- * these two parts (b_norm1_after, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50. SCALE:
- * the softmax scale, query_pre_attn_scalar^(-1/2). LEFT: the sliding window, that is, how many tokens before its own
- * token a query attends to; -1 means all of them. In Gemma 2 every second block has LEFT -1. */
+/* Gemma 2 (Gemma Team 2024): the block has a norm before and a norm after attention (b_norm1, b_norm1_after), and
+ * before and after the MLP (b_norm2, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50.
+ * SCALE: the softmax scale, query_pre_attn_scalar^(-1/2). LEFT: the sliding window, that is, how many tokens before its
+ * own token a query attends to; -1 means all of them. In Gemma 2 every second block has LEFT -1. */
 #define TE_GEMMA2_BLOCK(b, H, F, HEADS, KV, D, SCALE, LEFT)                                                          \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),       \
     (rope, b##_rope, HEADS, KV, D),                                                                                  \
@@ -127,9 +127,9 @@
     TE__LAYERS_MLP(b, gelu_erf, H, F, F, TE__LAYERS_BIAS, (add, b##_x2))
 
 /* T5's decoder block (Raffel et al. 2020): self-attention, cross-attention to the encoder's output, and an MLP with
- * relu. Attention scores are not scaled, no linear has a bias, and each of the three parts ends in dropout with
- * probability P. ENC: the name of the encoder's output, which has M columns and is declared earlier in the list as
- * (input, ENC, M, (rows, memory)). _GATED: the block of T5 1.1, with geglu in the MLP. Positions enter through
+ * relu, each of which ends in dropout with probability P. Attention scores are not scaled, and no linear has a bias.
+ * ENC: the name of the encoder's output, which has M columns and is declared earlier in the list as (input, ENC, M,
+ * (rows, memory)). _GATED: the block of T5 1.1, with geglu in the MLP. Positions enter through
  * b_attention.relative_bias, a relative position bias with 32 buckets for distances up to 128. In T5, all blocks share
  * the relative_bias of the first block: use _TIED for the other blocks, and call te_tie(&m.b1_attention.relative_bias,
  * &m.b0_attention.relative_bias, ctx) for each of them. Further ops: b_q, b_queries, b_memory, b_kv, b_keys, b_back,
@@ -144,10 +144,10 @@
 /* ---- tensor-parallel layers, for a tensor group of N ranks ------------------------------------------------------- */
 
 /* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among N
- * ranks; N must divide HEADS, KV and F. _TP: every rank has all rows. _SP: with sequence parallelism (Korthikanti et
- * al. 2022), for a list with the option (rows, shard): outside of attention and MLP each rank has only its own rows.
- * The sizes that the macros take are those of the whole model. These lists contain four additional ops, the collectives
- * b_enter1, b_leave1, b_enter2 and b_leave2. */
+ * ranks; N must divide HEADS, KV and F. In layers with _TP, every rank has all rows. In layers with _SP (sequence
+ * parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each rank has only its own rows
+ * outside of attention and MLP. The sizes that the macros take are those of the whole model. These lists contain four
+ * additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
     TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
                      TE__LAYERS_BIAS, TE__LAYERS_DROP, copy_to_group, all_reduce, N)
@@ -184,8 +184,8 @@
 #define TE__LAYERS_NONE(...)
 #define TE__LAYERS_BIAS(name, width) (bias, name, width),
 #define TE__LAYERS_ROPE(name, HEADS, KV, D) (rope, name, HEADS, KV, D),
-/* The ops of an MLP and the ops behind it. FC1_OUT: the number of output columns of the first linear. LAST: the ops
- * that end the list, without a comma behind the last op. */
+/* The ops of an MLP, followed by LAST, which are the remaining ops (without a comma behind the last one). FC1_OUT: the
+ * number of output columns of the first linear. */
 #define TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, LAST)                                               \
     (linear, b##_fc1, H, FC1_OUT), BIAS(b##_fc1_bias, FC1_OUT) (ACT, b##_act), (linear, b##_fc2, F, H), \
     BIAS(b##_fc2_bias, H) LAST
@@ -199,14 +199,14 @@
 #define TE__LAYERS_HEAD_NORM_ROPE(b, HEADS, KV, D, OPTIONS) \
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
-#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* the width of one of N parts; 0 if N does not
-                                                                       * divide WIDTH, because a width of 0 does not
-                                                                       * compile */
-/* The two linears whose output columns are divided among the ranks: the linear for q, k and v, and the first linear of
- * the MLP. HALVES: 2 if the MLP is gated, because its first linear then produces two matrices; else 1. */
+#define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* WIDTH / N; or 0, which does not compile as a
+                                                                       * width, if N does not divide WIDTH */
+/* The linear for q, k and v of a tensor-parallel layer; its output columns are divided among the ranks. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \
     (linear, b##_qkv, H, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N), (shard, columns), (parts, 3),              \
      (first_part, (HEADS) / (KV)))
+/* The first linear of a tensor-parallel MLP; its output columns are divided among the ranks. HALVES: 2 if the MLP is
+ * gated, because this linear then produces two matrices; else 1. */
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
 /* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. ENTER, LEAVE: the collectives before

@@ -1,5 +1,6 @@
-/* te.h -- the library: Transformer kernels, header-only, in C11 and CUDA. A program needs only this include, and
- * te/io/gguf_weights.h if it reads GGUF files.
+/* te.h -- the library: Transformer kernels, header-only, in C11 and CUDA. This include is all that training needs.
+ * What only inference needs is in infer.h: generation, sampling, files of caches, GGUF files, weights in few bits. A
+ * program that does both includes te.h and then infer.h.
  *
  * Do this:
  *     #include "te/te.h"
@@ -24,9 +25,7 @@
 #include "linear/impl/linear_cross_entropy.h" /* linear_cross_entropy with a vocabulary split over ranks */
 #include "fuse/sequential.h"        /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
 #include "gemm/gemm.h"          /* te_gemm_fp8_run */
-#include "generation.h"             /* te_generation: continuous batching */
 #include "graph/graph.h"            /* te_graph_capture, te_graph_replay */
-#include "io/cache_file.h"          /* te_cache_save, te_cache_load */
 #include "io/checkpoint.h"          /* te_checkpoint_save, te_checkpoint_load */
 #include "io/fp8_weights.h"         /* te_fp8_weights_load: FP8 weights without a 16-bit copy */
 #include "io/json.h"          /* te_json_open, te_json_find */
@@ -50,7 +49,6 @@
 #include "ops/residual.h"           /* fork, add, mul, load, input, output */
 #include "ops/rope.h"               /* rope */
 #include "ops/router.h"             /* router, combine: mixture of experts */
-#include "ops/sample.h"             /* sample */
 #include "optim/adamw.h"            /* te_adamw */
 #include "optim/loss_scale.h"       /* te_loss_scaler: dynamic loss scaling for f16 */
 #include "optim/init.h"             /* te_model_randomize, te_param_normal */

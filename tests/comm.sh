@@ -122,10 +122,11 @@ train_gpt 1 1 gpt_many --steps 8 --resume # resumes at the last step: loads a ch
 train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
 train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp
 alike gpt_fp8 gpt_many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rank rounds its own shards; the loss falls by 7e-2
-train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # the scales are not in the file and are found anew
-grep -q "it has no FP8 scales; the scales and their amax histories begin anew" "$work/log"
-train_gpt 2 1 gpt_fp8 --steps 12 --recipe fp8_delayed --resume --force # the scales in the file are those of one process
-grep -q "other ranks; the scales and their amax histories begin anew" "$work/log"
+cp -r "$work/gpt_many" "$work/gpt_grid"
+train_gpt 2 2 gpt_many --steps 12 --recipe fp8_delayed --sp --resume --force # goes on with the scales in the file
+train_gpt 1 1 gpt_grid --steps 12 --recipe fp8_delayed --resume --force # so does another number of ranks
+! grep -q "begin anew" "$work/log"
+alike gpt_grid gpt_many 15 1e-3 "--tp 2 --dp 2 --sp in FP8, continued by one process"
 
 # Grids continue from each other's checkpoints, with more steps each time. One process that resumes as often has the same losses.
 train_gpt 1 1 gpt_one --steps 4
@@ -185,7 +186,7 @@ done
 for n in 2 3 4; do checked "$n" vocabulary; done
 for grid in "1 1" "3 1" "4 2"; do
     read -r n tensor <<<"$grid"
-    checked "$n" scales "$tensor"
+    checked "$n" scales "$tensor" "$work/scales"
 done
 checked 2 refuse
 

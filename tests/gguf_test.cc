@@ -8,8 +8,8 @@
 
 #include "folder.h"
 #include "gguf_writer.h"
-#include "te/io/gguf_weights.h"
 #include "te/te.h"
+#include "te/infer.h"
 
 namespace {
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "te/te.h"
+#include "te/infer.h" /* sample */
 
 /* Ops whose blocks hold tiles of products, of attention and of casts; and rows as wide as large models have them. */
 #define TILES                                                                                                                    \

@@ -53,7 +53,7 @@ struct ranks_of {
             memset(&h.comm, 0, sizeof h.comm), memset(&h.peers, 0, sizeof h.peers), memset(&h.state, 0, sizeof h.state);
             h.failed = 0, h.comm.timeout = timeout, h.comm.ctx = &h.ctx, h.peers.max_blocks = 3;
             h.group = te_group{"test", r, n, nullptr, nullptr, &h.peers, nullptr, &h.comm};
-            te__peer_memory_size(&h.peers, largest, n);
+            te__peer_memory_size(&h.peers, largest, TE_ALL_REDUCE_auto, n);
             h.memory.assign(te__peer_memory_bytes(&h.peers) / 8, ~UINT64_C(0));
             h.peers.state = &h.state, h.peers.failed = &h.failed;
         }
@@ -161,16 +161,31 @@ TEST_CASE("data with the bit pattern of an empty slot arrives") {
 
 TEST_CASE("which algorithm a collective uses") {
     te_peer_memory p;
-    memset(&p, 0, sizeof p);
+    te_group g;
+    memset(&p, 0, sizeof p), memset(&g, 0, sizeof g);
+    g.peers = &p, g.size = 4;
     CHECK(te__peer_algorithm_of(nullptr, TE_PEER_all_reduce, 1) == TE_PEER_none);
-    te__peer_memory_size(&p, 16 << 20, 2);
+    te__peer_memory_size(&p, 16 << 20, TE_ALL_REDUCE_auto, 2);
     CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, 16 << 20) == TE_PEER_one_shot);
     CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, (16 << 20) + 1) == TE_PEER_none);
     CHECK(te__peer_algorithm_of(&p, TE_PEER_all_gather, (16 << 20) + 1) == TE_PEER_none);
-    te__peer_memory_size(&p, 16 << 20, 4);
+    te__peer_memory_size(&p, 16 << 20, TE_ALL_REDUCE_auto, 4);
     CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, TE_PEER_ONE_SHOT_BYTES / 3) == TE_PEER_one_shot);
     CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, TE_PEER_ONE_SHOT_BYTES / 3 + 1) == TE_PEER_two_shot);
     CHECK(te__peer_algorithm_of(&p, TE_PEER_reduce_scatter, 16 << 20) == TE_PEER_one_shot);
+    CHECK(te__fused_rows_per_launch(&g, 1000, 64 << 10, 0) == 256); // two-shot: a multiple of the ranks
+    // chosen by name: a tensor that is too large takes the next algorithm
+    te__peer_memory_size(&p, 16 << 20, TE_ALL_REDUCE_one_shot, 4);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, (16 << 20) / 3) == TE_PEER_one_shot);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, 16 << 20) == TE_PEER_two_shot);
+    CHECK((16 << 20) / 3 * 4 <= p.half_bytes); // one-shot needs room for the tensors of all ranks
+    te__peer_memory_size(&p, 16 << 20, TE_ALL_REDUCE_two_shot, 2);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, 16) == TE_PEER_two_shot);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, (16 << 20) + 1) == TE_PEER_none);
+    te__peer_memory_size(&p, 16 << 20, TE_ALL_REDUCE_transport, 4);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, 16) == TE_PEER_none);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_gather, 16 << 20) == TE_PEER_one_shot);
+    CHECK(te__fused_rows_per_launch(&g, 1000, 64 << 10, 0) == 0);
 }
 
 TEST_CASE("if a rank times out, this and later calls of the other ranks return an error") {

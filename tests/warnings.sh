@@ -7,6 +7,7 @@ source=$(mktemp --suffix=.c)
 trap 'rm -f "$source" "$source.cu" "$source.conversion.c"' EXIT
 {
     echo '#include "te/te.h"'
+    echo '#include "te/infer.h"'
     for name in {a..z} dx dy ctx saved rows dims count file batch from to half plan ops spans args grid bytes device seed params grads first o0 o1 f0 width; do
         echo "int $name;"
     done

@@ -7,6 +7,7 @@
  */
 /* [lists] */
 #include "te/te.h"
+#include "te/infer.h" /* sample */
 
 enum { VOCABULARY = 128, HIDDEN = 64, HEADS = 4, SEQ = 32, BATCH = 8, ROWS = BATCH * SEQ, STEPS = 151 };
 

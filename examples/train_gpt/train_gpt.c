@@ -1005,7 +1005,7 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
     snprintf(s->value[9], sizeof s->value[9], "%s", o->optimizer);
     snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
-    s->all.recipes = g->in_fp8 && processes == 1 ? &g->recipes : NULL; /* several ranks compute new scales */
+    s->all.recipes = g->in_fp8 ? &g->recipes : NULL;
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->files = paths_text(o), s->pairs[FILES].key = "files", s->pairs[FILES].value = s->files;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS + 1, s->all.force = (int)o->force;
@@ -1047,10 +1047,9 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
         fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
     if (differences(&s, &file, path) && !o->force) die("--force continues all the same", NULL);
     check(te_checkpoint_load(&s.all, &file, &ctx), "--resume");
-    if (g->in_fp8 && !s.all.recipes) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
     if (g->in_fp8 && !g->recipes.begun)
         fprintf(stderr, "train_gpt: %s: %s; the scales and their amax histories begin anew\n", path,
-                te_safetensors_find(&file, "recipes.begun") ? "its FP8 scales are of other products or other ranks"
+                te_safetensors_find(&file, "recipes.begun") ? "its FP8 scales are of other products"
                                                             : "it has no FP8 scales");
     const char *written = te_safetensors_metadata(&file, "step"); /* only older versions wrote this */
     const long at = steps_of(opt);

@@ -9,14 +9,14 @@
  *     ... TE_TRY(block_attn_launch(ctx, &args));                    // te_attention_args
  *
  * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h instead of causal;
- * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. A backward also has
+ * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. For a backward the macro also defines
  *     size_t <name>_scratch_bytes(ctx, rows)    bytes of scratch memory for the faster kernels (compute capability 9.0)
  *     <name>_sum_rows                           each row of te_attention_args.sum is the sum of this many rows of dqkv;
  *                                               0: `sum` is not supported (on the host, in f32 and with varlen)
  *
  * Any batch, seq >= 1 and head_dim <= 256 are supported; on CUDA in bf16 and f16 head_dim must be a multiple of 8.
- * Pointers must be aligned to TE_ACCESS bytes. Sums are computed in float and in a fixed order, so the same inputs give
- * bitwise identical results, unless te_context.attention_nondeterministic allows otherwise.
+ * Pointers must be aligned to TE_ACCESS bytes. Sums are computed in float and in a fixed order, so that equal inputs
+ * lead to bitwise identical results, unless te_context.attention_nondeterministic is set.
  *
  * This header also has small kernels that run before or after forward and backward: TE_ATTENTION_RELATIVE_BIAS,
  * TE_ATTENTION_CACHE_STORE, TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS, in
@@ -44,10 +44,11 @@
     TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, TE__ATTENTION_PLAIN(causal))
 
 /* ---- a relative bias by distance ---------------------------------------------------------------------------------
- * Expands the biases of the buckets, [buckets, heads], to te_attention_args.bias_by_distance, [heads, 2 max_distance +
- * 1]: the bias of each distance from -max_distance to max_distance. The attention kernels clamp key - query to that
- * range, and read the bias of the clamped distance. Clamping changes no bias, because all larger distances are in the
- * same bucket as max_distance, and all smaller ones in the same bucket as -max_distance.
+ * This kernel expands the biases of the buckets of a relative bias, [buckets, heads], to
+ * te_attention_args.bias_by_distance, [heads, 2 max_distance + 1]: the bias of each distance from -max_distance to
+ * max_distance. The attention kernels clamp key - query to that range, and read the bias of the clamped distance.
+ * Clamping changes no bias, because all larger distances are in the same bucket as max_distance, and all smaller ones
+ * in the same bucket as -max_distance.
  *
  * Do this, at file scope, then call te__attention_relative_bias before each forward and backward:
  *     TE_ATTENTION_RELATIVE_BIAS(block_attn_relative, bf16)                  // name, dtype
@@ -57,14 +58,14 @@
 enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
 
 typedef struct te_relative_bias_args {
-    const void *table;       /* [buckets, heads]: the learnt biases */
-    float *bias_by_distance; /* output */
+    const void *table;       /* the learnt biases, [buckets, heads] */
+    float *bias_by_distance; /* output, [heads, 2 max_distance + 1]: the bias of each head and distance */
     int heads, buckets, max_distance, bidirectional;
 } te_relative_bias_args;
 typedef te_status (*te_relative_bias_fn)(te_context *ctx, te_grid grid, const te_relative_bias_args *a);
 
-/* Expand a relative score bias to one value for each head and distance. Grid: (ceil(distances /
- * TE_RELATIVE_BIAS_THREADS), heads). */
+/* The body of the kernel that expands the biases of the buckets to one bias for each head and distance. Grid:
+ * (ceil(distances / TE_RELATIVE_BIAS_THREADS), heads). */
 TE_FN void te__attention_relative_bias_body(const te_relative_bias_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_RELATIVE_BIAS_THREADS, &group);
@@ -87,15 +88,16 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
 }
 
 /* ---- storing keys and values in a cache --------------------------------------------------------------------------
- * Copies the keys and values of the batch's rows to their places in the cache; in the formats of 8 bits, it rounds
- * them. Memory traffic: for each row, kv_heads * (head_dim + value_dim) elements are read, and as many written.
+ * This kernel copies the keys and values of the batch's rows to the pages of the cache; in the formats of 8 bits, it
+ * rounds them. Memory traffic: for each row, kv_heads * (head_dim + value_dim) elements are read, and as many written.
  *
  * Do this, at file scope, then call name##_launch before the attention that reads the cache:
  *     // name, dtype, heads, kv_heads, head_dim, value_dim, te_cache_format
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64, TE_CACHE_FORMAT_list) */
-/* Sizes of the kernel that stores keys and values in a cache. _THREADS: threads of a block; _VECTORS: how many vectors
- * of up to 8 elements one block copies. In the formats of 8 bits, _LANES lanes round a row of a head, and a block
- * rounds _ROWS of them. */
+/* Sizes of the kernel that stores keys and values in a cache. TE_CACHE_STORE_THREADS: the threads of a block;
+ * TE_CACHE_STORE_VECTORS: how many vectors of up to 8 elements a block copies. In the formats of 8 bits,
+ * TE_CACHE_STORE_LANES lanes together round one row (the key or the value of one head), and a block rounds
+ * TE_CACHE_STORE_ROWS such rows. */
 enum {
     TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1,
     TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16,
@@ -110,8 +112,9 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.format = format, k.dtype = dtype;
     return k;
 }
-/* Where a key or a value of a new row is stored. key: its index in the sequence, or -1 if it is not to be stored; from:
- * the offset of its first element in qkv; to: the result of te__cache_row; swizzle: that of te__cache_swizzle. */
+/* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if it
+ * is not to be stored; from: the offset of the key or value in qkv; to: its offset from the start of the cache's pages;
+ * swizzle: the number with which the indices of its 16-byte chunks are XORed (te__cache_swizzle). */
 typedef struct te__cache_place { int64_t from, to; int key, swizzle; } te__cache_place;
 TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_sequences *s, int row, int is_value,
                                          int head, const te__cache_store_shape k) {
@@ -129,13 +132,13 @@ TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_se
     p.swizzle = te__cache_swizzle(p.key, d, k.dtype, k.format);
     return p;
 }
-/* Return the number of vectors into which the keys and values of one row are divided. A vector has at most 8 elements.
- * The vectors of each head's keys come first, then those of each head's values. */
+/* Return the number of vectors into which the keys and values of one row of qkv are divided. A vector has at most 8
+ * elements. The vectors of each head's key come first, then those of each head's value. */
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }
 /* Copies one vector, of up to 8 elements, of one row's keys or values to the cache. row: the index of the row in qkv;
- * vector: the index of the vector within the row, in the order of te__cache_store_vectors. */
+ * vector: the number of the vector within the row, in the order of te__cache_store_vectors. */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, int vector,
                                   const te__cache_store_shape k) {
     const int key_vectors = (k.d + 7) / 8, is_value = vector >= k.kv_heads * key_vectors;
@@ -148,8 +151,8 @@ TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences
     te_load8(v, a->qkv, p.from + at, n, aligned, k.dtype);
     te_store8(a->cache.pages, p.to + (at ^ p.swizzle * 8), v, n, aligned, k.dtype);
 }
-/* Rounds the key (of < kv_heads) or the value of one row and one KV head to 8 bits, and stores it in the cache. of: the
- * KV head or, for a value, kv_heads more. g: the lanes that work on the row. */
+/* Rounds the key or the value of one row and one KV head to 8 bits, and stores it in the cache. of: the KV head for a
+ * key, or kv_heads + the KV head for a value. g: the lanes that together process it. */
 TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequences *s, int row, int of,
                                      const te__cache_store_shape k, te_lanes *g) {
     const int is_value = of >= k.kv_heads, head = is_value ? of - k.kv_heads : of, d = is_value ? k.dv : k.d;
@@ -162,8 +165,8 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
         te_load8(v, a->qkv, p.from + at, d - at < 8 ? d - at : 8, aligned, k.dtype);
         bits = te_amax_bits8(bits, v);
     }
-    float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u); /* NaN becomes infinity here, because
-                                                                             * te_lanes_max ignores NaNs */
+    /* NaN becomes infinity here, because te_lanes_max ignores NaN */
+    float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u);
     te_lanes_max(&amax, g);
     const te__cache_scales c = te__cache_scales_of(te_bits_of_float(amax), k.format);
     if (g->id == 0) *te__cache_scale(&a->cache, p.to, p.key, d) = c.scale;
@@ -176,7 +179,8 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
         else for (int j = 0; j < n; j++) to[j] = (uint8_t)(w[j / 4] >> j % 4 * 8);
     }
 }
-/* Returns how many keys, values or vectors of them one row has (`in_row`), and how many of these a block stores. */
+/* How the work of the kernel is divided. in_row: how many units one row of qkv has, where a unit is the key or the
+ * value of one head (8 bits) or a vector (other formats); in_block: how many units a block stores. */
 typedef struct te__cache_store_work { int in_row, in_block; } te__cache_store_work;
 TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
     te__cache_store_work w;
@@ -186,7 +190,7 @@ TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape
     return w;
 }
 /* The body of the kernel that stores keys and values in a cache. Grid: one block for every
- * te__cache_store_work.in_block keys, values or vectors, counted row after row. */
+ * te__cache_store_work.in_block units, which are numbered row after row. */
 TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
     int group;
     const te_sequences s = te__attn_sequences(a);
@@ -217,21 +221,21 @@ TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
 
-/* The layout of the arrays lse, delta and row_max_logit: [heads, rows] if by_head is 1, else [sequences, heads,
- * max_seqlen]. */
+/* The layout of the arrays lse, delta and row_max_logit, which have one number for each row and head: [heads, rows] if
+ * by_head is 1, else [sequences, heads, max_seqlen]. */
 typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
 } te_attention_rows;
-/* Returns the index of the element for one head and one row in an array with this layout (lse, delta or row_max_logit).
- * row: the index of the row, counted over all sequences of the call. */
+/* Returns the index of the number for one head and one row in an array with this layout. row: the index of the row,
+ * counted over all sequences of the call. */
 TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads, int row) {
-    const int in = row % l->of.max_seqlen; /* the row's index within its sequence */
+    const int in = row % l->of.max_seqlen; /* the index of the row within its sequence */
     return l->by_head ? (int64_t)head * l->of.rows + row
                       : ((int64_t)(row / l->of.max_seqlen) * heads + head) * l->of.max_seqlen + in;
 }
-/* Return the layout that the kernels of a call use for lse, delta and row_max_logit. varlen: whether the kernels have
- * the option varlen. */
+/* Return the layout of lse, delta and row_max_logit in a call. varlen: 1 if the call's kernels have the option
+ * varlen. */
 TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int varlen) {
     te_attention_rows l;
     memset(&l, 0, sizeof l);
@@ -255,15 +259,16 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
  *
  * Memory traffic: lse and delta are read once, 8 bytes for each row and head. */
-enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 /* how many rows one block adds up */ };
+/* the number of rows that one block adds up */
+enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 };
 
 typedef struct te_sinks_grad_args {
-    const void *sinks;        /* [heads] */
+    const void *sinks;        /* the learnt logits, [heads] */
     const float *lse, *delta;
-    /* output: [te__attention_sinks_grad_blocks(rows), heads]: partial sums, whose sum over the first axis is the
-     * gradient of sinks */
+    /* Output, [te__attention_sinks_grad_blocks(rows), heads]: partial sums. Their sum over the first axis is the
+     * gradient of sinks. */
     float *sum;
-    te_attention_rows layout; /* of lse and delta */
+    te_attention_rows layout; /* the layout of lse and delta */
 } te_sinks_grad_args;
 typedef te_status (*te_sinks_grad_fn)(te_context *ctx, te_grid grid, const te_sinks_grad_args *a);
 
@@ -288,8 +293,9 @@ TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b
         te__attention_sinks_grad_body(te_args, te_at, TE_##dtype, heads))
 
 TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
-/* Launches the kernel, defined by TE_ATTENTION_SINKS_GRAD, that computes partial sums of the gradient of sinks. sum:
- * te_sinks_grad_args.sum. varlen: whether the backward that has run with `a` has the option varlen. */
+/* Launches the kernel `launch`, which TE_ATTENTION_SINKS_GRAD has defined, to compute partial sums of the gradient of
+ * sinks. sum: output (te_sinks_grad_args.sum). varlen: 1 if the backward that has run with the arguments `a` has the
+ * option varlen. */
 TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
                                           float *sum, int heads, int varlen) {
     te_sinks_grad_args s;
@@ -299,10 +305,10 @@ TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn laun
 }
 
 /* ---- the largest logit of each head ------------------------------------------------------------------------------
- * For each head, the largest input of its softmax over all sequences, queries and visible keys. The logits include
- * scale, softcap and biases, but not sinks. QK-clip needs this maximum (MuonClip; Kimi K2, arXiv 2507.20534). Forward
- * stores the largest logit of each row and head, and this kernel computes the maximum over the rows. A maximum does not
- * depend on the order in which the numbers are compared.
+ * This kernel computes, for each head, the largest input of its softmax over all sequences, queries and visible keys.
+ * The logits include scale, softcap and biases, but not sinks. QK-clip needs this maximum (MuonClip; Kimi K2, arXiv
+ * 2507.20534). Forward stores the largest logit of each row and head, and the kernel computes the maximum over the
+ * rows. The result is deterministic, because a maximum does not depend on the order in which numbers are compared.
  *
  * Do this, at file scope, then call te__attention_max_logit after a forward that was given row_max_logit:
  *     TE_ATTENTION_MAX_LOGIT(block_attn_max_logit, 12)                           // name, heads
@@ -313,12 +319,12 @@ enum { TE_MAX_LOGIT_THREADS = TE_CUDA ? 1024 : 1 };
 
 typedef struct te_max_logit_args {
     const float *row_max_logit;
-    float *max_logit;         /* output: [heads]: the largest score of each head; -inf if no query sees a key */
-    te_attention_rows layout; /* of row_max_logit */
+    float *max_logit;         /* output, [heads]: the largest logit of each head; -inf if no query sees a key */
+    te_attention_rows layout; /* the layout of row_max_logit */
 } te_max_logit_args;
 typedef te_status (*te_max_logit_fn)(te_context *ctx, te_grid grid, const te_max_logit_args *a);
 
-/* Grid: (heads). */
+/* The body of the kernel that computes the largest logit of each head. Grid: (heads). */
 TE_FN void te__attention_max_logit_body(const te_max_logit_args *a, te_block b, int heads) {
     int group;
     te_lanes g = te_lanes_here(TE_MAX_LOGIT_THREADS, &group);
@@ -332,8 +338,8 @@ TE_FN void te__attention_max_logit_body(const te_max_logit_args *a, te_block b, 
 #define TE_ATTENTION_MAX_LOGIT(name, heads) \
     TE_KERNEL(name, TE_MAX_LOGIT_THREADS, te_max_logit_args, te__attention_max_logit_body(te_args, te_at, heads))
 
-/* Launches the kernel, defined by TE_ATTENTION_MAX_LOGIT, that computes the largest score of each head. max_logit:
- * output, [heads]. varlen: whether the forward that has run with `a` has the option varlen. */
+/* Launches the kernel `launch`, which TE_ATTENTION_MAX_LOGIT has defined, to compute the largest logit of each head.
+ * max_logit: output, [heads]. varlen: 1 if the forward that has run with the arguments `a` has the option varlen. */
 TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch, const te_attention_args *a,
                                          float *max_logit, int heads, int varlen) {
     te_max_logit_args t;

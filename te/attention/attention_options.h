@@ -1,5 +1,5 @@
 /* attention_options.h -- the options of an attention, which are constants of its kernels, and the arguments of a call.
- * An option that is not used adds no instruction to the kernels.
+ * The kernels have no code for options that are not used.
  *
  * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
  *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, bias_dim0, bias_dim1, max_logit, value,
@@ -46,7 +46,7 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
 }
 
 /* ---- score bias --------------------------------------------------------------------------------------------------
- * A learnt bias that is added to the score of each query and key before the mask. Two layouts:
+ * A learnt bias that is added to the score of each pair of a query and a key before the mask. Two layouts:
  *
  *     a table     [heads, queries, keys] (TE_BIAS_heads), or [queries, keys] for all heads (TE_BIAS_shared)
  *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, T5 (Raffel et al. 2020)
@@ -63,15 +63,16 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  * Like ALiBi, the bias is added after softcap, so that the gradient of the bias does not pass through the tanh.
  * FlashAttention 2 and vLLM do the same. (Pax applies the softcap to the sum of score and bias instead.)
  *
- * A separate kernel (TE_ATTENTION_DBIAS) computes the gradient of the bias: a block owns a tile of the table and loops
+ * A separate kernel (TE_ATTENTION_DBIAS) computes the gradient of the bias: each block computes a tile of it, and loops
  * over the sequences in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of
  * summation is fixed. */
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
-/* T5's bucket for distance = key - query. bidirectional: half of the buckets are for keys after the query; otherwise
- * such keys are treated as distance 0. Of the buckets of a side, the first half have one distance each; the others have
- * ranges of distances that grow geometrically up to max_distance, and the last bucket also has all larger distances.
- * The function computes in double, so that the result is the same on both targets and in all kernels. */
+/* Returns T5's bucket for distance = key - query. bidirectional: if 1, half of the buckets are for keys after the
+ * query; if 0, keys after the query are treated as distance 0. For keys before the query (and likewise for those after
+ * it), the first half of the buckets have one distance each; the others have ranges of distances that grow
+ * geometrically up to max_distance, and the last bucket also has all larger distances. The function computes in double,
+ * so that the result is the same on both targets and in all kernels. */
 TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bidirectional) {
     const int side = bidirectional ? buckets / 2 : buckets, exact = side / 2;
     const int first = bidirectional && distance > 0 ? side : 0;
@@ -96,40 +97,41 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* What is needed to convert the number of a head on this rank to its number over all ranks. The numbers over all ranks
- * count all heads of the first sequence, then all heads of the second, and so on. first: the number of this rank's
- * first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
+/* The numbers that convert the index of a head on this rank to its index over all ranks. Over all ranks, the heads of
+ * the first sequence are numbered first, then those of the second, and so on. first: the index of this rank's first
+ * head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
-/* Returns the number, over all ranks, of the head that has the number `head` (sequence * heads + head) in this call. */
+/* Returns the index, over all ranks, of a head of this call. head: its index in the call, sequence * heads + head. */
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* Returns the ALiBi slope of a head of this rank, whose index among the rank's heads is `head`: that of the head among
- * the heads of all ranks. */
+/* Returns the ALiBi slope of a head, which depends on its index among the heads of all ranks. head: its index among
+ * this rank's heads. */
 TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads) {
     const int all = heads + s.more;
     return s.more ? te__attn_alibi_slope((s.first + head) % all, all) : te__attn_alibi_slope(head, heads);
 }
-/* Returns the index of the block of 16 queries to which the query belongs, counted over the blocks of all heads;
- * dropout draws random numbers for such a block. head: the result of te__attn_global_head. */
+/* Returns the index of the block of 16 queries to which the query belongs, counted over all heads and sequences; it
+ * selects the random numbers of dropout. head: the index of the head over all ranks (te__attn_global_head). */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Compute the random words for a group of eight pairs of a query and a key, one of which is (query, key). row: the
- * result of te__attn_draw_row. */
+/* Computes the four random words for the eight pairs of a query and a key to which (query, key) belongs. row: the index
+ * of the query's block of 16 queries (te__attn_draw_row). */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
 }
-/* Returns whether dropout drops a pair: it does if the pair's 16 bits of the random word (the high 16 if `high` is set,
- * else the low 16) are below the limit, which is 65536 p for the dropout probability p. */
+/* Returns whether dropout drops a pair. Each pair has 16 random bits: the high half of `word` if `high` is 1, else the
+ * low half. The pair is dropped if they are below `limit`, which is 65536 times the dropout probability. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
-    /* `limit << 16` has zeros in its lower half, so the comparison depends only on the upper halves of both
-     * operands. */
+    /* limit << 16 has zeros in its lower half, so that the comparison depends only on the upper halves of both
+     * operands */
     return (high ? word : word << 16) < limit << 16;
 }
-/* Returns whether dropout drops the pair (query, key). The function draws the pair's random word, and tests it. */
+/* Returns whether dropout drops the pair (query, key). head: the index of the head over all ranks
+ * (te__attn_global_head). */
 TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int key, int seq, uint32_t limit) {
     uint32_t word[4];
     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
@@ -163,13 +165,13 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
         static constexpr float SOFTCAP = (float)(softcap);                                                           \
         static constexpr uint32_t DROP = TE_DROPOUT_LIMIT((float)(dropout)); /* 0: no dropout */                     \
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                         \
-        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS does not use the P of dV */                   \
+        static constexpr bool SEPARATE_DS = SOFTCAP > 0 || DROP; /* dS needs another P than dV */                    \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;                    \
         static constexpr bool CROSS = (cross) != 0, MAX_LOGIT = (max_logit) != 0, CACHED = (cached) != 0;            \
         static constexpr int CACHE_FORMAT = (int)(cached);                                                           \
         static constexpr bool SHIFTED = CROSS || CACHED; /* queries and keys may differ in number */                 \
         static constexpr int BIAS = bias;                                                                            \
-        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a table */               \
+        static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a bias table */          \
         static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* of a relative bias */       \
         static constexpr int VALUE = value;                                                                          \
         static constexpr bool FP8_OUTPUT = (fp8_output) != 0;                                                        \
@@ -182,14 +184,14 @@ template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { retur
 typedef struct te__attn_variant {
     int left, right;
     float softcap;
-    uint32_t drop; /* the limit below which te__attn_drops drops a pair; 0: no dropout */
+    uint32_t drop; /* the limit for te__attn_drops; 0: no dropout */
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
     int cache_format;                    /* a te_cache_format */
-    int shifted;                         /* 1: queries and keys may differ in number, because of the option cross or
-                                          * cached */
-    int bias_queries, bias_keys;         /* of a table */
-    int bias_buckets, bias_max_distance; /* of a relative bias */
+    /* 1 if queries and keys may differ in number, because of the option cross or cached */
+    int shifted;
+    int bias_queries, bias_keys;         /* the sizes of a bias table */
+    int bias_buckets, bias_max_distance; /* the sizes of a relative bias */
 } te__attn_variant;
 
 #define TE__ATTENTION_VARIANT__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_,     \
@@ -218,24 +220,25 @@ TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value 
     static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                                    \
                   "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
 
-/* The options of an op (attention, ..) or (cross_attention, ..) in a list of ops, as numbers; te_op.options points to
- * this struct. */
+/* The options of an op (attention, ..) or (cross_attention, ..) of a list, as numbers; te_op.options points to them. */
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
-    float scale; /* factor of q k^T; 0: 1 / sqrt(head_dim) */
-    /* how many keys before (left) and after (right) its position a query sees; -1: no bound. With a causal mask
-     * window_right is 0 */
+    float scale; /* the factor of q k^T; 0: 1 / sqrt(head_dim) */
+    /* How many keys before (left) and after (right) its own position a query sees; -1: no bound. With a causal mask,
+     * window_right is 0. */
     int window_left, window_right;
-    float softcap;                 /* 0: none */
-    int alibi;                     /* 1: linear biases by distance */
-    int sinks, bias, bias_dim0, bias_dim1, max_logit; /* see the head of this file */
+    float softcap;                 /* scores become softcap tanh(score / softcap); 0: unchanged */
+    int alibi;                     /* 1: linear biases by distance (te__attn_alibi_slope) */
+    /* the options of these names, as the head of this file describes them */
+    int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
 } te_attention_options;
 
 /* ---- keys and values in a cache ---------------------------------------------------------------------------------- */
 
-/* How a cache stores keys and values. In the formats of 8 bits each row (a key or a value of one head) has a scale, its
- * largest magnitude divided by 127 (int8) or 448 (e4m3); the row is its numbers times its scale. */
+/* The format of keys and values in a cache. In the formats of 8 bits each row (a key or a value of one head) has a
+ * scale, which is its largest magnitude divided by 127 (int8) or 448 (e4m3); an element is its stored number times the
+ * scale. */
 typedef enum te_cache_format {
     TE_CACHE_FORMAT_none, /* there is no cache */
     TE_CACHE_FORMAT_list, /* in the dtype of the list */
@@ -243,52 +246,56 @@ typedef enum te_cache_format {
     TE_CACHE_FORMAT_e4m3
 } te_cache_format;
 
-/* Where the keys and values of one attention lie in a te_cache (te/cache/cache.h), for the sequences of a batch. A page
- * holds `page_rows` tokens: the keys of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads,
- * page_rows, value_dim]. On CUDA, rows that are a multiple of 128 bytes long, in a dtype of 16 bits, are swizzled: the
- * 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without swizzling. A page can then be copied to
- * shared memory unchanged, and can be read there without bank conflicts.
+/* The keys and values of one attention in a te_cache (te/cache/cache.h), for the sequences of a batch. A page holds
+ * `page_rows` tokens: the keys of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads, page_rows,
+ * value_dim]. On CUDA, rows that are a multiple of 128 bytes long, in a dtype of 16 bits, are swizzled: the 16-byte
+ * chunk c of row r is stored where chunk c ^ (r % 8) would be without swizzling. A page can then be copied to shared
+ * memory unchanged, and can be read there without bank conflicts.
  *
  * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile has the numbers of
- * its rows, [16, head_dim], then their scales, [16] in f32. One copy thus brings both. On CUDA, rows that are a
+ * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, rows that are a
  * multiple of 64 bytes long are swizzled, in lists of 16 bits (te__cache_swizzle). */
 typedef struct te_attention_cache {
     void *pages;          /* the pages of the cache, [pages, page_elements]; null: there is no cache */
-    const int32_t *table; /* [sequences of the cache, table_width]: the page numbers of each sequence */
+    const int32_t *table; /* [sequences of the cache, table_width]: the numbers of the pages of each sequence */
     const int32_t *slot;  /* [batch]: for each sequence of the batch, its index among the sequences of the cache */
-    /* [batch]: how many tokens of each sequence the cache had before this batch; -1: the sequence is refused, and its
-     * new rows are not stored */
+    /* [batch]: how many tokens of each sequence were in the cache before this batch; -1: the sequence does not fit, and
+     * its new rows are not stored */
     const int32_t *past;
-    int64_t page_elements; /* the distance between pages, in elements; in the formats of 8 bits in bytes */
-    int page_rows, page_shift; /* page_rows: the number of tokens (rows) of a page, which is 1 << page_shift. If each
-                                * sequence has a single page, page_shift is 31 */
+    /* the distance from one page to the next, in elements; in the formats of 8 bits in bytes */
+    int64_t page_elements;
+    /* page_rows: the number of tokens (rows) of a page; page_shift: its base-2 logarithm, or 31 if each sequence has a
+     * single page */
+    int page_rows, page_shift;
     int table_width;
-    /* the members for decoding: */
-    /* memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of queries with the
-     * keys that it sees): TE__DECODE_PARTIAL_FLOATS for each split of a group */
+    /* Only for decoding: memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
+     * queries with the keys that it sees), with TE__DECODE_PARTIAL_FLOATS floats for each split of a group. */
     float *partials;
-    int decode_rows;   /* the largest number of new rows of a sequence for which `partials` is large enough */
-    int decode_stages; /* how many stages the decoding kernel's ring has; set when the kernel is launched */
+    /* only for decoding: the largest number of new rows of a sequence for which `partials` is large enough */
+    int decode_rows;
+    /* only for decoding: the number of stages (of 64 keys or values in shared memory) of the kernel's ring buffer; set
+     * when the kernel is launched */
+    int decode_stages;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
 } te_attention_cache;
 
 enum {
     TE_CACHE_MIN_PAGE = 16, /* the smallest possible page_rows */
-    TE_CACHE_TILE = 16,     /* the rows of a tile in the formats of 8 bits */
+    TE_CACHE_TILE = 16,     /* the number of rows of a tile in the formats of 8 bits */
     /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
      * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. */
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    TE_CACHE_SMALL_SPLITS = 16,  /* the largest number of splits of 256 keys in a sequence; longer sequences have larger
-                                  * splits */
-    TE__DECODE_MAX_BLOCKS = 320, /* the largest number of blocks in the grid of the decoding kernel; a multiprocessor
-                                  * runs at most two */
-    TE__DECODE_MAX_TILES = 4     /* the largest number of query tiles of a sequence in decoding; each tile reads all
-                                  * keys */
+    /* the largest number of splits of 256 keys in a sequence; longer sequences have larger splits */
+    TE_CACHE_SMALL_SPLITS = 16,
+    /* the largest number of blocks of the decoding kernel; two of them run on a multiprocessor at most */
+    TE__DECODE_MAX_BLOCKS = 320,
+    /* the largest number of query tiles of a sequence in decoding; it is small, because each tile reads all keys */
+    TE__DECODE_MAX_TILES = 4
 };
-/* Returns the base-2 logarithm of the number of keys in a split, for a sequence of `keys` keys. It depends on the
- * number of keys alone, so that a sequence has bitwise identical results in every batch. */
+/* Returns the base-2 logarithm of the number of keys of a split, in a sequence of `keys` keys. It depends on nothing
+ * else, so that a sequence has bitwise identical results in every batch. */
 TE_BOTH int te__cache_split_shift(int keys) {
     int shift = TE_CACHE_SPLIT_SHIFT;
     while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;
@@ -299,30 +306,32 @@ TE_BOTH int te__cache_max_splits(int capacity) {
     const int shift = te__cache_split_shift(capacity), splits = (capacity + (1 << shift) - 1) >> shift;
     return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
-/* The number of rows of a query tile in decoding. Each row is one query of one of the `group` query heads that share a
- * KV head. */
+/* The number of rows of a query tile in decoding, where a row is one query of one head. group: the number of query
+ * heads that share a KV head; the tile has rows of all of them. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
-/* Returns how many query tiles a sequence of `rows` new rows has for each KV head. */
+/* Returns the number of query tiles, for each KV head, of a sequence with `rows` new tokens. group: the number of query
+ * heads that share a KV head. */
 TE_BOTH int te__decode_tiles(int rows, int group) {
     return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
 }
-/* The number of floats of a partial result in decoding, for one split of the keys: the O of a query tile, not yet
- * divided by the sums of the softmax, and each row's maximum and sum of the softmax. */
+/* The number of floats of a partial result in decoding, which belongs to one query tile and one split of the keys: O,
+ * not yet divided by the sums of the softmax, and the maximum and the sum of each row. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
-/* Whether each row has a scale, that is, whether the format has 8 bits; a constant expression. */
+/* Whether each row has a scale, which is so in the formats of 8 bits; a constant expression. */
 #define TE__CACHE_HAS_SCALES(format) ((int)(format) >= (int)TE_CACHE_FORMAT_int8)
-/* Returns the size of a row of d elements with its scale: in elements or, in the formats of 8 bits, in bytes. */
+/* Returns the size of a row of d numbers with its scale: in elements or, in the formats of 8 bits, in bytes. */
 TE_BOTH int te__cache_row_size(int d, int format) { return TE__CACHE_HAS_SCALES(format) ? d + (int)sizeof(float) : d; }
-/* Returns the number that is combined, by exclusive or, with the number of each 16-byte chunk of a key's row: 0 if rows
- * are not swizzled. d: the number of elements of a row; t: the dtype of the list. */
+/* Returns a number s that describes the swizzle of a row: chunk c (16 bytes) of the row is stored where chunk c ^ s
+ * would be without a swizzle. 0: the row is not swizzled. key: the index of the row's token; d: the number of elements
+ * of the row; t: the dtype of the list. */
 TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     if (!TE_CUDA || t == TE_f32 || d % 64) return 0;
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
-/* Returns the offset, from the start of the cache's pages, of the row of one key (or value), in elements or, in the
- * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: the result of te__cache_head_rows;
- * d: the number of elements of a row. */
+/* Returns the offset, from the start of the cache's pages, of the row of one key or value: in elements or, in the
+ * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: where the rows of the head begin in
+ * a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d,
                               int format) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
@@ -330,7 +339,8 @@ TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages,
     if (!TE__CACHE_HAS_SCALES(format)) return head + (int64_t)in_page * d;
     return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
 }
-/* Returns the scale of a row, in the formats of 8 bits. row: the result of te__cache_row for this key. */
+/* Returns the address of the scale of a row, in the formats of 8 bits. row: the offset of this row in the cache
+ * (te__cache_row); key: the index of the row's token. */
 TE_BOTH float *te__cache_scale(const te_attention_cache *c, int64_t row, int key, int d) {
     const int in_tile = key % TE_CACHE_TILE;
     return (float *)(void *)((char *)c->pages + row + (TE_CACHE_TILE - in_tile) * d) + in_tile;
@@ -339,7 +349,7 @@ TE_BOTH float *te__cache_scale(const te_attention_cache *c, int64_t row, int key
 TE_BOTH const int32_t *te__cache_pages(const te_attention_cache *c, int i) {
     return c->table + (int64_t)c->slot[i] * c->table_width;
 }
-/* Returns the offset, from the start of a page, of the keys (value 0) or the values (value 1) of a KV head, in elements
+/* Returns the offset, from the start of a page, of the keys (value 0) or the values (value 1) of a KV head: in elements
  * or, in the formats of 8 bits, in bytes. d, dv: the head sizes of keys and values. */
 TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int kv_head, int kv_heads, int d, int dv,
                                     int format) {
@@ -354,9 +364,9 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
  * are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
 #define TE__CACHE_SMALLEST_AMAX 7.7037197775489434e-34f /* 2^-110 */
 
-/* scale: the scale of a row; inverse: the factor by which the row is multiplied before it is rounded */
+/* scale: the scale of a row; inverse: the factor by which its elements are multiplied before they are rounded */
 typedef struct te__cache_scales { float scale, inverse; } te__cache_scales;
-/* amax: the bits of the row's largest magnitude, as te_amax_bits8 returns them. */
+/* Returns the scale of a row and its inverse. amax: the row's largest magnitude, as the bits of a float. */
 TE_BOTH te__cache_scales te__cache_scales_of(uint32_t amax, int format) {
     const float largest = format == (int)TE_CACHE_FORMAT_int8 ? 127.0f : TE_E4M3_MAX, a = te_float_of_bits(amax);
     te__cache_scales s;
@@ -365,7 +375,7 @@ TE_BOTH te__cache_scales te__cache_scales_of(uint32_t amax, int format) {
     s.inverse = !is_finite || is_zero ? 0.0f : largest / a;
     return s;
 }
-/* Rounds eight elements of a row, each to a byte of w. inverse: te__cache_scales.inverse. */
+/* Rounds eight elements of a row to 8 bits each, in the bytes of w. inverse: te__cache_scales.inverse. */
 TE_FN void te__cache_quantize8(uint32_t w[2], const float v[8], float inverse, int format) {
     float x[8];
     TE_UNROLL for (int k = 0; k < 8; k++) x[k] = inverse > 0 ? v[k] * inverse : 0.0f;
@@ -376,7 +386,7 @@ TE_FN void te__cache_quantize8(uint32_t w[2], const float v[8], float inverse, i
     w[0] = w[1] = 0;
     TE_UNROLL for (int k = 0; k < 8; k++) w[k / 4] |= ((uint32_t)(int)rintf(x[k]) & 0xffu) << k % 4 * 8;
 }
-/* Converts eight numbers of a row to floats, and multiplies them by the row's scale. */
+/* Converts eight numbers of 8 bits, in the bytes of w, to float, and multiplies them by the row's scale. */
 TE_FN void te__cache_dequantize8(float v[8], const uint32_t w[2], float scale, int format) {
     if (format == (int)TE_CACHE_FORMAT_e4m3) te__floats_of_fp8(v, w[0], 1), te__floats_of_fp8(v + 4, w[1], 1);
     else TE_UNROLL for (int k = 0; k < 8; k++) v[k] = (float)(int8_t)(uint8_t)(w[k / 4] >> k % 4 * 8);
@@ -386,67 +396,71 @@ TE_FN void te__cache_dequantize8(float v[8], const uint32_t w[2], float scale, i
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
 /* The arguments of an attention kernel. All tensors are in target memory; those declared as void * have the kernels'
- * dtype. In the shapes, rows is batch * seq, or with cu_seqlens the member `rows`. value_dim is head_dim unless the
- * option value is set. */
+ * dtype. In the shapes, `rows` is batch * seq, or with cu_seqlens the member of this name, and value_dim is head_dim
+ * unless the option `value` is set. */
 typedef struct te_attention_args {
-    void *out;              /* the attention's output, [rows, heads * value_dim]; written by forward, read by
-                             * backward */
-    /* used by forward with the option fp8_output: out is multiplied by *out_scale and stored in e4m3; null: out is
-     * stored in the kernels' dtype */
+    /* the output, [rows, heads * value_dim]; forward writes it, backward reads it */
+    void *out;
+    /* With the option fp8_output: forward multiplies the output by *out_scale and stores it in e4m3. Null: it is stored
+     * in the kernels' dtype. */
     const float *out_scale;
-    /* [batch, heads, seq], the log-sum-exp: for each row the natural log of the sum of exp(score), sinks included;
-     * forward: output or null, backward: input */
+    /* The log-sum-exp, [batch, heads, seq]: for each row, the natural logarithm of the sum of exp(score), sinks
+     * included. Forward writes it (null: not wanted), backward reads it. */
     float *lse;
-    float *amax;            /* with the option fp8_output: raised to the largest magnitude in out (before the
-                             * multiplication by
-                             *                                out_scale) or in dqkv, unless it is higher already
-                             *                                (te_amax_atomic_max); null: not wanted */
-    const void *sinks;      /* sinks: [heads], one logit for each head */
+    /* With the option fp8_output: raised to the largest magnitude of out (before the multiplication by *out_scale) or,
+     * in backward, of dqkv, unless it is higher already (te_amax_atomic_max). Null: not wanted. */
+    float *amax;
+    const void *sinks;      /* with the option sinks: [heads], one logit for each head */
     /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
-     * the option cross: only the queries, [rows, heads * head_dim] */
+     * the option cross: only q, [rows, heads * head_dim]. */
     const void *qkv;
-    void *dqkv;             /* backward: output, the gradient of qkv, of the same shape; every element is written */
-    const void *dout;       /* backward: input, shaped like out */
-    float *delta;           /* backward: scratch memory for rowsum(dout * out), of the same shape as lse */
-    /* backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each row holds, for each
-     * column, the sum over <name>_sum_rows rows of dqkv. The sum of all rows of `sum` is the gradient of a bias that is
-     * added to qkv */
+    /* backward: output, the gradient of qkv, of the same shape; every element is written */
+    void *dqkv;
+    const void *dout;       /* backward: input, the gradient of out, of the same shape */
+    /* backward: scratch memory for rowsum(dout * out), of the same shape as lse */
+    float *delta;
+    /* Backward: output, [batch * ceil(seq / <name>_sum_rows), columns of qkv], or null. Each row contains, for each
+     * column, the sum over <name>_sum_rows rows of dqkv. The sum over all rows of `sum` is the gradient of a bias that
+     * is added to qkv. */
     float *sum;
-    /* backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes; null: slower kernels run, which need no
-     * scratch memory */
+    /* Backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes. Null: slower kernels run, which need no
+     * scratch memory. */
     void *scratch;
-    /* batch: number of sequences; seq: number of tokens in each (with cu_seqlens: an upper bound of this number) */
+    /* batch: the number of sequences; seq: the number of tokens of each (with cu_seqlens: an upper bound of it) */
     int batch, seq;
-    float scale;            /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
-    /* The arguments of dropout. rng: the random state of this forward pass, in target memory, or null for inference,
-     * which drops nothing. id: the index of the op. whole: the position of this rank's heads among those of all
-     * ranks. */
+    /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
+    float scale;
+    /* The arguments of dropout. rng: the random state of this forward pass, in target memory; null: nothing is dropped
+     * (inference). id: the index of the op, so that ops drop different elements. whole: the position of this rank's
+     * heads among those of all ranks. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
-    /* varlen: [batch + 1], or null. Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] (exclusive), and `rows`
-     * is the number of rows of all sequences. With cu_seqlens, lse and delta are [heads, rows]; on CUDA, kernels with
-     * the option varlen use this layout even if cu_seqlens is null. Dropout uses the same random numbers as for `batch`
-     * sequences of `seq` tokens each. */
+    /* With the option varlen: [batch + 1], or null. Sequence i has rows cu_seqlens[i] to cu_seqlens[i + 1] - 1, and
+     * `rows` is the number of rows of all sequences. With cu_seqlens, lse and delta are [heads, rows]; on CUDA, kernels
+     * with the option varlen use this layout even if cu_seqlens is null. Dropout uses the same random numbers as for
+     * `batch` sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
-    /* Arguments of cross-attention. The last query is at the position of the last key (attention_mask.h). */
-    const void *kv; /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all
-                     * heads, then v */
-    void *dkv;      /* backward: output, the gradient of kv, of the same shape; every element is written; null: not
-                     * wanted */
+    /* The arguments of cross-attention, kv, dkv and kv_seq. The last query is at the position of the last key
+     * (attention_mask.h). */
+    /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
+    const void *kv;
+    /* backward: output, the gradient of kv, of the same shape; every element is written; null: not wanted */
+    void *dkv;
     int kv_seq;
-    /* bias: the table, or the biases of the buckets. A relative bias also needs bias_by_distance, scratch memory of
-     * [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: the gradient of the bias. For a
-     * table, backward overwrites dbias, or adds to it if `accumulate` is set; for a relative bias it writes partial
-     * sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the gradient. */
+    /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative
+     * bias, scratch memory of [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: output,
+     * the gradient of the bias. For a table, dbias is overwritten, or added to if `accumulate` is 1; for a relative
+     * bias it receives partial sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the
+     * gradient. */
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;
-    float *row_max_logit; /* forward with the option max_logit: output, shaped like lse, or null: the largest score of
-                           * each row */
-    te_attention_cache cache; /* with the option cached: the cache that holds the keys and values; the last query is at
-                               * the position of the last key */
+    /* forward with the option max_logit: output, shaped like lse: the largest score of each row; null: not wanted */
+    float *row_max_logit;
+    /* With the option cached: the cache with the keys and values. The last query is at the position of the last key. */
+    te_attention_cache cache;
 } te_attention_args;
 
 TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
@@ -458,14 +472,15 @@ TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
 
 enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
 
-/* Compile-time checks of the head counts and head size of an attention, the same for both targets. */
+/* Compile-time checks of the head counts and the head size of an attention; the same for both targets. */
 #define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                         \
     static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
         "te: attention: kv_heads must divide heads");                           \
     static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM,   \
         "te: attention: head_dim must be 1 to 256");
 
-/* Checks the sizes and pointers of a call of an attention kernel. name: the kernel's name, for the error text. */
+/* Checks the sizes and pointers of a call of an attention kernel. sinks: 1 if the option sinks is set; name: the
+ * kernel's name, for the error text. */
 TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, int varlen,
                                      int sinks, const char *name) {
     TE_REQUIRE(a->sinks || !sinks, ctx, TE_ERROR_NULL, "%s: sinks is null", name);

@@ -1,6 +1,6 @@
 /* cache.h -- the key-value cache of inference. The cache holds the keys and values of all tokens that a model has
- * processed, so that a pass computes only the rows of new tokens. The cache lies in memory that the caller provides,
- * and consists of pages; a sequence takes more pages as it grows.
+ * processed, so that a pass computes only the rows of new tokens. The cache is in memory that the caller provides, and
+ * consists of pages; a sequence takes more pages as it grows.
  *
  * Do this, for lists whose attentions are declared with (cache, 1) or, in 8 bits, (cache, int8) or (cache, e4m3):
  *     te_cache_config config = te_cache_defaults();
@@ -15,8 +15,8 @@
  * Each attention then stores the keys and values of the new tokens, and attends to all tokens of a sequence, cached and
  * new. Sequence i of the batch is sequence te_batch.slots[i] of the cache, or sequence i if te_batch.slots is null; no
  * sequence may be in a batch twice. The positions of new tokens, for rope and learnt positions, continue those of the
- * tokens in the cache. Rows whose slot is TE_CACHE_PADDING belong to no sequence: their results are zeros, and nothing
- * is stored or reported for them.
+ * tokens in the cache. Sequences whose slot is TE_CACHE_PADDING only fill up the batch: the results of their rows are
+ * zeros, and nothing is stored or reported for them.
  *
  * Lengths, page tables and the list of free pages are arrays in device memory, which the host never reads. Therefore
  * one captured graph of te_cache_begin and the models works for all lengths. Sequences of a batch that do not fit (no
@@ -34,8 +34,8 @@
 enum {
     TE_CACHE_MAX_LAYERS = 256,
     TE_CACHE_MAX_PAGES = 1 << 24,
-    /* an entry of te_batch.slots that marks a sequence whose rows only fill up the batch, for instance to a captured
-     * graph's size */
+    /* In te_batch.slots: marks a sequence whose rows only fill up the batch, for instance to the size of a captured
+     * graph. */
     TE_CACHE_PADDING = -1
 };
 
@@ -45,10 +45,12 @@ typedef struct te_cache_config {
     /* the number of rows (tokens) in a page: a power of two of at least 16. 0: each sequence has a single page, of
      * `capacity` rows */
     int page_rows;
-    int pages;     /* the number of pages in the cache; 0: enough for all sequences at their full capacity */
-    int decode_rows; /* the largest number of new tokens per sequence for which the decoding kernel runs, which divides
-                      * the keys of a sequence among many blocks. With more new tokens in any sequence of the batch,
-                      * another kernel runs. Set it to 1, or to more for speculative decoding */
+    /* the number of pages of the cache; 0: enough for all sequences at their full capacity */
+    int pages;
+    /* The largest number of new tokens per sequence for which the decoding kernel can run, which divides the keys of a
+     * sequence among many blocks. If any sequence of the batch has more new tokens, another kernel runs. Set it to 1,
+     * or to more for speculative decoding. */
+    int decode_rows;
 } te_cache_config;
 
 /* Return the default config: one sequence of up to 2048 tokens, in one page. */
@@ -58,9 +60,10 @@ TE_API te_cache_config te_cache_defaults(void) {
     return c;
 }
 
-/* Where one attention of a model has its keys and values in the cache: its layer. Each page of the cache has a part for
- * each layer. The part contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the values,
- * [kv_heads, page_rows, value_dim], in the format that the attention was declared with (te_attention_cache). */
+/* A layer: the part of the cache that contains the keys and values of one attention of a model. Each page of the cache
+ * has a part for each layer. It contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the
+ * values, [kv_heads, page_rows, value_dim], in the format with which the attention was declared
+ * (te_attention_cache). */
 typedef struct te_cache_layer {
     const te_model *model;
     int op;
@@ -73,43 +76,48 @@ typedef struct te_cache_layer {
 
 /* The sizes of a cache, and the cache's arrays in target memory, which kernels read and write. */
 typedef struct te_cache_tables {
-    /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has one page; table_width: the number of
-     * entries in each row of `table` */
+    /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has a single page; table_width: the number
+     * of entries in each row of `table` */
     int sequences, capacity, page_rows, page_shift, pages, table_width;
     /* [sequences]: the number of tokens that each sequence has in the cache, including those that the last
      * te_cache_begin added */
     int32_t *length;
-    int32_t *table;     /* [sequences, table_width]: the indices of the pages of each sequence, in the order of its
-                         * tokens */
-    int32_t *use_count; /* [pages]: how many sequences use each page */
-    int32_t *free_page; /* [pages]: a stack with the indices of the pages that no sequence uses */
+    /* [sequences, table_width]: the numbers of the pages of each sequence, in the order of its tokens */
+    int32_t *table;
+    int32_t *use_count; /* [pages]: the number of sequences that use each page */
+    int32_t *free_page; /* [pages]: a stack of the numbers of the pages that no sequence uses */
     int32_t *free_count; /* the number of pages on the stack free_page */
-    int32_t *status;    /* the errors since the last te_cache_check, as a combination of the bits TE_CACHE_FULL, .. */
-    int32_t *copy;      /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; -1: nothing is to
-                         * be copied */
+    /* the errors since the last te_cache_check, as a combination of the bits TE_CACHE_FULL, TE_CACHE_TOO_LONG and
+     * TE_CACHE_NO_SLOT */
+    int32_t *status;
+    /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; both are -1 if nothing is to be
+     * copied */
+    int32_t *copy;
     char *pages_memory; /* [pages, page_bytes] */
     int64_t page_bytes;
-    /* For each sequence of the current batch: */
-    int32_t *slot;      /* [sequences]: for each sequence of the batch, its index in the cache */
-    /* [sequences]: for each sequence of the batch, how many of its tokens were in the cache before the batch; -1: the
-     * sequence's new tokens did not fit, or its slot is TE_CACHE_PADDING */
+    int32_t *slot;      /* [sequences]: for each sequence of the current batch, its index in the cache */
+    /* [sequences]: for each sequence of the current batch, how many of its tokens were in the cache before the batch;
+     * -1: its new tokens did not fit, or its slot is TE_CACHE_PADDING */
     int32_t *past;
-    /* Memory in which the decoding kernel stores partial results (te_attention_cache): */
+    /* memory in which the decoding kernel stores partial results (te_attention_cache) */
     float *partials;
     int decode_rows;
 } te_cache_tables;
 
-enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 }; /* bits of *te_cache_tables.status */
+/* the errors, as bits of *te_cache_tables.status: no page is free; a sequence has more tokens than the capacity; a slot
+ * does not exist */
+enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 };
 
 typedef struct te_cache {
     te_cache_tables t;
-    const struct te_cache *at; /* the address of this te_cache at its initialisation; the struct must not be moved */
+    /* the address of this struct when it was initialised, by which a call detects that the struct was moved */
+    const struct te_cache *at;
     int layer_count;
     te_cache_layer layer[TE_CACHE_MAX_LAYERS];
 } te_cache;
 
 /* Return the array te_cache_tables.past of the batch's cache: how many tokens of each sequence were in the cache before
- * the batch. Null: the batch has no cache. */
+ * the batch. Null if the batch has no cache. */
 TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ? b->cache->t.past : 0; }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -120,28 +128,28 @@ TE_API const te_attention_options *te__cached_options(const te_op *op) {
 TE_API te_cache_format te__cache_format_of(const te_op *op) {
     return (te_cache_format)((unsigned)(op->flags & TE_IS_CACHED) >> TE_CACHE_FORMAT_SHIFT);
 }
-/* Return the number of bytes of an element of a cache. dtype: that of the list. */
+/* Return the size of an element of a cache in bytes. dtype: that of the list. */
 TE_API size_t te__cache_element_bytes(te_cache_format format, te_dtype dtype) {
     return TE__CACHE_HAS_SCALES(format) ? 1 : te_dtype_bytes(dtype);
 }
-/* Return the number of bytes (keys and values of all heads, and scales) that an attention stores in the cache for each
- * token. dtype: that of the list. */
+/* Return the number of bytes that an attention stores in the cache for each token: its keys and values of all heads,
+ * and their scales. dtype: that of the list. */
 TE_API int64_t te__cache_token_bytes(const te_op *op, te_dtype dtype) {
     const te_attention_options *o = te__cached_options(op);
     const int format = (int)te__cache_format_of(op);
     return (int64_t)o->kv_heads * (te__cache_row_size(o->head_dim, format) + te__cache_row_size(o->value_dim, format)) *
            (int64_t)te__cache_element_bytes((te_cache_format)format, dtype);
 }
-/* Replace the zeros in the config (page_rows, pages) by the numbers for which they stand. */
+/* Replaces page_rows and pages of the config, if they are 0, by the numbers that 0 stands for. */
 TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.page_rows) c.page_rows = (int)te_round_up(c.capacity, TE_CACHE_MIN_PAGE);
     const int64_t all = (int64_t)c.sequences * te_ceil_div(c.capacity, c.page_rows);
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
-/* Lay out the decoding kernel's memory, which begins at memory + at. This memory holds the partial results of all
- * splits of the keys, and is as large as the attention with the largest partial results needs. Returns the offset at
- * which this memory ends. */
+/* Lays out the memory for the decoding kernel's partial results, which begins at memory + at. Its size is that for the
+ * attention with the largest partial results, because all attentions use the same memory. Returns the offset at which
+ * it ends. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);
@@ -161,8 +169,8 @@ TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t 
     if (memory) t->partials = (float *)(void *)(memory + at);
     return at + (size_t)te_round_up(floats * (int64_t)sizeof(float), TE_ALIGN);
 }
-/* Lay out, from `memory` on, the arrays of the cache followed by the cache's pages, and set the pointers in *c. Returns
- * the number of bytes. If memory is null, only computes that number. */
+/* Lays out, from `memory` on, the arrays of the cache followed by its pages, and sets the pointers in *c. Returns the
+ * number of bytes. If memory is null, only computes this number. */
 TE_API size_t te__cache_lay_out(te_cache *c, char *memory, te_model *const *models, int count,
                                 const te_cache_config *complete) {
     const size_t sequences = (size_t)complete->sequences, pages = (size_t)complete->pages;
@@ -214,8 +222,8 @@ TE_API te_status te__cache_check(const te_cache_config *c, te_model *const *mode
         TE_REQUIRE(models[k] && models[k]->plan, ctx, TE_ERROR_STATE, "te_cache: model %d has not been bound", k);
     return TE_OK;
 }
-/* Return the number of bytes of target memory that te_cache_init needs. The memory must be aligned to TE_ALIGN. The
- * result is 0 if the config or a model is not valid. */
+/* Return the number of bytes of target memory that te_cache_init needs; the memory must be aligned to TE_ALIGN. Returns
+ * 0 if the config or a model is not valid. */
 TE_API size_t te_cache_bytes(te_model *const *models, int count, const te_cache_config *config) {
     te_cache c;
     if (te__cache_check(config, models, count, 0) != TE_OK) return 0;
@@ -229,13 +237,14 @@ enum { TE_CACHE_THREADS = TE_CUDA ? 256 : 1 };
 
 typedef struct te_cache_args {
     te_cache_tables t;
-    te_sequences of;      /* used by te_cache_begin: where the sequences of the batch begin and end */
-    const int32_t *slots; /* used by te_cache_begin: the array te_batch.slots, which may be null */
-    int slot, from, length; /* used by te_cache_truncate, te_cache_fork and te_cache_move, whose arguments these are */
+    te_sequences of;      /* for te_cache_begin: the first row and the number of rows of each sequence of the batch */
+    const int32_t *slots; /* for te_cache_begin: te_batch.slots, which may be null */
+    /* for te_cache_truncate, te_cache_fork and te_cache_move: their arguments of these names */
+    int slot, from, length;
 } te_cache_args;
 
-/* Exclusive scan over the threads of a block: returns the sum of `value` over all threads with lower indices; *total is
- * the sum over all threads. */
+/* Exclusive prefix sum over the threads of a block: returns the sum of `value` over all threads with a lower index, and
+ * sets *total to the sum over all threads. */
 TE_FN int te__cache_scan(int value, int *total) {
 #if TE_CUDA
     __shared__ int te_warp_sums[TE_CACHE_THREADS / 32];
@@ -269,8 +278,8 @@ TE_FN void te__cache_report(const te_cache_tables *t, int bit) {
 TE_FN int te__cache_pages_of(const te_cache_tables *t, int length) {
     return (length + t->page_rows - 1) / t->page_rows;
 }
-/* The kernel of te_cache_begin. One block processes TE_CACHE_THREADS sequences of the batch at a time, one in each
- * thread. */
+/* The body of the kernel of te_cache_begin. One block processes TE_CACHE_THREADS sequences of the batch at a time, one
+ * in each thread. */
 TE_FN void te__cache_begin_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -298,13 +307,13 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
         (void)te__cache_scan(taken, &total);
         free_count -= total;
     }
-    te_block_sync(); /* all threads have read free_count */
+    te_block_sync(); /* all threads have read *t->free_count, which may now be changed */
     if (g.id == 0) *t->free_count = free_count;
 }
-/* Called by one thread of te_cache_truncate and te_cache_fork. Sequence `slot` has `length` tokens; the last of them do
- * not fill a page, and lie in page `from`, which other sequences use, too. Take a free page for these tokens;
- * te__cache_copy will copy page `from` to the free page. If no page is free, the sequence keeps only its full pages,
- * and the error is recorded. */
+/* Gives a sequence its own copy of a shared last page; called by one thread of te_cache_truncate and te_cache_fork.
+ * Sequence `slot` has `length` tokens; the last of them do not fill a page, and are in page `from`, which other
+ * sequences use, too. The function takes a free page for them, to which te__cache_copy will copy page `from`. If no
+ * page is free, the sequence keeps only its full pages, and the error TE_CACHE_FULL is recorded. */
 TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int length, int from) {
     const int full = length / t->page_rows, has_page = *t->free_count > 0;
     if (has_page) {
@@ -314,10 +323,10 @@ TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int lengt
     } else te__cache_report(t, TE_CACHE_FULL);
     t->length[slot] = has_page ? length : full * t->page_rows;
 }
-/* The kernel of te_cache_truncate, with one block. Sequence `slot` keeps its first `length` tokens, and the pages in
- * which these lie. The use counts of the sequence's other pages are decremented; a page whose use count becomes 0 is
- * free again. If the last page that the sequence keeps is shared and not full, the sequence gets a copy of this page,
- * because new tokens will be written to the page. */
+/* The body of the kernel of te_cache_truncate, with one block. Sequence `slot` keeps its first `length` tokens and
+ * their pages. The use counts of its other pages are decremented, and a page whose use count becomes 0 is free again.
+ * If the last page that the sequence keeps is shared and not full, the sequence gets a copy of it, because new tokens
+ * will be written to it. */
 TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -334,7 +343,8 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
         free_count += total;
     }
     const int length = t->length[a->slot], keeps_tokens = a->length < length ? a->length : length;
-    te_block_sync(); /* after this barrier all threads have read free_count and the length, so these may be changed */
+    /* after this barrier all threads have read *t->free_count and the length, which may now be changed */
+    te_block_sync();
     if (g.id != 0) return;
     *t->free_count = free_count, t->copy[0] = t->copy[1] = -1, t->length[a->slot] = keeps_tokens;
     const int last = keeps ? t->table[(int64_t)a->slot * t->table_width + keeps - 1] : 0;
@@ -342,8 +352,8 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     t->use_count[last]--;
     te__cache_own_last_page(t, a->slot, keeps_tokens, last);
 }
-/* The kernel of te_cache_fork, with one block. Sequence `slot`, which must be empty, becomes a copy of sequence `from`.
- * The two sequences share all full pages; if the last page is not full, sequence `slot` gets a copy of this page. */
+/* The body of the kernel of te_cache_fork, with one block. Sequence `slot`, which must be empty, becomes a copy of
+ * sequence `from`. The two share all full pages; if the last page is not full, sequence `slot` gets a copy of it. */
 TE_FN void te__cache_fork_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -356,8 +366,8 @@ TE_FN void te__cache_fork_body(const te_cache_args *a) {
     t->copy[0] = t->copy[1] = -1, t->length[a->slot] = length;
     if (rest) te__cache_own_last_page(t, a->slot, length, from[full]);
 }
-/* The kernel of te_cache_move, with one block. Moves all tokens of sequence `from` to sequence `slot`, which must be
- * empty. Afterwards sequence `from` is empty. */
+/* The body of the kernel of te_cache_move, with one block. Moves all tokens of sequence `from` to sequence `slot`,
+ * which must be empty. Afterwards sequence `from` is empty. */
 TE_FN void te__cache_move_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -366,19 +376,19 @@ TE_FN void te__cache_move_body(const te_cache_args *a) {
     const int32_t *from = t->table + (int64_t)a->from * t->table_width;
     int32_t *to = t->table + (int64_t)a->slot * t->table_width;
     for (int p = g.id; p < pages; p += g.count) to[p] = from[p];
-    te_block_sync(); /* every thread has read the length */
+    te_block_sync(); /* all threads have read the length, which may now be changed */
     if (g.id == 0) t->length[a->slot] = length, t->length[a->from] = 0;
 }
-/* te__cache_begin waits until all earlier kernels have ended, and no later kernel starts before te__cache_begin has
- * ended (NO_OVERLAP). Therefore attentions may read the tables, and the keys and values of earlier batches, before the
- * kernel in front of the attention has ended (attention_sm90_decode.h). */
+/* te__cache_begin waits until all earlier kernels have ended, and no later kernel starts before it has ended
+ * (NO_OVERLAP). Therefore an attention may read the tables, and the keys and values of earlier batches, before the
+ * kernel that precedes the attention has ended (attention_sm90_decode.h). */
 TE_KERNEL_IF_USED_NO_OVERLAP(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
 TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
-/* The kernel te__cache_copy copies page copy[0] to page copy[1]. Grid: one block for every TE_CACHE_COPY 4-byte words
- * of a page. */
+/* The kernel te__cache_copy copies one page of the cache, whose number is te_cache_tables.copy[0], to page copy[1].
+ * Grid: one block for every TE_CACHE_COPY 4-byte words of a page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
 TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;
@@ -392,8 +402,8 @@ TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te__cache_copy, TE_CACHE_THREADS, 1, te_cache_args, te__cache_copy_body(te_args, te_at))
 
-/* Initialises the arrays: all sequences are empty and all pages are free, with page 0 on top of the stack. Grid:
- * max(pages, sequences) threads, in blocks of TE_CACHE_THREADS. */
+/* Initialises the arrays of a cache: all sequences are empty and all pages are free, with page 0 on top of the stack.
+ * Grid: max(pages, sequences) threads, in blocks of TE_CACHE_THREADS. */
 TE_FN void te__cache_clear_body(const te_cache_args *a, te_block b) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -427,8 +437,8 @@ TE_API te_cache_args te__cache_args(const te_cache *c) {
 TE_API te_grid te__cache_copy_grid(const te_cache *c) {
     return te__grid_of(te_ceil_div(c->t.page_bytes / 4, TE_CACHE_COPY), 1);
 }
-/* Initialise *c as an empty cache for all attentions with (cache, 1) of these models. memory: target memory of at least
- * te_cache_bytes bytes, aligned to TE_ALIGN. */
+/* Initialise *c as an empty cache for all attentions of these models that are declared with the option cache. memory:
+ * target memory of at least te_cache_bytes bytes, aligned to TE_ALIGN. */
 TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t bytes, te_model *const *models,
                                           int count, const te_cache_config *config, te_context *ctx) {
     TE_REQUIRE(c && memory, ctx, TE_ERROR_NULL, "te_cache_init: the cache or its memory is null");
@@ -453,8 +463,8 @@ TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t byte
     const int64_t most = te_max(complete.pages, complete.sequences);
     return te__cache_clear_launch(ctx, te__grid_of(te_ceil_div(most, TE_CACHE_THREADS), 1), &a);
 }
-/* Prepare a batch whose te_batch.cache is c. Call this once for each batch, before the models run. After this call the
- * tokens of the batch count as tokens of the cache. */
+/* Prepare a batch whose te_batch.cache is c: take pages for its new tokens, and add these tokens to the lengths of
+ * their sequences. Call this once for each batch, before the models run. */
 TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_begin", ctx));
     TE_REQUIRE(b && b->cache == c, ctx, TE_ERROR_STATE, "te_cache_begin: batch.cache is not this cache");
@@ -467,9 +477,9 @@ TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b,
                a.of.count, c->t.sequences);
     return te__cache_begin_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* Shorten sequence `slot` to its first `length` tokens (0: none), and free the pages of its other tokens. A sequence
- * that has no more than `length` tokens keeps them all. If the last page that the sequence keeps is shared and not
- * full, the sequence gets a copy of that page. */
+/* Shorten sequence `slot` to its first `length` tokens (0: none), and free the pages of its other tokens. A sequence of
+ * `length` tokens or fewer stays as it is. If the last page that the sequence keeps is shared and not full, the
+ * sequence gets a copy of it. */
 TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int length, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_truncate", ctx));
     TE_REQUIRE(length >= 0, ctx, TE_ERROR_VALUE, "te_cache_truncate: length %d", length);
@@ -478,9 +488,9 @@ TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int l
     TE_TRY(te__cache_truncate_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
-/* Drop the tokens of sequence `slot`, and set *a to the arguments of a kernel that then copies or moves the tokens of
- * sequence `from` to it. If the two are the same sequence, nothing is dropped. who: the caller's name, for error
- * texts. */
+/* Removes all tokens of sequence `slot`, and sets *a to the arguments of a kernel that then copies or moves the tokens
+ * of sequence `from` to it. If `slot` and `from` are the same sequence, nothing is removed. who: the caller's name, for
+ * error texts. */
 TE_IF_USED TE_API te_status te__cache_replace(te_cache_args *a, const te_cache *c, int slot, int from, const char *who,
                                               te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, who, ctx));
@@ -489,8 +499,8 @@ TE_IF_USED TE_API te_status te__cache_replace(te_cache_args *a, const te_cache *
     a->slot = slot, a->from = from;
     return slot == from ? TE_OK : te_cache_truncate(c, slot, 0, ctx);
 }
-/* Make sequence `slot` a copy of sequence `from`, with which it then shares all full pages. Use this for prompts that
- * have a common prefix, or for beam search. */
+/* Make sequence `slot` a copy of sequence `from`; its previous tokens are removed. The two sequences share all full
+ * pages. Use this for prompts that have a common prefix, or for beam search. */
 TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from, te_context *ctx) {
     te_cache_args a;
     TE_TRY(te__cache_replace(&a, c, slot, from, "te_cache_fork", ctx));
@@ -498,8 +508,8 @@ TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from,
     TE_TRY(te__cache_fork_launch(ctx, te__grid_of(1, 1), &a));
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
-/* Move all tokens of sequence `from` to sequence `slot`; the previous tokens of sequence `slot` are dropped, and
- * sequence `from` is empty afterwards. No page is copied. */
+/* Move all tokens of sequence `from` to sequence `slot`, whose previous tokens are removed; sequence `from` is empty
+ * afterwards. No page is copied. */
 TE_IF_USED TE_API te_status te_cache_move(const te_cache *c, int slot, int from, te_context *ctx) {
     te_cache_args a;
     TE_TRY(te__cache_replace(&a, c, slot, from, "te_cache_move", ctx));
@@ -514,8 +524,8 @@ TE_API te_status te_cache_lengths(const te_cache *c, int32_t *lengths, te_contex
     return te_synchronize(ctx);
 }
 /* Return the error, if any, of the calls of te_cache_begin, te_cache_truncate and te_cache_fork since the last
- * te_cache_check, and clear the error: TE_ERROR_VALUE (a slot that does not exist), TE_ERROR_SHAPE (more tokens than
- * the capacity) or TE_ERROR_MEMORY (no free page). Waits for the stream. */
+ * te_cache_check, and clear it: TE_ERROR_VALUE (a slot that does not exist), TE_ERROR_SHAPE (more tokens than the
+ * capacity) or TE_ERROR_MEMORY (no free page). Waits for the stream. */
 TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
     int32_t status = 0, none = 0;
     TE_TRY(te__cache_check_ready(c, "te_cache_check", ctx));
@@ -534,7 +544,7 @@ TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
 
 /* ---- for ops ----------------------------------------------------------------------------------------------------- */
 
-/* Return the layer of the cache that belongs to op i of the model m; null: the cache was initialised without this
+/* Return the layer of the cache that belongs to op i of model m; null if the cache was initialised without this
  * model. */
 TE_API const te_cache_layer *te__cache_layer_of(const te_cache *c, const te_model *m, int i) {
     for (int k = 0; k < c->layer_count; k++)

@@ -1,6 +1,7 @@
 /* buckets.h -- reduces the gradients of data-parallel ranks in buckets, while backward still runs. A bucket is a range
- * of gradients in memory; its reduction over the data group is enqueued on a second stream as soon as all of these
- * gradients are final. te_reduce_gradients (reduce_gradients.h) reduces without buckets, after backward.
+ * of gradients in memory. A gradient is final when the last backward that adds to it has run; when all gradients of a
+ * bucket are final, the bucket's reduction over the data group is enqueued on a second stream. te_reduce_gradients
+ * (reduce_gradients.h) reduces without buckets, after backward.
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model, &head.model};    // models and array must outlive the buckets
@@ -8,21 +9,20 @@
  *     TE_TRY(te_buckets_init(&buckets, models, 3, &config, &ctx));       // after bind, tie and freeze
  *     ... each step: the backwards of all micro-batches but the last ...
  *     TE_TRY(te_buckets_begin(&buckets, &ctx));
- *     ... the backwards of the last micro-batch, each list once, in the same order on all ranks ...
+ *     ... the backwards of the last micro-batch, each model once, in the same order on all ranks ...
  *     TE_TRY(te_buckets_finish(&buckets, &ctx));                         // work enqueued later waits for the sums
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
  * Between te_buckets_begin and te_buckets_finish only these backwards may access the gradients: an optimizer step,
- * te_reduce_gradients and a second backward of a list return an error. A captured step (te_graph) must contain both
- * calls. Frozen parameters are left out. A gradient that tied parameters share is final after the last backward that
- * writes it. A gradient that is a partial sum on each tensor rank is first summed over the tensor group, on the
- * context's stream.
+ * te_reduce_gradients and a second backward of a model return an error. A captured step (te_graph) must contain both
+ * calls. Frozen parameters are left out. A gradient that is a partial sum on each tensor rank is first summed over the
+ * tensor group, on the context's stream.
  *
  * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
- * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; with DMA engines the
- * order is that of the ranks. Runs with the same lists, config.bytes and ranks are always bitwise identical. On the
- * host, backward waits for each reduction, so nothing overlaps. */
+ * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; DMA engines add in the
+ * order of the ranks. Runs with the same models, config.bytes and ranks are bitwise identical. On the host nothing
+ * overlaps: backward waits for each reduction. */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
 
@@ -34,16 +34,17 @@
 #include "reduce_gradients.h"   /* te__grad_range, te__is_reduced */
 
 typedef struct te_buckets_config {
-    /* the largest size of a bucket, counting 4 bytes for each gradient element; a tensor's gradient that is larger is a
-     * bucket by itself */
+    /* the largest size of a bucket, counting 4 bytes for each gradient element; the gradient of a parameter that is
+     * larger becomes a bucket by itself */
     int64_t bytes;
-    /* must be equal to te_adamw_config.shards. 1: all ranks get all sums; Muon requires this. te_data_group(ctx)->size:
-     * each rank gets only the sums of its own shard, as with te_adamw_reduce, and a bucket has all gradients of one
-     * model */
+    /* must be equal to te_adamw_config.shards. 1: each rank gets the sums of all gradients; Muon requires this. Equal
+     * to the size of the data group (te_data_group(ctx)->size): each rank gets only the sums of its own shard, as with
+     * te_adamw_reduce, and a bucket has all gradients of one model */
     int shards;
-    te_dtype dtype; /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16. With TE_bf16 the
-                     * gradients and their sums are rounded to bf16, half as many bytes cross the link, and each device
-                     * needs up to te_buckets_config.bytes / 2 more bytes of memory */
+    /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16. With TE_bf16 the gradients and their
+     * sums are rounded to bf16, half as many bytes cross the link, and each device needs up to te_buckets_config.bytes
+     * / 2 more bytes of memory */
+    te_dtype dtype;
     /* used on CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final before
      * the end of backward's last GEMM; NCCL reduces the others. DMA engines require symmetric memory in the data group
      * (te_comm_config.peer_bytes), and take up to 2 * te_buckets_config.bytes bytes of memory on each device until
@@ -51,8 +52,9 @@ typedef struct te_buckets_config {
     int dma;
 } te_buckets_config;
 
-/* The default size of a bucket, in bytes. With NCCL the fixed cost of a reduction, 11 us, is a fourteenth of the time
- * that a reduction of 32 MiB takes. With DMA engines the fixed cost is some 30 us. */
+/* The default size of a bucket, in bytes. With NCCL the fixed cost of a reduction, 11 us, is a fourteenth of the whole
+ * time that a reduction of 32 MiB takes; with DMA engines the fixed cost is some 30 us. A larger bucket is complete
+ * later, so its reduction would begin later. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {
@@ -61,43 +63,48 @@ TE_API te_buckets_config te_buckets_defaults(void) {
     return c;
 }
 
-/* The gradient of one parameter, or of several tied ones. bucket: the index of its bucket. uses: how many parameters
- * share the gradient, which is also how many backwards write it. pending: how many of these backwards have not run yet
- * in this step. */
+/* The gradient of one parameter, or of several tied ones. bucket: the index of its bucket. uses: the number of
+ * parameters that share the gradient; each of their backwards adds to it. pending: the number of these backwards that
+ * have not run yet since te_buckets_begin. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
-/* A bucket: the gradients [first, first + count) of te_buckets.grad, which lie in memory in the reverse order. */
+/* A bucket: the gradients te_buckets.grad[first] to grad[first + count - 1]. They lie in memory in the reverse of this
+ * order. from: the address of the first element in memory; elements: the number of elements, with the padding between
+ * gradients. */
 typedef struct te__bucket {
-    int model; /* the index of the model that owns the first gradient of the bucket */
+    /* the index, in te_buckets.models, of the model that owns the gradient with index `first` */
+    int model;
     /* pending: the number of the bucket's gradients that are not final yet; started: 1: the bucket's reduction has
      * begun */
     int first, count, pending, started;
-    /* 1: one of the bucket's gradients becomes final only after backward's last GEMM, so the bucket's reduction cannot
-     * run at the same time as a GEMM */
+    /* 1: one of the bucket's gradients becomes final only after backward's last GEMM, so no GEMM can hide the bucket's
+     * reduction */
     int is_exposed;
     float *from;
     int64_t elements;
 } te__bucket;
-/* The state of one model. first: the index of the model's first parameter in te_buckets.grad_index. ran: whether a
+/* The state of one model. first: the index, in te_buckets.grad_index, of the model's first parameter. ran: whether a
  * backward of the model has run since te_buckets_begin. */
 typedef struct te__bucket_model { int first, ran; } te__bucket_model;
 
-/* The buckets of some models. This struct must not be moved in memory, because the models point to it. */
+/* The buckets of some models. The struct must stay at its address, because the models point to it. */
 typedef struct te_buckets {
-    te_watch watch; /* the listener that backward calls; it must be the first member, because a te_watch * is cast to
-                     * te_buckets * */
+    /* the callbacks that backward calls. This must be the first member, because the callbacks cast their te_watch * to
+     * a te_buckets * */
+    te_watch watch;
     te_buckets_config config;
     te_model *const *models;
     int model_count, count, grad_count;
-    /* [count]: the buckets, in the order in which backward completes them. The other tables lie behind this one, in the
-     * same allocation */
+    /* [count]: the buckets, in the order in which backward completes them. The following three tables are in the same
+     * allocation, after this one */
     te__bucket *bucket;
     /* [grad_count]: the gradients of all models, in order from the last parameter of the last model to the first
      * parameter of the first model */
     te__bucket_grad *grad;
     te__bucket_model *of_model; /* [model_count] */
-    /* for each parameter of each model: the index of its gradient in `grad`; -1: the gradient is in no bucket */
+    /* [the number of parameters of all models]: the index of each parameter's gradient in `grad`; -1: the gradient is
+     * in no bucket */
     int *grad_index;
-    uint64_t fingerprint;       /* the result of te__buckets_fingerprint at the time when the tables were made */
+    uint64_t fingerprint;       /* the result of te__buckets_fingerprint when te_buckets_init made these tables */
     te_group tensor;            /* a copy of the context's tensor group, made by te_buckets_init */
     te_bucket_reducer reducer;  /* reduces over the data group */
     te_side_stream side;        /* the second stream, on which the reductions run */
@@ -116,7 +123,8 @@ TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
         }
     return sum;
 }
-/* Return the entry in te_buckets.grad of the gradient that p's backward writes; null: the gradient is in no bucket. */
+/* Return the entry in te_buckets.grad of the gradient that p's backward writes (of a tied parameter: the gradient that
+ * it shares); null: the gradient is in no bucket. */
 TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     if (!te_is_trained(p)) return 0;
@@ -127,9 +135,9 @@ TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *
     }
     return 0;
 }
-/* Adds p's gradient to the last bucket. Begins a new bucket in these cases: with config.shards > 1, if p belongs to
- * another model than the last bucket; with config.shards 1, if the gradient would make the last bucket too large, or is
- * not adjacent to that bucket in memory. */
+/* Adds p's gradient to the last bucket, or begins a new bucket with it. With config.shards > 1, each model has one
+ * bucket. With config.shards 1, a new bucket begins if the gradient would make the last bucket too large, or is not
+ * adjacent to it in memory. */
 TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     const int64_t elements = te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     te__bucket *k = b->count ? &b->bucket[b->count - 1] : 0;
@@ -146,10 +154,12 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     k->count++, k->from = p->grad, k->elements += elements;
 }
 /* Counts the uses of each gradient, and marks the exposed buckets, whose reduction cannot run at the same time as a
- * GEMM of backward. The last GEMM that backward runs belongs to the first op with a GEMM in the lists. If a bucket
- * contains a parameter of that op or of an op before it, the bucket becomes final only after this GEMM. */
+ * GEMM of backward. Backward goes from the last op of the last model to the first op of the first model; the last GEMM
+ * that it runs belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before
+ * it, the bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
-    int gemms = 0; /* the number of GEMMs that the ops before the current op have */
+    /* the number of GEMMs in the ops before the current op */
+    int gemms = 0;
     for (int i = 0; i < b->model_count; i++) {
         const te_model *m = b->models[i];
         const te_param *p = m->param;
@@ -188,7 +198,7 @@ TE_API te_status te__buckets_build(te_buckets *b, te_context *ctx) {
 
 /* ---- called by backward (te_watch) ------------------------------------------------------------------------------- */
 
-/* Enqueues the reduction of a bucket whose gradients are all final. */
+/* Enqueues the reduction of a bucket, all of whose gradients are final: no backward will add to them any more. */
 TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_context *ctx) {
     te__grad_range range = {0, 0};
     k->started = 1;
@@ -206,8 +216,9 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     te_side_stream_leave(&b->side, ctx);
     return status;
 }
-/* The bucket's te_watch.is_final, which backward calls when it has written p's gradient for the last time. If this was
- * the last gradient of its bucket that was not final, starts the reduction of the bucket. */
+/* The te_watch.is_final of buckets, which a backward calls when it has written p's gradient. If all backwards that
+ * write this gradient have now run, the gradient is final; if it was the last one of its bucket to become final, the
+ * function enqueues the bucket's reduction. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
@@ -216,8 +227,8 @@ TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *
     if (!g || --g->pending || --b->bucket[g->bucket].pending) return TE_OK;
     return te__bucket_reduce(b, &b->bucket[g->bucket], ctx);
 }
-/* The buckets' te_watch.allows: returns an error if a backward of m must not run now, because a backward of m has run
- * already since te_buckets_begin. */
+/* The te_watch.allows of buckets: returns an error if a backward of m must not run now, because a backward of m has
+ * run already since te_buckets_begin. */
 TE_API te_status te__buckets_allow_backward(const te_watch *w, const te_model *m, te_context *ctx) {
     const te_buckets *b = (const te_buckets *)(const void *)w;
     for (int i = 0; i < b->model_count; i++)
@@ -263,7 +274,8 @@ TE_API void te_buckets_destroy(te_buckets *b) {
     free(b->bucket);
     memset(b, 0, sizeof *b);
 }
-/* Compares what must be the same on all ranks of the data group for their reductions to match. */
+/* Compares the settings that must be the same on all ranks of the data group; otherwise the ranks' reductions would
+ * not match. */
 TE_IF_USED TE_API te_status te__buckets_compare(const te_buckets *b, te_context *ctx) {
     te_setting same[6];
     double elements = 0;
@@ -277,8 +289,8 @@ TE_IF_USED TE_API te_status te__buckets_compare(const te_buckets *b, te_context 
     return te_group_compare(&b->reducer.data, same, 6, ctx);
 }
 /* Prepares the buckets for the models as they are bound, tied and frozen now. All ranks must pass the same models, in
- * the order in which forward runs them, and the same config; this is compared, so the call waits for the other ranks.
- * With one rank nothing is summed, but all calls make the same checks. */
+ * the order in which forward runs them, and the same config. The call compares these over the ranks, so it waits for
+ * the other ranks. With one rank nothing is summed, but all calls make the same checks. */
 TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int count,
                                             const te_buckets_config *config, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_buckets_init"));
@@ -307,7 +319,7 @@ TE_API te_status te__buckets_check(const te_buckets *b, const char *who, te_cont
                "%s: a model has other gradients, or others are frozen or tied, since te_buckets_init", who);
     return TE_OK;
 }
-/* Call this before the backwards of the step's last micro-batch. Each list may run one backward between this call and
+/* Call this before the backwards of the step's last micro-batch. Each model may run one backward between this call and
  * te_buckets_finish, and the gradients are reduced while these backwards run. */
 TE_API te_status te_buckets_begin(te_buckets *b, te_context *ctx) {
     TE_TRY(te__buckets_check(b, "te_buckets_begin", ctx));
@@ -319,7 +331,7 @@ TE_API te_status te_buckets_begin(te_buckets *b, te_context *ctx) {
     return TE_OK;
 }
 /* Makes the context's stream wait for all reductions, so that work enqueued after this call reads the sums over all
- * ranks. Returns an error if a gradient is not final. */
+ * ranks. Returns an error if a backward that adds to one of the gradients has not run. */
 TE_API te_status te_buckets_finish(te_buckets *b, te_context *ctx) {
     TE_TRY(te__buckets_check(b, "te_buckets_finish", ctx));
     TE_REQUIRE(b->watch.armed, ctx, TE_ERROR_STATE, "te_buckets_finish: te_buckets_begin comes first");

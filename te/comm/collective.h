@@ -9,7 +9,7 @@
  * The input of all_gather and the output of reduce_scatter have the rows of one rank (TE_ROWS_shard); the output of
  * all_gather and the input of reduce_scatter have a row for each token (TE_ROWS_tokens). In Megatron-LM, copy_to_group
  * is called f and all_reduce is called g. te/fuse/impl/list_checks.h checks which ops may precede and follow these
- * four. With a communicator of one rank the four ops copy or do nothing, so the same list trains on one rank and on
+ * four. With a communicator of one rank the four ops copy or do nothing, so the same model trains on one rank and on
  * many.
  *
  * Each of these ops is a step of its own (impl/collective_step.h), unless it belongs to a fused pattern: a pattern may
@@ -25,7 +25,7 @@
 #define TE_COMM_COLLECTIVE_H
 
 #include "impl/collective_step.h"       /* te__collective_run, te__reduce_scatter_run */
-#include "impl/fused_collective_norm.h" /* all_reduce .. norm, reduce_scatter .. norm all_gather: one step each */
+#include "impl/fused_collective_norm.h" /* the fused patterns that contain a collective */
 
 #ifdef TE_COMM
 #define TE__HAS_COMM 1

@@ -25,43 +25,48 @@
 #include "../core/target.h" /* te__check_target */
 
 typedef struct te_comm_config {
-    /* rank: the index of this process among all processes; size: the number of all processes. If rank is -1 or size is
-     * 0, the value comes from the launcher (te_comm_rank_from_env) */
+    /* rank: the number of this process, from 0; size: the number of all processes. If rank is -1 or size is 0, the
+     * launcher's environment variables give the value (te_comm_rank_from_env) */
     int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` */
-    /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks, on a file system that all
-     * ranks share. The file is made for this user alone, and must not exist yet, except one that an earlier run of this
-     * user left there longer than `timeout` ago; a symbolic link is not followed. Rank 0 removes the file again */
+    /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks; the file system must be
+     * shared by all ranks. Rank 0 makes the file, readable for this user alone, and removes it again. No file of this
+     * name may exist, except one that an earlier run of this user made longer than `timeout` ago. A symbolic link is
+     * not followed */
     const char *file;
-    double timeout;   /* how long a call may wait for other ranks, in seconds, te_comm_create included */
-    /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
-     * through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these are
-     * processes of one host, and their devices can access each other. A group's memory takes 4 * peer_bytes bytes on
-     * each device; the world group's takes at most 64 MiB. */
+    /* the longest time, in seconds, that a call, such as te_comm_create, waits for other ranks */
+    double timeout;
+    /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger
+     * tensors through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these
+     * are processes of one host, and their devices can access each other. Each of the three groups then takes 4 *
+     * peer_bytes bytes of each device; the world group takes 64 MiB at most. */
     int64_t peer_bytes;
+    te_all_reduce_algorithm all_reduce; /* CUDA: the algorithm of all-reduces; must be the same on all ranks */
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes may overlap a GEMM
-     * (te/gemm/impl/gemm_comm_overlap.h). 0, which is the default, means no overlap. If the tensor group has symmetric
-     * memory (peer_bytes > 0), each rank of the group allocates overlap_bytes bytes on its device. */
+     * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. This needs symmetric memory in the tensor group
+     * (peer_bytes > 0), and takes overlap_bytes bytes of each device. */
     int64_t overlap_bytes;
 } te_comm_config;
 
-enum { TE_PEER_DEFAULT_BYTES = 16 << 20 }; /* the default of peer_bytes: on two H200s, symmetric memory is never slower
-                                            * than NCCL up to 16 MiB */
+/* the default of peer_bytes. On two H200s, symmetric memory is at least as fast as NCCL for tensors of up to 16 MiB */
+enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
 
 /* Return the default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60
- * s. */
+ * seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
     c.rank = -1, c.size = 0, c.tensor = 1, c.file = 0, c.timeout = 60.0, c.peer_bytes = TE_PEER_DEFAULT_BYTES;
-    c.overlap_bytes = 0;
+    c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
     return c;
 }
-/* A launcher, and the environment variables that it sets. It counts if all three are set. */
+/* A launcher, and the environment variables that it sets. A process was started by this launcher if the three variables
+ * rank, size and also are set. If rank and size suffice to recognise a launcher, `also` repeats one of them. */
 typedef struct te__launcher { const char *name, *rank, *size, *also; } te__launcher;
 
-/* The launcher that has started this process; null: there is none. Launchers are often nested (srun starts torchrun,
- * sbatch starts mpirun), and a process inherits the variables of all of them; so the innermost one comes first here.
- * SLURM_NTASKS is not used, because the one process of a batch script has it, too. */
+/* Returns the launcher that has started this process; null: there is none. Launchers are often nested (srun starts
+ * torchrun, sbatch starts mpirun), and a process inherits the variables of all of them; so the launchers are listed
+ * from the innermost to the outermost, and the first one whose variables are set is taken. srun is recognised by
+ * SLURM_STEP_NUM_TASKS, not by SLURM_NTASKS, which is also set in a batch script that runs as one process. */
 TE_API const te__launcher *te__launcher_found(void) {
     static const te__launcher launchers[] = {
         {"torchrun", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
@@ -76,7 +81,7 @@ TE_API const te__launcher *te__launcher_found(void) {
     }
     return 0;
 }
-/* The number in an environment variable; -1: it is no number from 0 to INT32_MAX. */
+/* Returns the number in an environment variable; -1: it is not a number from 0 to INT32_MAX. */
 TE_API int te__env_number(const char *name) {
     const char *text = getenv(name);
     const size_t digits = text ? strspn(text, "0123456789") : 0;
@@ -84,9 +89,10 @@ TE_API int te__env_number(const char *name) {
     return number <= INT32_MAX ? (int)number : -1;
 }
 /* Reads rank and size from the environment variables that the launcher sets: torchrun, Open MPI, MPICH, others that
- * set RANK and WORLD_SIZE, srun. If there are several, the innermost one counts, in this order; without a launcher
- * rank is 0 and size is 1. If a variable is no number, or the rank is not below the size, both results are -1. Needs
- * no context, so a process can call this first and choose the device of its context by its rank. */
+ * set RANK and WORLD_SIZE, srun. If variables of several launchers are set, the first one in this order is taken;
+ * without a launcher rank is 0 and size is 1. If a variable is not a number, or the rank is not below the size, both
+ * results are -1. Needs no context, so a process can call this first and choose the device of its context by its
+ * rank. */
 TE_API void te_comm_rank_from_env(int *rank, int *size) {
     const te__launcher *l = te__launcher_found();
     *rank = l ? te__env_number(l->rank) : 0, *size = l ? te__env_number(l->size) : 1;
@@ -100,7 +106,7 @@ TE_API void te_comm_rank_from_env(int *rank, int *size) {
 #include "impl/comm_mpi.h" /* the same functions */
 #endif
 
-/* Fills in a group, but does not open it: its handle, which NCCL or MPI provides, stays null. */
+/* Fills in a group, but does not open it: its handle, which NCCL or MPI will provide, is still null. */
 TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *name, int rank, int size) {
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0;
@@ -129,19 +135,21 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     te_group *w = &comm->world;
     TE_REQUIRE(tensor > 0 && w->size % tensor == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: %d ranks are not shared out evenly among tensor groups of %d", w->size, tensor);
+    TE_REQUIRE(config->all_reduce >= TE_ALL_REDUCE_auto && config->all_reduce <= TE_ALL_REDUCE_transport, ctx,
+               TE_ERROR_VALUE, "te_comm_create: all_reduce is %d, no algorithm", (int)config->all_reduce);
     te__comm_group(&comm->tensor, comm, "tensor", w->rank % tensor, tensor);
     te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
     TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
     TE_TRY(te__comm_end_start(comm, ctx));
-    /* The world group's memory is limited to the default size, because the library itself uses the collectives of the
-     * world group only for FP8 recipes (amaxes) and for checkpoints. */
-    TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), ctx));
-    TE_TRY(te__comm_map_peer_memory(&comm->tensor, peer_bytes, ctx));
-    TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, ctx));
+    /* The size of the world group's memory is limited to the default, because the library uses the world group only
+     * for the amaxes of FP8 recipes and for checkpoints. */
+    TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), config->all_reduce, ctx));
+    TE_TRY(te__comm_map_peer_memory(&comm->tensor, peer_bytes, config->all_reduce, ctx));
+    TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, config->all_reduce, ctx));
     return te__comm_map_overlap_memory(&comm->tensor, config->overlap_bytes, ctx);
 }
-/* The common beginning of te_comm_create and te_comm_from_native: check their common arguments, and clear *comm. */
+/* The common beginning of te_comm_create and te_comm_from_native: checks their common arguments, and clears *comm. */
 TE_API te_status te__comm_begin_create(te_comm *comm, double timeout, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_create"));
     TE_REQUIRE(comm, ctx, TE_ERROR_NULL, "te_comm_create: the communicator is null");
@@ -188,8 +196,8 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
     return te__comm_finish_create(comm, status, ctx);
 }
 
-/* Allocates memory to be used as te_saved.memory. The memory is a block of symmetric memory, so all ranks of the tensor
- * group can access it. If forward saves the result of an all_gather in such a block, the all_gather can overlap a GEMM
+/* Allocates memory for te_saved.memory as a block of symmetric memory, which all ranks of the tensor group map. If
+ * forward saves the result of an all_gather in such a block, the all_gather can overlap a GEMM
  * (te/linear/impl/linear_comm_overlap.h). All ranks of the group must make the same calls of this function in the same
  * order, with the same `bytes`, and use each block for the same purpose. Each call waits for the other ranks. If the
  * group has no symmetric memory, or 15 such blocks exist already, the result is ordinary memory, as from
@@ -208,6 +216,18 @@ TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     TE_TRY(te_comm_synchronize(ctx));
     return te__comm_release(comm, p, ctx);
 }
+/* Returns the algorithm of an all-reduce of `bytes` bytes over the group, on this build's target: one_shot, two_shot or
+ * transport. Fused patterns with an all_reduce (te/comm/impl/fused_collective_norm.h) use the same algorithm; where it
+ * is transport, they run as separate steps. */
+TE_API te_all_reduce_algorithm te_group_all_reduce_algorithm(const te_group *g, int64_t bytes) {
+#if TE_CUDA
+    const te_peer_algorithm a = te__peer_algorithm_of(g->peers, TE_PEER_all_reduce, bytes);
+    if (a != TE_PEER_none) return a == TE_PEER_one_shot ? TE_ALL_REDUCE_one_shot : TE_ALL_REDUCE_two_shot;
+#else
+    (void)g, (void)bytes;
+#endif
+    return TE_ALL_REDUCE_transport;
+}
 #else
 /* Wait for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
@@ -223,15 +243,17 @@ TE_API te_setting te_setting_of(const char *name, double value) {
     s.name = name, s.value = value;
     return s;
 }
-/* A double, in four floats with 16 bits each, which every transport leaves as they are. */
+/* Stores a double as four floats, each of which holds 16 bits of the double as a number from 0 to 65535. Every
+ * transport copies such floats exactly. */
 TE_API void te__setting_pack(float to[4], double value) {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     for (int k = 0; k < 4; k++) to[k] = (float)(bits >> 16 * k & 0xffff);
 }
-/* Compares settings over the ranks of a group, by one all-gather; all ranks must pass the same number of settings. If a
- * setting differs, all ranks return TE_ERROR_VALUE, with a text that names it. Ranks with different settings would
- * otherwise drift apart, or call different collectives, which MPI and NCCL do not notice. Waits for the other ranks. */
+/* Compares settings over the ranks of a group, by one all-gather; all ranks must pass the same number of settings. If
+ * a setting differs, all ranks return TE_ERROR_VALUE, with a text that names it. Without this check, ranks with
+ * different settings would compute different models, or call different collectives, which MPI and NCCL do not notice.
+ * Waits for the other ranks. */
 TE_IF_USED TE_API te_status te_group_compare(const te_group *g, const te_setting *setting, int count,
                                              te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_group_compare"));
@@ -256,7 +278,8 @@ TE_IF_USED TE_API te_status te_group_compare(const te_group *g, const te_setting
             if (memcmp(all + (size_t)r * mine + 4 * i, all + 4 * i, 4 * sizeof(float)))
                 status = te_fail(ctx, TE_ERROR_VALUE, "%.60s is not the same on rank 0 and rank %d of the %s group",
                                  setting[i].name, r, g->name);
-    if (there && status != TE_ERROR_COMM) te_release(ctx, there); /* else a failed collective may still write to it */
+    /* after TE_ERROR_COMM the failed collective may still write to this memory, so it is not freed */
+    if (there && status != TE_ERROR_COMM) te_release(ctx, there);
     free(all);
     return status;
 }

@@ -20,8 +20,8 @@
 #include "../core/target.h" /* te__check_target */
 #include "../plan/bind.h"   /* te_model, te_param, TE_PARAM_ALIGN */
 
-/* A range of memory that one all-reduce sums: from `from` up to `to`, with the gradients of consecutive parameters and
- * the padding between these. */
+/* A range of memory that one all-reduce sums: the gradients of consecutive parameters, with the padding between them.
+ * from: the first element; to: the element after the last one. */
 typedef struct te__grad_range { float *from, *to; } te__grad_range;
 
 /* Returns whether parameter p has a gradient that must be summed over ranks. A tied parameter has no gradient of its
@@ -43,8 +43,8 @@ TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p,
     range->to = p->grad + te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     return TE_OK;
 }
-/* Sum the gradients of model m over a group. only_partial: 1: sum only the gradients of which each rank has a partial
- * sum (te_param.sums); 0: sum all. */
+/* Sums the gradients of model m over a group. only_partial: 1: sums only the gradients of parameters with
+ * te_param.sums, of which each rank has a partial sum; 0: sums all gradients. */
 TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only_partial, te_context *ctx) {
     te__grad_range range = {0, 0};
     if (g->size == 1) return TE_OK;
@@ -54,11 +54,10 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     }
     return te__grad_range_reduce(&range, g, ctx);
 }
-/* Reduces a model's gradients over the data group such that this rank gets the sums only of its own shard
- * (te__slice_elements) and of the few elements after the last shard. A reduce-scatter sends half as many bytes as an
- * all-reduce. A shard is a range of the gradient buffer, so if the range includes gradients of frozen parameters, these
- * are sent, too.
- */
+/* Reduces a model's gradients over the data group such that this rank gets only the sums of its own shard
+ * (te__slice_elements) and of the elements that remain after the last shard because the size of a shard is rounded
+ * down. Each rank then sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if
+ * the range includes gradients of frozen parameters, these are sent, too. */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
     const int64_t shard = te__slice_elements(m->elements, shards), rest = shard * shards;
@@ -80,8 +79,8 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
     return TE_OK;
 }
 /* Enqueues the collectives that sum the gradients of these models over the ranks. All ranks must pass the same models
- * (each rank its own tensor-parallel shards of these) in the same order. With ZeRO-1 (sharded optimizer states) call
- * te_adamw_reduce instead, which sends half as many bytes. */
+ * in the same order; of tensor-parallel models, each rank passes its own shards. With ZeRO-1 (sharded optimizer
+ * states) call te_adamw_reduce instead, which sends half as many bytes. */
 TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_context *ctx) {
     return te__reduce_gradients(models, count, 1, ctx);
 }

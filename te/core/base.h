@@ -16,7 +16,8 @@
 #ifndef TE_BASE_H
 #define TE_BASE_H
 
-/* What the library cannot be compiled for. Behind an #error compilers go on; a file that is missing stops them. */
+/* Refuse compilers, systems and architectures that the library does not support. After an #error compilers go on and
+ * print many further errors, so an #include of a file that does not exist stops them. */
 #if !defined __cplusplus && (!defined __STDC_VERSION__ || __STDC_VERSION__ < 201112L)
 #error "te: needs C11 or newer, or C++17: compile with -std=c11"
 #include <te_stops_here.h> /* which does not exist */
@@ -44,13 +45,13 @@
 #define TE_CUDA 0
 #endif
 
-/* Refuse -ffast-math and options like it. With these options gcc and clang compile comparisons with NaN, and sums whose
- * order matters, to different code: a NaN would be taken for a number, and 2^x would be wrong. */
+/* Refuse -ffast-math and similar options. With these, gcc and clang assume that there are no NaNs, and reorder sums: a
+ * NaN would be taken for a number, and 2^x (te_exp2) would be wrong. */
 #if !TE_CUDA && (defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || __FINITE_MATH_ONLY__ + 0)
 #error "te: compile without -Ofast, -ffast-math, -funsafe-math-optimizations, -fassociative-math, -ffinite-math-only"
 #endif
-/* Write this macro at the beginning of a function's body to keep clang from reordering sums in the function. The #error
- * above does not suffice for clang, which has no macro that tells of -fassociative-math alone. */
+/* Write this macro at the beginning of a function's body to keep clang from reordering the sums in the function. It is
+ * needed because clang defines no macro for -fassociative-math alone, so that no #error can refuse this option. */
 #if defined __clang__ && !TE_CUDA
 #define TE__SUMS_AS_WRITTEN _Pragma("clang fp reassociate(off)")
 #else
@@ -62,20 +63,19 @@
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
-/* TE_FN declares a device function that is always inlined. TE_CALLBACK does the same for a function that kernels pass
- * on as a constant function pointer. */
+/* TE_FN declares a device function that is always inlined. TE_CALLBACK does the same for a function that kernels get as
+ * a constant function pointer, and that is inlined where it is called. */
 #define TE_FN static __device__ __forceinline__
 #define TE_CALLBACK TE_FN
-/* Declare a function that both kernels and host code call, such as scalar arithmetic or the order in which tiles are
- * processed. */
+/* TE_BOTH declares a function that both kernels and host code call, such as scalar arithmetic or the order of tiles. */
 #define TE_BOTH static __host__ __device__ __forceinline__
 #define TE_SHARED __shared__ /* declares a variable in shared memory, within the body of a TE_KERNEL */
 #else
-/* Functions declared with TE_FN or TE_CALLBACK are inlined into kernels; TE_CALLBACK is for functions whose address is
- * passed as a constant. At -O1 and -Og gcc refuses always_inline for a function whose address is taken. With gcc,
- * TE_CALLBACK therefore has no always_inline, and the kernel has the attribute `flatten` instead, with which gcc
- * inlines every call in the kernel; at -O2 this produces the same code. TE_KEEP_CALLS disables forced inlining, for
- * smaller code, faster compilation and debugging; the tests are built with it. */
+/* On the host, too, functions declared with TE_FN or TE_CALLBACK are inlined into kernels; TE_CALLBACK is for functions
+ * that are passed as a constant function pointer. At -O1 and -Og gcc refuses always_inline for a function whose address
+ * is taken. With gcc, TE_CALLBACK therefore has no always_inline; instead, kernels have the attribute `flatten`, with
+ * which gcc inlines every call in them. At -O2 the code is the same either way. TE_KEEP_CALLS disables forced inlining,
+ * for smaller code, faster compilation and debugging; the tests are built with it. */
 #if !defined __OPTIMIZE__ || defined TE_KEEP_CALLS
 #define TE_FN static inline __attribute__((unused))
 #define TE_CALLBACK TE_FN
@@ -105,7 +105,7 @@
 #define TE_UNROLL_4
 #define TE_UNROLL_8
 #endif
-/* Declare a function of the library that runs on the host. */
+/* TE_API declares a function of the library that runs on the host. */
 #define TE_API static inline TE_UNUSED
 
 /* The linkage of the functions of a model that TE_DEFINE defines, which other files may call. (TE_SEQUENTIAL makes
@@ -120,9 +120,9 @@ enum {
     TE_MAX_OPS = 96,  /* the largest number of ops in a list */
     TE_MAX_PATTERN = 8,   /* the largest number of ops in a pattern of the fusion list */
     TE_ALIGN = 256,   /* the alignment, in bytes, of parameters and of buffers that the library allocates */
-    TE_ACCESS = 16,   /* the alignment, in bytes, that is required of every pointer which a caller passes */
-    TE_ROW_PAD = 128, /* buffers saved for backward are sized for the number of rows rounded up to a multiple of this,
-                       * so that each of them is aligned */
+    TE_ACCESS = 16,   /* the alignment, in bytes, that every tensor pointer of a caller must have */
+    TE_ROW_PAD = 128, /* buffers for values that are saved for backward are sized for the number of rows rounded up to a
+                       * multiple of this, so that each buffer is aligned */
     TE_VECTOR = 8     /* the number of elements that a lane processes at a time: 16 bytes in bf16 */
 };
 
@@ -164,7 +164,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 typedef enum te_status { TE_STATUSES(TE_STATUS_ENUM) TE_STATUS_COUNT } te_status;
 #undef TE_STATUS_ENUM
 
-/* The text of a status; never null. */
+/* Return the text of a status; never null. */
 TE_API const char *te_status_string(te_status status) {
 #define TE_STATUS_TEXT(name, text) text,
     static const char *const texts[] = {TE_STATUSES(TE_STATUS_TEXT)};
@@ -179,8 +179,9 @@ TE_API const char *te_status_string(te_status status) {
         if (te_try_ != TE_OK) return te_try_;           \
     } while (0)
 
-/* Unless `cond` holds, set the context's error text and return `status` from the calling function. The text (a printf
- * format and its arguments) says what is wrong, and which values the caller has passed. */
+/* Unless `cond` holds, set the context's error text and return `status` from the calling function. The variadic
+ * arguments are a printf format and its arguments; the text says what is wrong, and which values the caller has
+ * passed. */
 #define TE_REQUIRE(cond, ctx, status, ...)                               \
     do {                                                                 \
         if (!(cond)) return te_fail((ctx), (status), __VA_ARGS__);       \

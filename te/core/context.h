@@ -1,5 +1,5 @@
-/* context.h -- te_context, which says where work runs: a target, a stream and a workspace. A te_context also has the
- * random state and the text of the last error.
+/* context.h -- te_context, which says where work runs: a target (CUDA or host), a stream and a workspace. A te_context
+ * also has the random state and the text of the last error.
  *
  * Do this:
  *     te_context ctx;
@@ -10,7 +10,7 @@
  *
  * All work is ordered on ctx.stream. Only one thread at a time may use a context. A context must stay at its address: a
  * call that gets a copy of it returns an error. A file compiled as plain C can use a context that a .cu file created
- * (<model>_context_create), because all calls except the creation go through ctx.target.
+ * (<model>_context_create), because all calls except the creation go through function pointers in ctx.target.
  */
 #ifndef TE_CONTEXT_H
 #define TE_CONTEXT_H
@@ -37,21 +37,21 @@ typedef struct te_target {
 
 typedef struct te_context {
     const te_target *target;
-    void *stream; /* cudaStream_t; null is the default stream; unused on the host. The caller may set it. All work
-                     enqueued through a context, including graphs, uses the context's workspace; therefore the work of
-                     one context must not run on two streams at once */
+    void *stream; /* cudaStream_t, which the caller may set; null: the default stream; unused on the host. All work of a
+                   * context, including its graphs, uses the context's one workspace; therefore it must not run on two
+                   * streams at once */
     void *workspace;
     size_t workspace_bytes;
     te_rng *rng;       /* the random state, in target memory */
-    uint32_t *tickets; /* CUDA: an atomic counter from which the blocks of a kernel take the numbers of their work
-                        * items; it is 0 before and after each kernel */
+    uint32_t *tickets; /* CUDA: an atomic counter from which the thread blocks of a kernel draw the numbers of their
+                        * work items (tiles); it is 0 before and after each kernel */
     void *gemm;        /* the state that GEMMs need, such as cuBLASLt's handle, created on first use; null until then */
     void (*gemm_close)(struct te_context *ctx);
     int gemm_tune;     /* 1: time the candidate kernels of each GEMM when this GEMM is used first (te/gemm/gemm.h); 0
                         * (default): no timing */
-    int gemm_custom;   /* CUDA: which GEMMs, and which patterns that begin with a GEMM, use this library's own kernels
-                        * instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster with these
-                        * kernels, 2 all that these kernels support (te/gemm/impl/gemm_dispatch.h) */
+    int gemm_custom;   /* CUDA: which GEMMs, and which fusion patterns that begin with a GEMM, run on this library's
+                        * kernels instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster, 2 all
+                        * that the kernels support (te/gemm/impl/gemm_dispatch.h) */
     int attention_nondeterministic; /* CUDA, compute capability 9.0: 1: attention's backward accumulates dQ in the order
                                      * in which blocks finish, so results may differ between runs; 0 (default): it
                                      * accumulates in a fixed order, so results are bitwise reproducible */
@@ -67,12 +67,13 @@ typedef struct te_context {
                              * host) */
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int shared_bytes;       /* CUDA: how many bytes of shared memory a block may have on the device */
-    void *kernel_memory;         /* host: memory for the tiles of kernels, for all threads that run blocks */
+    void *kernel_memory;         /* host: memory for the tiles of kernels, one part for each thread that runs blocks
+                                  * (te__host_kernel_memory) */
     size_t kernel_memory_bytes;
     int owns_workspace;
-    uint64_t generation;         /* the largest number that te__count_write has used */
-    uint64_t loaded;             /* the number of the last te_safetensors_load (te__count_write) into memory that may
-                                  * have been a parameter's */
+    uint64_t generation;         /* the largest write count that te__count_write has given to a parameter */
+    uint64_t loaded;             /* a write count that te_safetensors_load changes when it writes to memory that may be
+                                  * a parameter's: copies of weights (master weights, FP8) are then renewed */
     struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null: the context
                                   * is the only rank */
     const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
@@ -95,16 +96,15 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
 /* Return the error text of the last call that failed on this context; "" if no call has failed. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
-/* Says whether the program contains the code that times GEMMs (te_context.gemm_tune). The program does not contain this
- * code if the program is compiled with -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
+/* Whether the program contains the code that times GEMMs (te_context.gemm_tune). It does not if it is compiled with
+ * -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
 #ifdef TE_NO_TUNE
 #define TE_HAS_AUTOTUNE 0
 #else
 #define TE_HAS_AUTOTUNE 1
 #endif
-/* Return an error if the context was not created, was destroyed, or is a copy. A copy is an error because the copy and
- * the original would both own the state that is created on first use. who: the name of the calling function, for the
- * error text. */
+/* Return an error if the context was not created, was destroyed, or is a copy. Copies are refused because a copy and
+ * the original would both own the state that is created on first use. who: the caller's name, for the error text. */
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);
@@ -133,7 +133,7 @@ TE_API te_status te_copy(te_context *ctx, void *dst, const void *src, size_t byt
     TE_REQUIRE((dst && src) || !bytes, ctx, TE_ERROR_NULL, "te_copy: a pointer is null");
     return bytes ? ctx->target->copy(ctx, dst, src, bytes) : TE_OK;
 }
-/* Enqueue on the context's stream a fill: set `bytes` bytes, from dst on, to the value `byte`. */
+/* Set `bytes` bytes, from dst on, to the value `byte`, in stream order. */
 TE_API te_status te_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
     TE_TRY(te__check_context(ctx, "te_fill"));
     TE_REQUIRE(dst || !bytes, ctx, TE_ERROR_NULL, "te_fill: the pointer is null");
@@ -145,19 +145,19 @@ TE_API te_status te_synchronize(te_context *ctx) {
     return ctx->target->synchronize(ctx);
 }
 
-/* Count a write to a parameter: its count *written becomes a number that it has never had before. Code that holds a
- * copy of the parameter in another format remembers the count, and makes a new copy when the count has changed. */
+/* Count a write to a parameter: *written, the parameter's write count, becomes a number that it has never had before.
+ * Code that holds a copy of the parameter in another format remembers the count, and makes a new copy when it has
+ * changed. */
 TE_API void te__count_write(uint64_t *written, te_context *ctx) {
     ctx->generation = (ctx->generation > *written ? ctx->generation : *written) + 1;
     *written = ctx->generation;
 }
 
-/* Grow the workspace to at least this many bytes. Apart from the creation of a context, this is the only call that
- * allocates a buffer on CUDA: call it after the models are bound and before the first step. If the workspace has to
- * grow, the call waits for the stream. On the host, a kernel whose tiles would not fit a small stack uses memory of the
- * context (kernel_memory), which grows at the first launch that needs more. On CUDA, graphs of passes take some 0.1 MB
- * of device memory each, when a pass first runs; te_context.replay limits their number. Errors: TE_ERROR_MEMORY,
- * TE_ERROR_OVERFLOW. */
+/* Grow the workspace to at least `bytes` bytes; if it has to grow, wait for the stream. Call this after the models are
+ * bound and before the first step. On CUDA this is the only call, apart from the creation of a context, that allocates
+ * a buffer; but graphs of passes take some 0.1 MB of device memory each when a pass first runs (te_context.replay
+ * limits their number). On the host, kernels with large tiles use memory of the context (kernel_memory), which grows at
+ * the first launch that needs more. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));
@@ -179,12 +179,13 @@ TE_API void te_context_destroy(te_context *ctx) {
     memset(ctx, 0, sizeof *ctx);
 }
 
-/* Read (te_rng_get) or write (te_rng_set) the random state, for a checkpoint. Both functions wait for the stream. */
+/* Read the random state, for a checkpoint. Waits for the stream. */
 TE_API te_status te_rng_get(te_rng *rng, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_rng_get"));
     TE_TRY(te_copy(ctx, rng, ctx->rng, sizeof *rng));
     return te_synchronize(ctx);
 }
+/* Write the random state, from a checkpoint. Waits for the stream. */
 TE_API te_status te_rng_set(const te_rng *rng, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_rng_set"));
     TE_TRY(te_copy(ctx, ctx->rng, rng, sizeof *rng));

@@ -104,16 +104,16 @@ TE_FN void te_transpose_bytes_4x4(uint32_t t[4], const uint32_t r[4]) {
 #define TE__FP8_HARDWARE 0
 #endif
 
-/* Round f to nearest even in the FP8 format that has `fraction` fraction bits, the exponent bias `bias` and the largest
- * finite number `max`. Infinities and numbers of larger magnitude than `max` saturate to +-max. All arguments except f
- * are compile-time constants. */
+/* Convert f to the FP8 format that has `fraction` fraction bits, the exponent bias `bias` and the largest finite number
+ * `max`, rounding to nearest even. Infinities and numbers of larger magnitude than `max` saturate to +-max. All
+ * arguments except f are compile-time constants. */
 TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     const int dropped = 23 - fraction;
     const uint32_t u = te_bits_of_float(f), sign = (u >> 24) & 0x80u, a = u & 0x7fffffffu;
     const uint32_t largest = te_bits_of_float(max), rebias = (uint32_t)(127 - bias) << 23;
     if (a > 0x7f800000u) return 0x7f;
     if (a >= largest) return (uint8_t)(sign | ((largest - rebias) >> dropped));
-    /* Here f is subnormal in FP8. `step` is a float whose unit in the last place equals the distance between
+    /* Here f is subnormal in FP8. The float `step` is so large that its unit in the last place is the distance between
      * neighbouring FP8 subnormals. Therefore adding `step` to |f| rounds |f| to a multiple of this distance. */
     if (a < rebias + (1u << 23)) {
         const uint32_t step = (uint32_t)(127 + 1 - bias - fraction + 23) << 23;
@@ -122,23 +122,22 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     return (uint8_t)(sign | ((a - rebias + (1u << (dropped - 1)) - 1u + ((a >> dropped) & 1u)) >> dropped));
 }
 
-/* Express a finite magnitude, given as the bits `a` of a float, as a fixed-point number. The unit of the fixed-point
- * number is the distance between FP8 numbers of this magnitude. The result has 23 - fraction fractional bits, which
- * rounding has to drop; the bits above these count whole units. *first + (result >> (23 - fraction)) is the byte of the
- * largest FP8 number that is not above the magnitude. The function uses integer arithmetic, because conversions between
- * integers and floats run at an eighth of the rate of such arithmetic. */
+/* Express a finite magnitude, the float with the bits `a`, in units of the distance between neighbouring FP8 numbers of
+ * this magnitude. The result is a fixed-point number whose low 23 - fraction bits are the fraction that rounding drops.
+ * *first + (result >> (23 - fraction)) is the byte of the largest FP8 number that is not above the magnitude. The
+ * function uses integer arithmetic, because conversions between integers and floats run at an eighth of its rate. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
     const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* least: the exponent field of the smallest
-                                                                        * float that is not subnormal in FP8 */
+                                                                        * float that is a normal number in FP8 */
     const uint32_t e = exponent > least ? exponent : least;
     const uint32_t mantissa = (a & 0x7fffffu) | (exponent ? 0x800000u : 0u);
     *first = (e - least) << fraction;
     return e - exponent < 24u ? mantissa >> (e - exponent) : 0u;
 }
-/* Stochastic rounding: returns either the FP8 number below f or the one above it. The probabilities of the two are such
- * that the expected value is f, up to an error of 2^-16 of the distance between the two numbers. random: 16 random
- * bits. Saturation and NaN are handled as in te__fp8_of_float. Croci et al., "Stochastic rounding: implementation,
- * error analysis and applications", 2022. */
+/* Convert f to FP8 by stochastic rounding: to the FP8 number below or above f, with probabilities such that the
+ * expected value is f, up to 2^-16 of the distance between the two numbers. random: 16 random bits. Saturation and NaN
+ * are handled as in te__fp8_of_float. Croci et al., "Stochastic rounding: implementation, error analysis and
+ * applications", 2022. */
 TE_BOTH uint8_t te__fp8_of_float_stochastic(float f, uint32_t random, int fraction, int bias, float max) {
     const int dropped = 23 - fraction;
     const uint32_t u = te_bits_of_float(f), a = u & 0x7fffffffu, largest = te_bits_of_float(max);
@@ -204,9 +203,10 @@ TE_BOTH float te_float_of_e5m2(uint8_t h) {
     return a == 0x7cu ? te_float_of_bits(sign << 24 | 0x7f800000u) : te__float_of_fp8(sign, a, 2, 15);
 }
 
-/* x * scale, to be cast to FP8. A cast to FP8 saturates, so it would hide that x is infinite, and a training step would
- * be taken with gradients that are wrong but finite. Therefore an infinite x becomes NaN, which the cast keeps. For
- * finite x the result is bitwise x * scale, because x * 0 is a zero of the same sign. scale: finite, above 0. */
+/* Return x * scale, which the caller casts to FP8. The cast saturates, so it would hide that x is infinite, and a
+ * training step would be taken with gradients that are wrong but finite. Therefore an infinite x becomes NaN here,
+ * which the cast preserves. For finite x, x * 0 is a zero of the same sign, so the result is bitwise x * scale. scale:
+ * finite, above 0. */
 TE_BOTH float te_fp8_scaled(float x, float scale) { return x * scale + x * 0.0f; }
 
 /* Convert four floats to four FP8 numbers in one word, v[0] in the lowest byte. e4m3: 1 if the format is e4m3, 0 if it
@@ -276,10 +276,10 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
     const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above become infinity */
-    /* here the magnitude is below 2^-14, i.e. subnormal in f16, where neighbouring numbers are 2^-24 apart */
+    /* Here the magnitude is below 2^-14, i.e. subnormal in f16, where neighbouring numbers are 2^-24 apart. */
     if (a < 0x38800000u) {
-        /* adding 0.5 rounds the magnitude to a multiple of 2^-24, because the unit in the last place of the float 0.5
-         * is 2^-24 */
+        /* Adding 0.5 rounds the magnitude to a multiple of 2^-24, because the unit in the last place of 0.5f is
+         * 2^-24. */
         const float shifted = te_float_of_bits(a) + 0.5f;
         return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
     }
@@ -297,13 +297,14 @@ TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
 /* Return the largest finite number of an FP8 format. */
 TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
-/* Load or store element i of p, in f32, bf16 or f16. te_load8 and te_store8 call these two functions rather than
- * te_load and te_store, which also support FP8: te_load8 and te_store8 are inlined in many places, and a further branch
- * for FP8 at each place would cost compile time. */
+/* Load element i of p, in f32, bf16 or f16. te_load8 calls this function rather than te_load, which also supports FP8:
+ * te_load8 is inlined in many places, and a further branch for FP8 in each of them would cost compile time. */
 TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
 }
+/* Store v to element i of p, in f32, bf16 or f16. te_store8 calls this function rather than te_store, which also
+ * supports FP8, to save the compile time of a branch for FP8. */
 TE_BOTH void te__store_wide(void *p, int64_t i, float v, te_dtype t) {
     if (t == TE_f32) ((float *)p)[i] = v;
     else ((uint16_t *)p)[i] = t == TE_bf16 ? te_bf16_of_float(v) : te_f16_of_float(v);
@@ -312,10 +313,11 @@ TE_BOTH float te__round_wide(float v, te_dtype t) {
     if (t == TE_f32) return v;
     return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
 }
-/* te_load: load element i of p, in any format, as a float. te_store: store a float to element i of p, in any format. */
+/* Load element i of p, in any format, as a float. */
 TE_BOTH float te_load(const void *p, int64_t i, te_dtype t) {
     return te_is_fp8(t) ? te_float_of_fp8(((const uint8_t *)p)[i], t) : te__load_wide(p, i, t);
 }
+/* Store v to element i of p, in any format. */
 TE_BOTH void te_store(void *p, int64_t i, float v, te_dtype t) {
     if (te_is_fp8(t)) ((uint8_t *)p)[i] = te_fp8_of_float(v, t);
     else te__store_wide(p, i, v, t);
@@ -335,8 +337,8 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         return;
     }
 #if TE_CUDA
-    /* __ldg requires that nobody writes these bytes while the kernel runs; the callers of te_load8 guarantee this. In
-     * return, the compiler may move the loads of later rows ahead of the stores of earlier rows. */
+    /* __ldg requires that no thread writes these bytes while the kernel runs; the callers of te_load8 guarantee this.
+     * In return, the compiler may move the loads of later rows ahead of the stores of earlier rows. */
     if (t == TE_f32) {
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
                      b = __ldg((const float4 *)((const float *)p + i + 4));
@@ -362,13 +364,13 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #endif
 }
 
-/* Eight elements in their storage format: in w, 8 words are used for f32, 4 for 16-bit formats, 2 for FP8. A kernel can
- * load elements into this type long before it uses them, and convert them to float only where it uses them: until then
- * they occupy fewer registers than floats would. */
+/* Eight elements in their storage format; f32 uses 8 words of w, a 16-bit format 4, FP8 2. A kernel can load elements
+ * into this type long before it uses them, and convert them to float only then. Until then they occupy fewer registers
+ * than floats would. */
 typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
-/* Load 16 bytes through the read-only cache. The asm is volatile so that the compiler does not move the load down to
- * the first use of its result. */
+/* Load 16 bytes through the read-only cache. The asm is volatile so that the compiler does not delay the load until the
+ * first use of its result. */
 TE_FN void te__load16_readonly(uint32_t w[4], const void *p) {
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -427,8 +429,8 @@ TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int al
 #endif
     te_load8(v, p, i, n, aligned, t);
 }
-/* Hide *e's value from the optimizer. Code after this call must therefore convert *e to floats once more, and floats
- * that were converted before the call need not stay in registers across this call. */
+/* Hide the value of *e from the optimizer. The compiler must then convert *e to floats once more after this call, so
+ * the floats that were converted before it need not stay in registers. */
 TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
@@ -442,7 +444,7 @@ TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
         else if (k % 2 == 0) {
             /* te_pair_of_floats is not used here: with it, ptxas spills registers in kernels that hold a row in
-             * registers and apply dropout. */
+             * registers and apply dropout (docs/notes/core.md). */
             const uint32_t low = t == TE_bf16 ? te_bf16_of_float(v[k]) : te_f16_of_float(v[k]);
             const uint32_t high = t == TE_bf16 ? te_bf16_of_float(v[k + 1]) : te_f16_of_float(v[k + 1]);
             e->w[k / 2] = low | high << 16;
@@ -501,7 +503,7 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
 /* Do what te_store8 does, and also overwrite v with the stored values, that is, with v rounded to format t. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
-    /* This branch converts two numbers per instruction, as te_vec8_of_pairs does. */
+    /* Convert two numbers per instruction, as te_vec8_of_pairs does. */
     if (aligned && t != TE_f32) {
         te_vec8 e;
         TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te_pair_of_floats(v[2 * k], v[2 * k + 1], t);
@@ -516,10 +518,10 @@ TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned,
 
 /* ---- eight elements of FP8 --------------------------------------------------------------------------------------- */
 
-/* The functions of this section do for the FP8 formats, TE_e4m3 and TE_e5m2, what those of the previous section do for
- * the wider formats. They apply no scale. aligned: 1 if n is 8 and the address is a multiple of 8 bytes. */
+/* This section loads and stores eight elements at a time in the FP8 formats TE_e4m3 and TE_e5m2. Its functions apply no
+ * scale. aligned: 1 if n is 8 and the address is a multiple of 8 bytes. */
 
-/* Load a scale from target memory that is not written while the kernel runs, so the load does not have to wait for
+/* Load an FP8 scale from target memory that no kernel writes while this one runs; the load therefore need not wait for
  * earlier stores. */
 TE_FN float te_load_scale(const float *scale) {
 #if TE_CUDA
@@ -531,8 +533,7 @@ TE_FN float te_load_scale(const float *scale) {
 /* Load eight FP8 elements in their storage format. Only the first n are read; the others are set to 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
-    if (aligned) { /* the asm is volatile so that the compiler does not move the load down to the first use of its
-                    * result */
+    if (aligned) { /* volatile, so that the compiler does not delay the load until the first use of its result */
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                      : "=r"(e->w[0]), "=r"(e->w[1])
                      : "l"((const char *)p + i));

@@ -15,7 +15,7 @@
 #include "dtype.h" /* te_vec8, te_bits_of_float */
 
 /* A group of `count` lanes, in which this thread is lane number `id`. buffer: which of two buffers in shared memory the
- * next reduction uses. Reductions use the two buffers by turns, so one barrier per reduction is enough. */
+ * next reduction uses. Reductions alternate between the two buffers, so one barrier per reduction is enough. */
 typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
 /* The index of a thread block in the grid (x, y), and the size of the grid in blocks (nx, ny). */
@@ -35,9 +35,8 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     *group = (int)(threadIdx.x / n), g.id = (int)(threadIdx.x % n), g.count = count, g.buffer = 0;
     return g;
 }
-/* Returns p, a pointer to target memory, but hides from the optimizer how p was computed. The compiler then keeps p in
- * registers. Otherwise the compiler might compute each address that is derived from p anew from the kernel's
- * arguments. */
+/* Return p, a pointer to target memory, but hide from the optimizer how p was computed. The compiler then keeps p in
+ * registers, where it might otherwise compute each address that is derived from p anew from the kernel's arguments. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
@@ -62,7 +61,7 @@ TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
         g->buffer ^= 1;
     }
 }
-/* Set *x, in every lane of the group, to the maximum of *x over all lanes of the group; NaNs are ignored. */
+/* In every lane of the group, replace *x by the maximum of *x over all lanes of the group; NaNs are ignored. */
 TE_FN void te_lanes_max(float *x, te_lanes *g) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
     if (g->count > 32) {
@@ -83,12 +82,13 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
-/* Returns the x of another lane: of lane number i in the half of the warp (16 neighbouring lanes) to which this lane
- * belongs. The whole warp must call this. */
+/* Return the x of lane number i in the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole
+ * warp must call this. */
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
-/* Sum each x[k], for k < n, across the `groups` groups of the block: afterwards x[k] in lane i of the first group is
- * the sum of x[k] over lane i of every group. A group may have at most 32 lanes, the block at most 512 threads. Eight
- * of the n values are summed at a time, and different groups sum different values, so that all groups have work. */
+/* Sum each x[k], for k < n, across the `groups` groups of the block: afterwards x[k] in lane i of each group is the sum
+ * of the x[k] that lane i of every group had. A group may have at most 32 lanes, the block at most 512 threads. The n
+ * values are processed eight at a time, and different groups sum different ones of the eight, so that all groups have
+ * work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -100,8 +100,8 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* column g.id of value k is read by this lane alone, so this lane may overwrite
-                                       * it with the sum */
+            te_shared[k][g.id] = sum; /* no other lane reads the numbers that are added here, so the sum may overwrite
+                                       * the first of them (j = 0) */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
@@ -115,21 +115,19 @@ TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) {
     (void)atomicOr((unsigned long long *)word, (unsigned long long)bits);
 }
 TE_FN int te_popcount_u64(uint64_t x) { return __popcll((unsigned long long)x); }
-/* Return, in every lane, the sum of x over the warp. The sum does not depend on the order of addition, because x is an
- * integer. */
+/* Return, in every lane, the sum of x over the warp. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
     return x;
 }
-TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* returns the sum of x over lane 0 of the warp up to this
-                                                          * lane, inclusive */
+TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over the lanes 0 to `lane` of the warp */
     TE_UNROLL for (int o = 1; o < 32; o <<= 1) {
         const uint64_t other = __shfl_up_sync(~0u, (unsigned long long)x, o);
         if (lane >= o) x += other;
     }
     return x;
 }
-/* Returns the sum of x over those lanes of the block that precede this lane; *total becomes the sum over all lanes. The
+/* Return the sum of x over those lanes of the block that precede this lane; *total becomes the sum over all lanes. The
  * group must be a whole block. */
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
@@ -140,7 +138,7 @@ TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g)
     const unsigned long long all = te__warp_scan_u64(lane < g->count / 32 ? te_shared[lane] : 0, lane);
     const uint64_t before = __shfl_sync(~0u, all, warp ? warp - 1 : 0);
     *total = __shfl_sync(~0u, all, 31);
-    __syncthreads(); /* all threads have read te_shared, so from here on it may be written again */
+    __syncthreads(); /* the next call may overwrite te_shared only when all threads have read it */
     return (warp ? before : 0) + sum - x;
 }
 /* Return the maximum of x over all lanes of the block. */
@@ -182,17 +180,17 @@ TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
 
 /* ---- amax: the largest |x| of a tensor --------------------------------------------------------------------------- */
 
-/* The functions below compare magnitudes as integers, namely by the bits of the floats: the bits of a larger magnitude
- * are a larger integer, and the bits of a NaN are larger than those of any number. A maximum does not depend on the
- * order of comparison, so the results are bitwise identical on both targets. If an element is infinite, the maximum is
- * infinite; if an element is NaN, the maximum is NaN. */
+/* The functions below compare magnitudes |x| as integers, by the bits of the floats: a larger magnitude has bits that
+ * are a larger integer, and the bits of a NaN are larger than those of any number. So if an element is infinite, the
+ * maximum is infinite; if an element is NaN, the maximum is NaN. A maximum does not depend on the order of comparison,
+ * so the results are bitwise identical on CUDA and on the host. */
 
-/* The bits of |x|. */
+/* Return the bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
-/* Return the maximum of nine integers: m, and the bits of |v[0]| to |v[7]|. */
+/* Return the maximum of m and of the bits of |v[0]| to |v[7]|, compared as integers. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
-    float f = te_float_of_bits(m); /* fabsf costs no instruction here, because max.f32 can take the absolute value of
+    float f = te_float_of_bits(m); /* fabsf below costs no instruction, because max.f32 can take the absolute value of
                                     * its operand */
     TE_UNROLL for (int k = 0; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(f) : "f"(fabsf(v[k])));
     return te_bits_of_float(f);
@@ -201,8 +199,8 @@ TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
     return m;
 #endif
 }
-/* Returns a word whose low half is the maximum of the low halves of a and b, and whose high half is the maximum of
- * their high halves. The halves are compared as unsigned 16-bit integers. */
+/* Return the maxima of the two halves of a and b: the low half of the result is the larger one of the low halves, the
+ * high half the larger one of the high halves. The halves are compared as unsigned 16-bit integers. */
 TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm("max.u16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
@@ -212,9 +210,9 @@ TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 #endif
 }
-/* Set each element of *max to the larger one of two numbers: its old value, and the magnitude of the same element of
- * *e. After calls for several vectors, *max therefore has the elementwise maximum of their magnitudes. *max and *e have
- * the storage format t (f32, bf16 or f16). *max must be all zeros before the first call. */
+/* Set each element of *max to the maximum of itself and of the magnitude of the same element of *e. After calls for
+ * several vectors e, *max is the elementwise maximum of their magnitudes. Both have the storage format t (f32, bf16 or
+ * f16). *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
         const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);
@@ -225,20 +223,21 @@ TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
 TE_FN uint32_t te_amax_bits_of_16(uint32_t m, te_dtype t) {
     return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
 }
-/* Returns, as the bits of a float, the larger one of the two magnitudes that the word m holds in the 16-bit format
+/* Return, as the bits of a float, the larger one of the two magnitudes in the halves of m, which have the 16-bit format
  * t. */
 TE_FN uint32_t te_amax_bits_of_16x2(uint32_t m, te_dtype t) {
     return te_amax_bits_of_16(m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu, t);
 }
-/* *e has eight elements of 16 bits, two in each word. Returns two magnitudes: in the low half of the result the largest
- * one of the four elements in low halves of words, in the high half that of the four elements in high halves. */
+/* *e has eight 16-bit elements, two in each 32-bit word. Return two magnitudes: in the low half of the result the
+ * largest magnitude of the four elements in low halves of words, in the high half that of the four elements in high
+ * halves. */
 TE_FN uint32_t te__amax_16x2(const te_vec8 *e) {
     uint32_t m = e->w[0] & 0x7fff7fffu;
     TE_UNROLL for (int k = 1; k < 4; k++) m = te__max_u16x2(m, e->w[k] & 0x7fff7fffu);
     return m;
 }
-/* Returns two magnitudes: in the low half of the result the largest one of the eight 16-bit elements of `low`, in the
- * high half that of `high`. */
+/* Return two magnitudes: in the low half of the result the largest magnitude of the eight 16-bit elements of *low, in
+ * the high half that of *high. */
 TE_FN uint32_t te_amax_16x2_of_two_vec8(const te_vec8 *low, const te_vec8 *high) {
     const uint32_t a = te__amax_16x2(low), b = te__amax_16x2(high);
     return te__max_u16x2((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
@@ -251,17 +250,16 @@ TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
     return te_amax_bits8(0, v);
 }
 
-/* Set *amax to the maximum of `bits` over all lanes if that is larger than *amax, which must be at least 0. *amax is
- * read first, and the atomic operation is skipped if it would change nothing: in a large tensor, few blocks have a
- * larger value than all blocks before them. */
+/* Raise *amax, which must be at least 0, to the maximum of `bits` (the bits of a magnitude) over all lanes of the
+ * group, if that is larger. *amax is read first, and the atomic operation is skipped if it would change nothing: in a
+ * large tensor, few blocks have a larger value than all blocks before them. */
 #if TE_CUDA
 TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     bits = __reduce_max_sync(~0u, bits);
     if (g.count > 32) {
         __shared__ uint32_t te_shared[32];
         const int lane = (int)threadIdx.x % 32;
-        __syncthreads(); /* all warps have read the values that an earlier call stored in te_shared, so these may be
-                          * overwritten */
+        __syncthreads(); /* wait until all warps have read the values that an earlier call stored in te_shared */
         if (lane == 0) te_shared[threadIdx.x / 32] = bits;
         __syncthreads();
         bits = __reduce_max_sync(~0u, lane < g.count / 32 ? te_shared[lane] : 0u);

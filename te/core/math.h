@@ -19,9 +19,9 @@ TE_FN float te_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    /* How 2^x is computed: adding 1.5 * 2^23 rounds x to an integer, which then lies in the low bits of the sum. The
-     * remainder r, which is x minus this integer, lies in [-0.5, 0.5]; 2^r is computed by its Taylor series up to r^6
-     * (error 1.2e-7). Finally the integer is added to the exponent of 2^r, which yields 2^x. */
+    /* Adding 1.5 * 2^23 rounds x to an integer, which then lies in the low bits of the sum. The remainder r, which is x
+     * minus this integer, lies in [-0.5, 0.5]; 2^r is computed as its Taylor series up to r^6 (relative error 1.2e-7).
+     * Finally the integer is added to the exponent bits of 2^r, which yields 2^x. */
     TE__SUMS_AS_WRITTEN
     const float low = x < -126.0f ? -126.0f : x, clamped = low > 128.0f ? 128.0f : low;
     const float shifted = clamped + 12582912.0f, r = clamped - (shifted - 12582912.0f);

@@ -13,15 +13,15 @@
 
 #include "base.h" /* TE_BOTH */
 
-/* The random state, in target memory: a seed and an offset. Each forward pass that uses random numbers reads the
- * offset, and then increments it. */
+/* The random state, in target memory: the seed, and an offset that each forward pass with random numbers reads and then
+ * increments, so that every pass draws other numbers. */
 typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;
 
-/* Compute four random words, `out`, from a counter and a key. index: the position in a tensor. stream: a number that
- * differs between tensors. The counter is (index, stream, low half of offset), the key is the seed xor the high half of
- * the offset. */
+/* Compute four random 32-bit words, `out`, from a counter and a key. The counter is (index, stream, low half of
+ * offset); the key is the seed xor the high half of the offset. index: the position in a tensor. stream: a number that
+ * differs between tensors. offset: a number that differs between passes (te_rng). */
 TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t stream, uint64_t offset) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = stream, c3 = (uint32_t)offset;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32);
@@ -33,14 +33,14 @@ TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t 
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* Dropout with probability p: an element is dropped if its 16 random bits, as an integer, are below the limit; all
- * others are multiplied by the factor. The limit is p in units of 2^-16, rounded and at most 65535. The factor is 1 /
- * (1 - p) for this rounded p. */
+/* Dropout with probability p draws a 16-bit integer for each element. The element is dropped if the integer is below
+ * the limit, else multiplied by the factor. The limit is p in units of 2^-16, rounded and at most 65535. The factor is
+ * 1 / (1 - p) for this rounded p. */
 #define TE_DROPOUT_LIMIT(p) ((p) * 65536.0f + 0.5f < 65535.0f ? (uint32_t)((p) * 65536.0f + 0.5f) : 65535u)
 #define TE_DROPOUT_FACTOR(p) (65536.0f / (65536.0f - (float)TE_DROPOUT_LIMIT(p)))
 
-/* Convert random bits to a number that is uniform in (0, 1), both ends excluded. Only 23 bits are used: with 24, the
- * largest integer plus 0.5 would be rounded up, and the result would be 1. */
+/* Convert 32 random bits to a number that is uniform in (0, 1), both ends excluded. Only 23 of the bits are used: with
+ * 24, the largest integer plus 0.5 would be rounded up, and the result would be 1. */
 TE_BOTH float te_uniform(uint32_t u) { return ((float)(u >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 
 #endif

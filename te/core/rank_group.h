@@ -16,7 +16,7 @@
 #include "context.h" /* te_context, te_status */
 #include "dtype.h" /* te_dtype_bytes */
 
-/* 1: the program contains GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h). */
+/* Whether the program contains GEMMs that overlap with collectives (te/gemm/impl/gemm_comm_overlap.h). */
 #if TE_CUDA && defined(TE_COMM) && !defined(TE_KEEP_CALLS)
 #define TE_HAS_COMM_OVERLAP 1
 #else
@@ -26,12 +26,12 @@
 struct te_group;
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
- * them in the same order. count: elements per rank. y and x must not overlap, except in these cases, which work in
- * place: all_reduce with y == x; all_gather with x == y + rank * count; reduce_scatter with y == x + rank * count,
+ * them in the same order. count: the elements of one rank. y and x must not overlap, with three exceptions, which work
+ * in place: all_reduce with y == x; all_gather with x == y + rank * count; reduce_scatter with y == x + rank * count,
  * which leaves the rest of x unchanged. A sum of 16-bit numbers is rounded to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
-    /* The result is y[size, count], where `size` is the number of ranks: row r of y becomes the x[count] of rank r. */
+    /* y is [size, count], where `size` is the number of ranks: row r of y becomes the x[count] of rank r. */
     te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
     /* x is [size, count] on each rank, where `size` is the number of ranks. y[count] becomes row `rank` of the sum of
@@ -43,6 +43,17 @@ typedef struct te_transport {
                             te_context *ctx);
     void (*close)(struct te_group *g);
 } te_transport;
+
+/* Algorithms of an all-reduce. On CUDA, one_shot and two_shot run on symmetric memory
+ * (te/comm/impl/symmetric_collectives.h): with one_shot each rank sends its whole tensor to every other rank; with
+ * two_shot each rank adds up a part of the tensor, and sends this part of the sum to the others. */
+typedef enum te_all_reduce_algorithm {
+    TE_ALL_REDUCE_auto,     /* what is expected to be fastest: one_shot for small tensors, two_shot for larger ones,
+                             * transport for tensors that do not fit into the symmetric memory */
+    TE_ALL_REDUCE_one_shot, /* two_shot if the tensor is too large for one_shot, transport if also for two_shot */
+    TE_ALL_REDUCE_two_shot, /* transport if the tensor is too large for two_shot */
+    TE_ALL_REDUCE_transport /* NCCL on CUDA, MPI on the host */
+} te_all_reduce_algorithm;
 
 struct te_comm;
 struct te_peer_memory;
@@ -60,15 +71,16 @@ typedef struct te_group {
     struct te_comm *comm;
 } te_group;
 
-/* The groups to which a rank belongs. The struct must stay at its address. */
+/* The groups to which a rank belongs. The struct must not move in memory, because the groups point to it. */
 typedef struct te_comm {
     te_group world, tensor, data;
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
-    int closes;     /* 1: te_comm_destroy also finalizes the communication library */
+    int closes;     /* 1: te_comm_destroy also finalizes the communication library (MPI_Finalize) */
     te_context *ctx;
-    void *meeting;  /* CUDA: while te_comm_create runs, the communicator by which the ranks have met */
+    void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks, from which the communicators
+                     * of the groups are split */
 } te_comm;
 
 TE_API const te_group *te__group_of_one(void) {
@@ -90,7 +102,8 @@ TE_API const te_group *te_data_group(const te_context *ctx) {
 /* Each function te_group_<collective> below calls the function of te_transport with the same name; in a group of one
  * rank it copies x to y. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
 
-/* Called with the error text of a collective in ctx: marks the communicator as failed, and returns TE_ERROR_COMM. */
+/* Mark the communicator as failed, and return TE_ERROR_COMM. Call this when a collective has failed and its error text
+ * is in ctx. */
 TE_API te_status te__comm_failed(te_comm *comm, const te_context *ctx) {
     if (!comm->failed) snprintf(comm->cause, sizeof comm->cause, "%.190s", ctx->error);
     comm->failed = 1;
@@ -115,8 +128,7 @@ TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype 
 TE_API te_status te_group_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
     TE_TRY(te__check_group(g, y, x, count, "all_gather", ctx));
-    if (te_is_fp8(dtype)) { /* an all_gather only moves bytes, so each pair of FP8 numbers is sent as one 16-bit
-                             * number */
+    if (te_is_fp8(dtype)) { /* an all_gather only moves bytes, so two FP8 numbers are sent as one 16-bit number */
         TE_REQUIRE(count % 2 == 0, ctx, TE_ERROR_SHAPE, "all_gather: %lld numbers in FP8, which are no pairs",
                    (long long)count);
         count /= 2, dtype = TE_bf16;

@@ -1,5 +1,5 @@
-/* target.h -- the target that the including file is compiled for: how a kernel is defined and launched, how one launch
- * works on several tensors, and how work runs on a second stream.
+/* target.h -- the target (CUDA or host) for which the including file is compiled: how a kernel is defined and launched,
+ * how one launch works on several tensors, and how work runs on a second stream.
  *
  * Do this, to make a kernel of a body function:
  *     typedef struct { float *y; const float *x; int64_t n; } my_args;
@@ -7,9 +7,9 @@
  *     TE_KERNEL(my_kernel, 256, my_args, my_body(te_args, te_at, 256))
  *     ... TE_TRY(my_kernel_launch(ctx, te__grid_of(blocks, 1), &args));
  *
- * On CUDA the macro defines a __global__ function, on the host a loop over the blocks of the grid, which OpenMP
- * distributes over several threads. In the call of the body, `te_args` points to the kernel's arguments, and `te_at` is
- * the te_block of the current block.
+ * On CUDA, TE_KERNEL defines a __global__ function; on the host, it defines a function for one thread block, which a
+ * loop over the blocks of the grid calls, with OpenMP on several threads. In the call of the body, `te_args` points to
+ * the kernel's arguments, and `te_at` is the te_block of the current block.
  */
 #ifndef TE_TARGET_H
 #define TE_TARGET_H
@@ -22,8 +22,8 @@
 #include "impl/target_host.h" /* the same */
 #endif
 
-/* Return an error if the context is of the other target, because a function that launches kernels can run only on the
- * target that it was compiled for. */
+/* Return an error if the context's target (CUDA or host) is not the one that this file was compiled for, because a
+ * function that launches kernels can run only on that one. who: the caller's name, for the error text. */
 TE_API te_status te__check_target(te_context *ctx, const char *who) {
     const char *here = TE_CUDA ? "cuda" : "host";
     TE_TRY(te__check_context(ctx, who));
@@ -33,8 +33,8 @@ TE_API te_status te__check_target(te_context *ctx, const char *who) {
     return TE_OK;
 }
 
-/* The arguments of a kernel that copies the random state *state to *taken, where this pass reads it, and advances
- * *state for the next pass. */
+/* The arguments of the kernel that a pass with random numbers runs once. It copies the random state *state to *taken,
+ * which the pass reads, and advances *state for the next pass. */
 typedef struct te_rng_args { te_rng *taken, *state; } te_rng_args;
 TE_FN void te_rng_take_body(const te_rng_args *a) {
     *a->taken = *a->state;
@@ -47,8 +47,8 @@ TE_KERNEL_IF_USED(te_rng_take, 1, 1, te_rng_args, te_rng_take_body(te_args))
 /* One launch can work on all tensors of a table in target memory. Each tensor is cut into chunks, and each block of the
  * grid works on one chunk. */
 
-/* Return the tensor that a chunk belongs to: the largest t with first[t] <= chunk. first[t]: the number of chunks that
- * the tensors 0 to t - 1 have together; first[count]: the number of chunks of all tensors. */
+/* Return the index of the tensor that a chunk belongs to: the largest t with first[t] <= chunk. first[t] is the number
+ * of chunks that the tensors 0 to t - 1 have together; first[count] is the number of all chunks. */
 TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -59,17 +59,17 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     return low;
 }
 
-/* A run of consecutive tensors in a table of tensors, for one launch. first[0]: the number of chunks of the tensors
- * before the run. */
+/* Some consecutive tensors of a table of tensors, on which one launch works. first[0] is the number of chunks that the
+ * tensors before these have in the table. */
 typedef struct te_multi_tensor {
     const void *tensor;   /* [count]: for each tensor, the arguments with which the kernel works on it */
-    const int32_t *first; /* [count + 1], as for te_chunk_tensor */
+    const int32_t *first; /* [count + 1]: the index of each tensor's first chunk (te_chunk_tensor) */
     int count, chunks;    /* count: the number of tensors; chunks: the number of chunks of these tensors, which is also
                            * the number of blocks of the launch */
 } te_multi_tensor;
 
-/* Returns the index of the tensor that block *b works on. Also sets *b to the block index that this block would have in
- * a launch for that tensor alone. */
+/* Return the index of the tensor that thread block *b works on, and set b->x to the index of the block's chunk within
+ * this tensor. So the block can go on as if the launch were for this tensor alone. */
 TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
     const int32_t chunk = b->x + t->first[0];
     const int n = te_chunk_tensor(t->first, t->count, chunk);
@@ -79,8 +79,8 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
 
 /* ---- a second stream --------------------------------------------------------------------------------------------- */
 
-/* Work on the side stream runs concurrently with the context's own stream. The host target has no streams: there each
- * call does its work before it returns.
+/* A side stream is a second CUDA stream, whose work runs concurrently with that of the context's own stream. The host
+ * target has no streams: there each call does its work before it returns.
  *
  * Do this:
  *     TE_TRY(te_side_stream_open(&side, ctx));
@@ -90,12 +90,12 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
  *     TE_TRY(te_side_stream_join(&side, ctx));   // work after this waits for the side stream
  *     te_side_stream_close(&side);
  *
- * While ctx->stream is being captured, the side stream is part of the same capture from enter on, and must be joined
- * before the capture ends. */
+ * While ctx->stream is being captured, the side stream is part of the same capture from te_side_stream_enter on, and
+ * te_side_stream_join must be called before the capture ends. */
 typedef struct te_side_stream {
     void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
-    void *main_stream;    /* the context's own stream, which is stored here while ctx->stream is the side stream, i.e.
-                           * between enter and leave */
+    void *main_stream;    /* between te_side_stream_enter and te_side_stream_leave, while ctx->stream is the side
+                           * stream: the context's own stream */
     int was_recording;    /* 1: launches were being recorded (graph_replay.h) when te_side_stream_enter was called */
     int has_work;         /* 1: work was enqueued on the side stream since the last te_side_stream_join */
 } te_side_stream;

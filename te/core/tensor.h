@@ -29,9 +29,11 @@ TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t col
 /* Return an absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
-/* An extra input or output of a list. In forward, the op `(input, name, width)` reads `value`, and `(output, name)`
- * writes `value`. In backward, `(input, ...)` writes `grad` (null: the gradient is not wanted), and `(output, ...)`
- * reads `grad`. Each of these tensors is [rows, width] in the model's dtype. */
+/* The caller's tensors for an extra input or output of a list. In forward, the op `(input, name, width)` reads `value`,
+ * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad` (null: the gradient is not wanted),
+ * and `(output, ...)` reads `grad`. Each of these tensors is [rows, width]. The format of an extra input is what the
+ * option (dtype, ..) of its op says; without this option, it is the format of the list's residual stream. The format of
+ * an extra output is that of the value in the list. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
@@ -64,42 +66,43 @@ typedef struct te_batch {
      * treat wrong values. If these three members are 0, 0 and null, there are `batch` sequences of `seq` rows each. */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
-    int loss_in_backward; /* 1: a forward that saves for backward may skip the loss; backward then computes it and
-                           * writes y. With this, a list that ends in linear, cross_entropy computes its logits only
-                           * once (te/linear/impl/linear_cross_entropy.h) */
+    int loss_in_backward; /* 1: a forward that saves for backward may leave the loss to backward, which then computes it
+                           * and writes y. A list that ends in linear, cross_entropy then computes its logits only once
+                           * (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], in target memory: the number of rows that have a loss; backward divides loss_scale
                               * by this number (te/ops/cross_entropy.h). null: loss_scale is not divided */
     const struct te_cache *cache; /* in inference, the key-value cache to which the batch's tokens are appended
                                    * (te/cache/cache.h), prepared by te_cache_begin; null: none */
-    const int32_t *slots; /* [sequences], target memory: sequence i of the batch extends the sequence with index
-                           * slots[i] of the cache, or index i if `slots` is null; slots[i] -1: the rows of sequence i
-                           * are padding */
-    int memory_seq; /* how many rows each sequence has in the memory to which cross-attention attends (the encoder's
-                     * output). A list declares the memory as an extra input by the op (input, .., (rows, memory)). Row
-                     * b * memory_seq + t of the memory is row t of sequence b */
+    const int32_t *slots; /* [sequences], target memory: sequence i of the batch extends the sequence of the cache with
+                           * the index slots[i]; -1: the rows of sequence i are padding. If `slots` is null, the index
+                           * is i */
+    int memory_seq; /* the number of rows per sequence of the memory, i.e. the tensor to which cross_attention attends
+                     * (the encoder's output). Row b * memory_seq + t of the memory is row t of sequence b. A list
+                     * declares the memory as an extra input by the op (input, .., (rows, memory)) */
     const struct te_sampling *sampling; /* the parameters and results of the op (sample, ..) at the end of a list */
 } te_batch;
 
-/* The parameters and results of the op (sample, ..) at the end of a list: what the op reads besides the logits, and
- * where it stores the tokens (te/ops/sample.h). Every array lies in target memory and has one entry for each row of
- * logits; the meaning of a null pointer is given at each array. The contents of all arrays that the kernel reads may
- * change between replays of a captured graph. */
+/* What the op (sample, ..) at the end of a list reads besides the logits, and where it stores the tokens
+ * (te/ops/sample.h). Every array lies in target memory and has one entry for each row of logits. What a null pointer
+ * means is said at each array. The contents of all arrays that the kernel reads may change between replays of a
+ * captured graph. */
 typedef struct te_sampling {
     /* results */
     int32_t *token;        /* [rows], required: the token chosen for each row. -1: no token can be drawn, because none
                             * is allowed, all logits are -infinity, or the logit of an allowed token is NaN; y is then
                             * NaN */
-    int32_t *top_token;    /* [rows, top]: the tokens to which the model gives the highest probabilities, the likeliest
-                            * first */
+    int32_t *top_token;    /* [rows, top]: the `top` tokens to which the model gives the highest probabilities, the
+                            * likeliest first; required if `top` is not 0 */
     float *top_log_prob;   /* [rows, top]: the log-probabilities of the tokens in top_token. If a row has fewer than
-                            * `top` finite logits, its remaining entries are -1 in top_token and -infinity here */
+                            * `top` finite logits, its remaining entries are -1 in top_token and -infinity in this
+                            * array */
     /* state of each row */
-    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, up to 65535; null: there
-                            * are no penalties */
-    const uint64_t *seed;  /* [rows]: the seed of Philox, the random number generator, for each row; required if
-                            * temperature is given */
-    uint64_t *counter;     /* [rows]: how many draws have been made with the row's seed; the op adds 1. Required if
-                            * temperature is given */
+    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, at most 65535; null: never,
+                            * and frequency and presence penalties are not permitted */
+    const uint64_t *seed;  /* [rows]: the seed of each row's random numbers (core/philox.h); required if `temperature`
+                            * is not null */
+    uint64_t *counter;     /* [rows]: how many random numbers have been drawn with the row's seed; the op adds 1.
+                            * Required if `temperature` is not null */
     /* parameters */
     const float *temperature; /* [rows]: the temperature by which the logits are divided. If the pointer is null, or an
                                * entry is below 1e-5, the op is greedy: it takes the most likely token (if several are
@@ -110,16 +113,17 @@ typedef struct te_sampling {
                                * the probability mass; null pointer, or an entry of 1: all are kept */
     const float *min_p;       /* [rows]: only tokens with at least min_p times the probability of the likeliest token
                                * are kept; null pointer, or an entry of 0: all are kept */
-    const float *repetition_penalty; /* [rows]: the penalty for tokens that have occurred: a positive logit is divided
-                                      * by the penalty, any other logit is multiplied by it */
+    const float *repetition_penalty; /* [rows]: the penalty for tokens that have occurred (in `history` or in `prompt`):
+                                      * a positive logit is divided by it, any other logit is multiplied by it; null: 1,
+                                      * no penalty */
     const float *frequency_penalty;  /* [rows]: a penalty that is subtracted from a token's logit as many times as the
-                                      * token occurs in `history` */
+                                      * token occurs in `history`; null: 0 */
     const float *presence_penalty;   /* [rows]: a penalty that is subtracted once from the logit of each token that
-                                      * occurs in `history` */
+                                      * occurs in `history`; null: 0 */
     const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 is 1 if token t may be
                                * chosen; null: all tokens may be */
-    const uint32_t *prompt;   /* [rows, (vocabulary + 31) / 32], bits as in `allowed`: the tokens that count as occurred
-                               * for the repetition penalty, in addition to those in `history` */
+    const uint32_t *prompt;   /* [rows, (vocabulary + 31) / 32], bits as in `allowed`: tokens that count as occurred for
+                               * the repetition penalty, in addition to those in `history`; null: none */
     int update_history;       /* 1: the op counts the chosen token in `history` */
     int top;                  /* the number of columns of top_token and top_log_prob: 0 to 128, and at most the
                                * vocabulary */
@@ -128,10 +132,10 @@ typedef struct te_sampling {
 /* ---- sequences of different lengths, in kernels ------------------------------------------------------------------ */
 
 /* Which rows belong to which sequence: sequence i has rows first[i] to first[i + 1] - 1, where first[0] is taken to be
- * 0. `first` lies in target memory, where the host does not read it, so kernels must be safe whatever its values are.
- * If the values do not ascend, if they exceed `rows`, or if they make a sequence longer than max_seqlen, the kernels
- * clip the sequences. The results are then meaningless, but all accesses stay in bounds and every kernel ends. Rows
- * after the last sequence may be left unwritten. */
+ * 0. `first` lies in target memory, and the host does not check it. Therefore kernels clip each sequence if the values
+ * do not ascend, if they exceed `rows`, or if they make a sequence longer than max_seqlen. The results are then
+ * meaningless, but all accesses stay in bounds and every kernel ends. Rows after the last sequence may be left
+ * unwritten. */
 typedef struct te_sequences {
     const int32_t *first; /* [count + 1]: the first row of each sequence, i.e. the cu_seqlens of the batch; null: each
                            * sequence has max_seqlen rows */
@@ -145,8 +149,8 @@ TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     const int row = !i ? 0 : s->first ? s->first[i] : i * s->max_seqlen;
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
-/* Return the rows of sequence i, without those that lie before row `from`, because these belong to earlier
- * sequences. */
+/* Return the rows of sequence i from row `from` on. If the values of s->first are wrong, sequence i may begin before
+ * `from`; its rows before `from` then count as rows of earlier sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;
@@ -156,14 +160,14 @@ TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
 }
 TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
 
-/* Each sequence is cut into tiles of `size` rows, beginning at its first row. The tiles of sequence i have consecutive
- * numbers, beginning with (first row / size + i). te_sequence_tiles returns how many tile numbers there are in all.
- * Some of these numbers, at most one for each sequence, belong to no tile. */
+/* Return how many tile numbers there are if each sequence is cut into tiles of `size` rows, beginning at its first row.
+ * The tiles of sequence i have consecutive numbers, from (its first row) / size + i on. Some numbers, at most one for
+ * each sequence, belong to no tile. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
-/* Find, by binary search, the sequence to which tile number `tile` belongs; `tile` may also be a number that belongs to
- * no tile. If size is 0, `tile` is instead the index of a row. */
+/* Find, by binary search, the sequence of tile number `tile`, or the last sequence before it if the number belongs to
+ * no tile. If size is 0, `tile` is the index of a row instead. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
-    int low = 0, high = s->count; /* throughout the loop, the index of the sequence is in [low, high) */
+    int low = 0, high = s->count; /* the loop keeps the index of the sequence in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;
     while (high - low > 1) {
         const int i = low + (high - low) / 2, first = te_sequence_first(s, i);
@@ -172,7 +176,7 @@ TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
     }
     return low;
 }
-/* The index of a row within its sequence. */
+/* Return the index of a row within its sequence. */
 TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     if (!s->first) return row % s->max_seqlen;
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
@@ -190,19 +194,19 @@ TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past
     return count > 0 ? count : 0;
 }
 
-/* Finds, for one tile after another, the sequence to which the tile belongs. The cursor is meant for a thread that asks
- * for tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of `first` are
- * wrong, each tile is visited once, because a sequence that begins before the end of the previous one is taken to begin
- * at that end. */
+/* A cursor that finds, for one tile after another, the sequence to which the tile belongs. It is made for a thread that
+ * asks for tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of
+ * te_sequences.first are wrong, each tile is visited once: a sequence that begins before the end of the previous one is
+ * taken to begin there. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
     int index, tile; /* index: the index of the current sequence; tile: the number of the first tile of the current
                       * sequence */
     int next;        /* the first row of the next sequence */
-    int next_tile;   /* the number of the first tile of the sequence after the current one */
+    int next_tile;   /* the number of the first tile of the next sequence */
 } te_sequence_cursor;
 
-/* Move the cursor to sequence i, without those of its rows that lie before row `from`. */
+/* Move the cursor to sequence i, without those of its rows that lie before row `from`. size: the rows of a tile. */
 TE_BOTH void te__sequence_cursor_enter(te_sequence_cursor *w, const te_sequences *s, int i, int from, int size) {
     w->index = i, w->at = te_sequence_from(s, i, from), w->tile = w->at.first / size + i;
     w->next = te_sequence_first(s, i + 1);
@@ -214,7 +218,7 @@ TE_BOTH te_sequence_cursor te_sequence_cursor_begin(const te_sequences *s, int s
     te__sequence_cursor_enter(&w, s, 0, 0, size);
     return w;
 }
-/* Move the cursor to the sequence to which tile number `tile` belongs. */
+/* Move the cursor to the sequence of tile number `tile`. size: the rows of a tile. */
 TE_BOTH void te_sequence_cursor_seek(te_sequence_cursor *w, const te_sequences *s, int tile, int size) {
     if (tile < w->tile) te__sequence_cursor_enter(w, s, 0, 0, size);
     while (tile >= w->next_tile && w->index + 1 < s->count)

@@ -1,5 +1,5 @@
-/* tensor_kernels.h -- kernels over a whole tensor: te_convert (another number format) and te_fill_normal (normally
- * distributed random numbers).
+/* tensor_kernels.h -- kernels over a whole tensor: te_convert converts it to another number format, te_fill_normal
+ * fills it with normally distributed random numbers.
  *
  * Do this:
  *     TE_TRY(te_convert(y, TE_bf16, x, TE_f32, count, &ctx));     // rounds to nearest even
@@ -26,8 +26,8 @@ typedef struct te_convert_args {
 } te_convert_args;
 enum { TE_CONVERT_THREADS = TE_CUDA ? 256 : 1, TE_CONVERT_BLOCK = 4096 /* elements */ };
 
-/* Convert the elements of block b. `to` and `from` are the number formats, as compile-time constants. Memory traffic of
- * the kernel: x is read once and y is written once. */
+/* Convert the elements of thread block b. `to` and `from` are the number formats, as compile-time constants. Memory
+ * traffic of the kernel: x is read once and y is written once. */
 TE_FN void te_convert_elements(const te_convert_args *a, te_block b, te_dtype to, te_dtype from) {
     int group;
     const te_lanes g = te_lanes_here(TE_CONVERT_THREADS, &group);
@@ -83,7 +83,7 @@ TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_d
 }
 
 /* Do what te_convert does, for the values of a list. MIXED: 0 if all values of the list have the same format, else 1.
- * With 0 the function only copies, so the program does not contain the conversion kernel. */
+ * With 0 the function only copies, and so does not add the conversion kernel to the program. */
 #if TE_CUDA
 template <int MIXED>
 TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
@@ -106,8 +106,8 @@ TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dty
 typedef struct te_normal_args {
     void *w;
     int64_t count;
-    int64_t first, cols, pitch; /* row r of w, which has `cols` elements, begins at element first + r * pitch of the
-                                 * whole tensor */
+    int64_t first, cols, pitch; /* row r of w, with `cols` elements, begins at element first + r * pitch of the larger
+                                 * tensor of which w is a part */
     te_dtype dtype;
     float mean, std;
     uint64_t seed;
@@ -115,8 +115,8 @@ typedef struct te_normal_args {
 } te_normal_args;
 enum { TE_NORMAL_BLOCK = 1024, TE_NORMAL_LANES = TE_CUDA ? 256 : 1 };
 
-/* Element i of w is also an element of a larger tensor. Returns its index in that tensor; the element's random number
- * depends on this index. */
+/* Return the index, in the larger tensor, of element i of w. The element's random number depends on this index only, so
+ * shards of a tensor get the numbers of the whole tensor. */
 TE_FN int64_t te_normal_index(const te_normal_args *a, int64_t i) {
     return a->first + (a->pitch == a->cols ? i : i / a->cols * a->pitch + i % a->cols);
 }
@@ -128,10 +128,10 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
     for (int64_t i = (int64_t)b.x * TE_NORMAL_BLOCK + 4 * g.id;
          i < te_min(a->count, ((int64_t)b.x + 1) * TE_NORMAL_BLOCK); i += 4 * g.count) {
         uint32_t u[4] = {0, 0, 0, 0};
-        int64_t block = -1; /* the index of the group of four elements whose random words are in u; -1: u is not set
-                             * yet */
-        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* this loop is not unrolled, because sine, cosine and the stores of
-                                                   * all formats are a lot of code */
+        int64_t block = -1; /* u has the random words of elements 4 * block to 4 * block + 3 of the larger tensor; -1: u
+                             * is not set yet */
+        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* not unrolled, because sine, cosine and the stores of all formats
+                                                   * are a lot of code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != block) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);

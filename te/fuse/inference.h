@@ -18,7 +18,7 @@
  */
 #ifndef TE_INFERENCE_H
 #define TE_INFERENCE_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
@@ -33,7 +33,8 @@
     TE__CHECKED(TE__DECLARE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define TE_DEFINE_INFERENCE(name, dtype, ...) \
     TE__CHECKED(TE__DEFINE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
-/* The macros above, for lists with widths that are known only at run time (dims.h): these take symbols as widths. */
+/* TE_INFERENCE, TE_INFERENCE_WITH, TE_DECLARE_INFERENCE and TE_DEFINE_INFERENCE for lists that have symbols (dims.h) as
+ * widths, because these widths are known only at run time. */
 #define TE_INFERENCE_DIMS(name, dtype, ...) TE_INFERENCE_DIMS_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
 #define TE_INFERENCE_DIMS_WITH(fwd, name, dtype, ...) \
     TE__CHECKED(TE__INFERENCE_DIMS, static TE_UNUSED, fwd, TE_UNFUSED_, name, dtype, __VA_ARGS__)
@@ -49,9 +50,9 @@
 #define TE__DEFINE_INFERENCE(...)       TE__DEFINE1(fixed, inference, __VA_ARGS__)
 #define TE__DEFINE_INFERENCE_DIMS(...)  TE__DEFINE1(dims, inference, __VA_ARGS__)
 
-/* The parts of TE__DEFINE1 that differ for a list for inference only: the forward and backward passes have no steps,
- * every inference step has kernels of its own (because there are no kernels of forward that it could use), and there is
- * no code for training. */
+/* The macros that TE__DEFINE1 expands for a list for inference only: the forward and backward passes have no steps,
+ * every inference step has kernels of its own (there are no kernels of forward that it could use), and there is no code
+ * for training. */
 #define TE__STEPS_OF_inference TE_NOTHING
 #define TE__INFERENCE_OF_inference(fwd, ctx, shared, list, ...) TE_PLAN(fwd, ctx, __VA_ARGS__)
 #define TE__TRAINING_OF_inference 0
@@ -60,6 +61,8 @@
 #define TE__DECLARE_inference(widths, link, name)                                                                      \
     static_assert((int)name##_weights == (int)name##_dtype || (int)name##_weights == (int)TE_quantized,                \
                   "te: " #name ": (weights, f32) is of a list that trains; te_fp8_weights_load takes any format");     \
+    static_assert((int)name##_weights != (int)TE_quantized || TE__HAS_QUANTIZED_OPS,                                   \
+                  "te: " #name ": (weights, quantized) needs te/infer.h; te/te.h leaves its kernels out");             \
     link te_status name##_bind(name *m, void *params, te_context *ctx);                                                \
     TE__NOT_IN_INFERENCE(name, te_status, name##_forward)                                                              \
     TE__NOT_IN_INFERENCE(name, te_status, name##_backward)                                                             \

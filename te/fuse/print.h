@@ -21,18 +21,17 @@
 /* The bytes of an op's input and output for each token: of a row, or of the top_k rows that a router makes of it. */
 TE_API long te__in_bytes(const te_op *op, long size) { return op->in * size * te__rows_per_token(op->in_rows); }
 TE_API long te__out_bytes(const te_op *op, long size) { return op->out * size * te__rows_per_token(op->out_rows); }
-/* Return a te_run for one row, with recipes on, which the functions below that report on the steps of a pass take as an
- * argument. none: memory for TE_MAX_PARAMS te_param, which are set to zeros and stand for the parameters of every
- * op. */
+/* Return the te_run of a dry run with one row and with recipes on; the functions below take it as an argument. none:
+ * memory for TE_MAX_PARAMS parameters, which is set to zeros and stands for the parameters of every op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Return whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway.
- * This point is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the step
- * does not change the gradient after this point, the step stores nothing in FP8. */
+/* Return whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway,
+ * i.e. after the step's input or, if the step has an add, after the gradient that the add stores for its fork.
+ * Otherwise the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -97,7 +96,7 @@ TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
     return sums;
 }
-/* The bytes per row that op number j of a forward or inference step reads or writes in addition to the step's input and
+/* Return the bytes per row that op number j of a forward or inference step adds to those of the step's input and
  * output: the op's statistics; the value of the fork that the op uses; and the op's output, if forward saves it and the
  * op is not the last one of the step. */
 TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
@@ -114,8 +113,8 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += te__out_bytes(op, size);
     return n;
 }
-/* The bytes per row that op number j of a backward step reads or writes in addition to the step's input and output: the
- * op's statistics, the input that forward saved for the op, and the values and gradients of forks. leaves_gradient: the
+/* Return the bytes per row that op number j of a backward step adds to those of the step's input and output: the op's
+ * statistics, the input that forward saved for the op, and the values and gradients of forks. leaves_gradient: the
  * result of te__step_leaves_gradient for this step. */
 TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
     const te_plan *p = r->plan;
@@ -125,21 +124,22 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     long n = te__rows_per_token(op->out_rows) * op->stats * (long)sizeof(float);
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
     if (reads && !(i && te__recomputes_logits(p, i - 1))) n += te__in_bytes(op, size);
-    /* A fork reads the sum of its gradients. An (input, ..) does not read it: the ops that use the input have stored
-     * its gradient for the caller. */
+    /* The backward of a fork reads the gradient of the fork's value, summed over its uses. That of an (input, ..) does
+     * not: the ops that use the input have already stored this gradient for the caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += te__out_bytes(op, size);
-    /* 1: an op later in the list has already stored its part of the fork's gradient, so this step reads that part and
-     * writes the sum */
+    /* Whether an op later in the list has already stored its part of the fork's gradient. If so, this step reads that
+     * part and writes the sum. */
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * te__out_bytes(op, size);
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += te__out_bytes(op, size);
-    /* the bytes of the fork's value, and of its gradient, which is written and, if `joins`, also read */
-    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * te__out_bytes(op, size);
+    const int bytes_of_gradient = leaves_gradient && s->count == 1 ? 3 : 2;
+    if ((op->flags & TE_IS_ADD) && joins) n += bytes_of_gradient * te__out_bytes(op, size);
+                                                                       * which is written and, if `joins`, also read */
     return n;
 }
-/* A lower bound of the bytes per row that a step reads and writes: its input and output, the values that forward saves
- * and backward reads, and the values and gradients of forks. Weights are not counted, because their size does not
+/* Return a lower bound of the bytes per row that a step reads and writes: its input and output, the values that forward
+ * saves and backward reads, and the values and gradients of forks. Weights are not counted, because their size does not
  * depend on the number of rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
@@ -151,7 +151,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? te__out_bytes(first, size) + te__in_bytes(last, size)
                    : te__in_bytes(first, size) + te__out_bytes(last, size));
-    /* in backward 8 more bytes per element are counted: the f32 gradient of the embedding table is read and written */
+    /* In backward, 8 bytes per element are added: the f32 gradient of the embedding table is read and written. */
     if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size);
     if (leaves_gradient) n = te__step_sums(p, s) ? te__out_bytes(first, size) : 0;
     for (int j = 0; j < s->count; j++)
@@ -161,8 +161,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* Return a text about the formats of a step's operands, for steps where the text "fp8" in the column "dtype" does not
- * say everything. */
+/* Return the text that says how a step's FP8 operands are scaled; it is printed behind the step's kernels. The text is
+ * empty where the "fp8" in the column "dtype" says everything. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
@@ -171,7 +171,8 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
-/* Return a text about the format of a step's result, for steps that store their result in FP8 with scales. */
+/* Return the text that says how a step's FP8 result is scaled; empty if the step stores no FP8 result with scales of
+ * its own. */
 TE_API const char *te__step_result(te_run *r, const te_step *s) {
     const int next = s->op[s->count - 1] + 1;
     switch (te__step_fp8_layouts(r, s)) {
@@ -181,8 +182,8 @@ TE_API const char *te__step_result(te_run *r, const te_step *s) {
     default: return "; stores e4m3 by 1x128 and 128x1";
     }
 }
-/* Return whether step s is a fused collective pattern with a norm. Such a pattern has a kernel that reads and writes
- * the memory of the other ranks directly (te/comm/impl/fused_collective_norm.h). */
+/* Return whether step s is a fused collective pattern with a norm. Such a step has a kernel that reads and writes the
+ * memory of the other ranks directly (te/comm/impl/fused_collective_norm.h). */
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;
@@ -190,9 +191,9 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     for (int j = 2; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
-/* Print the kernels of step s. If s is a GEMM and the next step has a kernel that accesses the other ranks' memory
- * (te__has_peer_kernel), the GEMM sends its result to these ranks, but only if a kernel of the library runs the GEMM,
- * not cuBLASLt. */
+/* Print the names of the kernels of step s. If s is a GEMM and the next step has a kernel that accesses the other
+ * ranks' memory (te__has_peer_kernel), the GEMM can send its result to these ranks; it does so only if the library's
+ * own kernel runs it, not cuBLASLt. */
 TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     if (te__has_peer_kernel(p, s))
@@ -203,7 +204,8 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
-/* Print the line of one step, number `number`. Returns the bytes per row that the step reads and writes. */
+/* Print the line of one step; `number` is the text of its first column. Returns the bytes per row that the step reads
+ * and writes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
     te_run r = te__run_to_print(p, pass, none);
@@ -217,8 +219,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
     return bytes;
 }
-/* Print the forward steps that backward runs again before step s, namely the steps of each recompute region whose last
- * op is in s. Returns the bytes per row that these forward steps read and write. */
+/* Print the forward steps that backward runs again before step s: those of each recompute region whose last op is in s.
+ * Returns the bytes per row that these forward steps read and write. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
     const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);

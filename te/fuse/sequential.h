@@ -24,7 +24,7 @@
  */
 #ifndef TE_SEQUENTIAL_H
 #define TE_SEQUENTIAL_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
@@ -48,7 +48,8 @@
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-/* The macros above, for lists with widths that are known only at run time (dims.h): these take symbols as widths. */
+/* TE_SEQUENTIAL, TE_SEQUENTIAL_WITH, TE_DECLARE and TE_DEFINE for lists that have symbols (dims.h) as widths, because
+ * these widths are known only at run time. */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \
@@ -61,11 +62,11 @@
 /* ---- mistakes in the list ---------------------------------------------------------------------------------------- */
 
 /* The preprocessor itself can find some mistakes: a list that is too long, an unknown dtype or op, an argument that is
- * no tuple, a comma that is missing. Such mistakes are reported first, and the list is then not expanded further, so no
- * other messages follow.
- *     make                       the macro that is expanded if the list has no such mistake: TE__DECLARE, ..
- *     link                       storage class and attributes of the functions of the model
- *     fwd, bwd                   prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
+ * no tuple, a comma that is missing. Such mistakes are reported first, and the list is then not expanded further, so
+ * that no other errors follow.
+ *     make         the macro that is expanded if the list has no such mistake, e.g. TE__DECLARE
+ *     link         storage class and attributes of the functions of the model
+ *     fwd, bwd     prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
  * -Wshadow is off in the functions of a model, because their parameters have the names m, x, y, .., and a program may
  * have global variables of these names.
  */
@@ -83,7 +84,7 @@
 #define TE__IS_DTYPE_f32 ,
 #define TE__IS_DTYPE_bf16 ,
 #define TE__IS_DTYPE_f16 ,
-#define TE__IS_DTYPE_e4m3 , /* these two are refused later, by a text that speaks of recipes */
+#define TE__IS_DTYPE_e4m3 , /* e4m3 and e5m2 are refused later (declare.h), with an error text that points to recipes */
 #define TE__IS_DTYPE_e5m2 ,
 #define TE__NO_DTYPE(make, link, fwd, bwd, name, dtype, ...)                                                    \
     static_assert(0, "te: " #name ": " TE_STRING(TE_NAME(TE_LIST_OF(dtype)))                                   \
@@ -97,16 +98,18 @@
 #define TE__CHECKED5(make, link, fwd, bwd, name, dtype, unknown, ...)                                        \
     TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OPS, TE__MARKED)(make, link, fwd, bwd, name, dtype, unknown, \
         __VA_ARGS__)
-/* In the macros from here on, the variadic arguments are the list's ops without the recompute marks. cut: the list with
- * its marks. Forward patterns are matched in `cut`, because no forward pattern may extend across a mark. marks:
- * TE_LINKS of the list with its marks; empty if the list has no marks. */
+/* In the macros from here on, the variadic arguments are the list's ops without the recompute marks. Two parameters
+ * hold the marks:
+ *     cut      the list with its marks. Forward patterns are matched in `cut`, because no forward pattern may extend
+ *              across a mark.
+ *     marks    TE_LINKS of the list with its marks; empty if the list has no marks */
 #define TE__UNMARKED(make, link, fwd, bwd, name, dtype, ...) make(link, fwd, bwd, name, dtype, (__VA_ARGS__), \
     (), __VA_ARGS__)
 #define TE__MARKED(make, link, fwd, bwd, name, dtype, unknown, ...) \
     make(link, fwd, bwd, name, dtype, (__VA_ARGS__), (TE_LINKS(name, __VA_ARGS__)), TE_UNMARKED(__VA_ARGS__))
 #define TE__UNKNOWN_OPS(make, link, fwd, bwd, name, dtype, unknown, ...) TE_FOR(TE__UNKNOWN, TE_UNWRAP(unknown))
-/* TE_UNKNOWN_IN(name, ops...): a sequence of tuples (name, op), one for each op that is not a tuple or whose kind is
- * unknown. */
+/* TE_UNKNOWN_IN(name, ops...) expands to a sequence of tuples (name, op), one for each op that is not a tuple or whose
+ * kind is unknown. */
 #define TE_UNKNOWN_IN(name, ...) TE_UNKNOWN_IN_(name, __VA_ARGS__, TE_ENDS)
 #define TE_UNKNOWN_IN_(...) TE_EVAL(TE_KNOW_IN(__VA_ARGS__))
 #define TE_KNOW_IN(name, a, ...) TE_IF_OP(a, TE_KNOW_IN_OP, TE_KNOW_IN_NONE)(name, a, __VA_ARGS__)
@@ -136,8 +139,8 @@
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
-/* Expands to the declarations and then to the definitions of a model. widths: fixed or dims; passes: training or
- * inference (declare.h); of: the list's dtype and options. */
+/* Each macro expands to the declarations or the definitions of a model, or to both. widths: fixed or dims; passes:
+ * training or inference (declare.h); of: the list's dtype and options. */
 #define TE__DECLARE_AND_DEFINE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__) \
     TE__DEFINE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_AND_DEFINE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__) \
@@ -164,11 +167,12 @@
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
-/* Which FP8 variants of the pointwise kernels are compiled for a list with a recipe: either fixed_fp8, or
- * fixed_training, which also contains the kernels that quantize and transpose in tiles
- * (te/pointwise/impl/pointwise_quantize_transpose.h). Forward steps need these tile kernels, because backward may run a
- * forward step again to recompute an FP8 operand. Backward steps need them under fp8_block, and under fp8_delayed,
- * where the scale is known before the kernel runs. */
+/* The variants of the pointwise kernels that are compiled for a list with an FP8 recipe: fixed_fp8, or fixed_training,
+ * which also contains the kernels that quantize and transpose in tiles
+ * (te/pointwise/impl/pointwise_quantize_transpose.h). Forward steps need these tile kernels unless the recipe is
+ * fp8_row, because backward may run a forward step again to recompute an FP8 operand. Backward steps need them under
+ * fp8_block, where the kernel computes the scales itself, and under fp8_delayed, where the scale is known before the
+ * kernel runs. */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__ROWWISE_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_training)
 #define TE__TRAINED_BACK_fixed(of) \
@@ -178,9 +182,9 @@
 #define TE__ROWWISE_MARK_fp8_row ,
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
-/* name_facts_at(i) returns two facts about op i in one int: the op's recipe (a te_recipe) in the low bits, and in
- * higher bits those of its flags that are in TE_PASSES_THROUGH. Constant expressions use this function to find the
- * recipe of the op that consumes a step's result (te__recipe_behind). */
+/* <list>_facts_at(i) returns two facts about op i in one int: the op's recipe (a te_recipe) in the low bits, and in
+ * higher bits those of its flags that are in TE_PASSES_THROUGH. Constant expressions use it to find the recipe of the
+ * op that consumes a step's result. */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
@@ -241,8 +245,7 @@
         return &plan;                                                                                                  \
     }
 #define TE__NO_STEP {0, 0, 0, {0}, 0}
-/* Defines the functions of a model. TE__DEFINE_CALLS: those that every list has; TE__DEFINE_training: those of a list
- * that trains. */
+/* TE__DEFINE_CALLS defines the functions that every model has. */
 #define TE__DEFINE_CALLS(widths, link, name)                                                                   \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed)                           \
         { return te_context_create(ctx, device, seed); }                                                       \
@@ -259,6 +262,7 @@
     link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx) { \
         return te_plan_infer(y, x, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                     \
     }
+/* TE__DEFINE_training defines the functions that only a model with forward and backward has. */
 #define TE__DEFINE_training(widths, link, name)                                                                        \
     link size_t name##_grad_bytes(TE__ALONE_##widths(name)) { return te_plan_grad_bytes(TE__PLAN_OF_##widths(name)); } \
     link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows)                                             \
@@ -279,7 +283,8 @@
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name))                                                  \
         { te_plan_print(file, TE__PLAN_OF_##widths(name)); }
 
-/* For the last op of a list, expands to the width of the op's output, followed by +; for each other op, to nothing. */
+/* For the last op of the list, expands to the width of the op's output, followed by +; for each other op, to nothing.
+ * The sum over all ops is therefore that width. */
 #define TE__LAST_WIDTH(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
 #define TE__LAST_WIDTH_A(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_B
 #define TE__LAST_WIDTH_B(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_A
@@ -334,8 +339,8 @@
 #define TE__OPTIONS_ENTRY_A_END
 #define TE__OPTIONS_ENTRY_B_END
 
-/* Expands to `+ 1` if the op uses the value of fork number `fork`, so that the expansions for all ops add up to the
- * fork's uses. */
+/* Expands to `+ 1` if the op uses the value of fork number `fork`. The sum over all ops is the number of the fork's
+ * uses. */
 #define TE__FORK_USE(model, before, op, after, live) \
     TE_IF_MARKED(TE_JOIN1(TE__USES_FORK_, TE_FAMILY(op)), TE__FORK_USE2, TE_NOTHING)(model, op)
 #define TE__FORK_USE2(model, op) +(fork == (int)TE_EDGE_INDEX(model, op))
@@ -354,7 +359,7 @@
  * model_firstop_pattern; in the inference and backward passes, _infer or _backward follows. An inference step that is
  * also a step of forward (suffix `shared`) uses forward's kernels. */
 
-/* Expands to +1 for each step; the sum of these is the number of steps. */
+/* Expands to +1. The sum over all steps is their number. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A

@@ -21,7 +21,7 @@
     X(NONE, "none")                                                                      \
     X(BIAS, "bias")           /* adds bias[n] to each row of D */                        \
     X(GELU_BIAS, "gelu_bias") /* adds bias[n] to each row of D, then applies gelu_tanh */ \
-    X(GELU_AUX_BIAS, "gelu_aux_bias") /* as gelu_bias; the epilogue also stores the input of gelu in aux[m, n] */
+    X(GELU_AUX_BIAS, "gelu_aux_bias") /* adds bias[n] to D, stores the sum in aux[m, n], applies gelu_tanh */
 #define TE_EPILOGUE_ENUM(name, text) TE_EPILOGUE_##name,
 typedef enum te_epilogue { TE_EPILOGUES(TE_EPILOGUE_ENUM) TE_EPILOGUE_COUNT } te_epilogue;
 #undef TE_EPILOGUE_ENUM

@@ -129,9 +129,9 @@ TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_
  * The pool. Memory is acquired and released in the order of the captures. Released memory is reused, which is correct
  * only if replays come in the same order. te_graph_retire declares that no later work needs the graph's own inputs and
  * outputs. Later captures may then reuse their memory; the graph can still be replayed at its position in the order.
- * For a pipeline (F0 F1 B0 F2 ...), capture in the order of the schedule, and after B0 retire F0 and release the memory
- * that F0 saved for B0. A pool without memory only measures: run the same sequence of calls with it, which records no
- * graph; afterwards pool.high is the number of bytes to allocate.
+ * For a pipeline with the schedule F0 F1 B0 F2 ... (F0, B0: forward and backward of micro-batch 0), capture in this
+ * order, and after B0 retire F0 and release the memory that F0 saved for B0. A pool without memory only measures: run
+ * the same sequence of calls with it, which records no graph; afterwards pool.high is the number of bytes to allocate.
  *
  * Random numbers: the random state lies in target memory and advances there, so each replay draws new numbers, and they
  * are the same as those of an eager run.

@@ -26,25 +26,26 @@
 
 enum { TE__CACHE_FILE_NAME = 32 };
 
-/* What a tensor of the file has: the keys (value 0) or the values (value 1) of a layer, or (scales 1) their scales. */
+/* What a tensor of the file holds: the keys (value 0) or the values (value 1) of layer number `layer`; with scales 1,
+ * the scales of these keys or values instead. */
 typedef struct te__cache_file_part { int layer, value, scales; } te__cache_file_part;
 
 /* The state while a cache file is written or read. All arrays lie in host memory. */
 typedef struct te__cache_file {
     const te_cache *cache;
     te_safetensor *tensor; /* [4 * layers + 1]: the tensors of the file: the keys of each layer and, in a format of 8
-                            * bits, their scales, then its values and their scales; at last the tokens */
-    te__cache_file_part *part; /* [4 * layers]: what each tensor has, except for the tokens */
+                            * bits, their scales, then the layer's values and their scales; at last the tokens */
+    te__cache_file_part *part; /* [4 * layers]: what each tensor except the tokens holds */
     char (*name)[TE__CACHE_FILE_NAME];
     int32_t *page;         /* [pages]: the sequence's pages, in order */
     /* the keys or the values of one layer, with their scales, in the order of the cache's pages: [pages, kv_heads,
      * page_rows, dim] */
     char *staging;
-    char *rows;            /* used for saving: a tensor's numbers of `staging` in the order of the file, [kv_heads,
+    char *rows;            /* used for saving: one tensor, copied from `staging` into the order of the file, [kv_heads,
                             * length, dim] */
     char *memory;          /* used for loading: the data of all tensors of the file */
     int length, pages, count;
-    int parts; /* the number of tensors without the tokens */
+    int parts; /* the number of tensors of the file, not counting the tokens */
 } te__cache_file;
 
 /* ---- names and shapes -------------------------------------------------------------------------------------------- */
@@ -131,8 +132,8 @@ TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_con
 /* ---- between the pages and the file ------------------------------------------------------------------------------ */
 
 /* Copy the keys or values of tensor i, with their scales, from their pages in the cache to f->staging or, if to_cache
- * is set, from f->staging to their pages. Of a page that is not full, only the rows in use are copied, in the formats
- * of 8 bits the tiles in use. */
+ * is set, from f->staging to their pages. Of a page that is not full, only the rows in use are copied (in formats of 8
+ * bits, the tiles of TE_CACHE_TILE rows in use). */
 TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
@@ -156,8 +157,9 @@ TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_
     return te_synchronize(ctx);
 }
 /* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. In f->staging, the
- * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row as on the target (te__cache_swizzle). In
- * `rows`, the rows are ordered as in the file, and the chunks of a row are in ascending order. */
+ * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row in the order in which the target stores
+ * them (te__cache_swizzle computes it). In `rows`, the rows are ordered as in the file, and the chunks of a row are in
+ * ascending order. */
 TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_cache) {
     const te_cache_tables *t = &f->cache->t;
     const te_safetensor *s = &f->tensor[i];
@@ -166,7 +168,7 @@ TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_
     const int scales = f->part[i].scales, dim = f->part[i].value ? o->value_dim : o->head_dim;
     const size_t row = (scales ? 1 : (size_t)dim) * te_safetensors_dtype_bytes(s->dtype);
     const size_t chunk = row % 16 ? row : 16;
-    /* the staging, as the only page of a cache */
+    /* f->staging, described as a cache that consists of a single page, so that te__cache_row computes offsets in it */
     te_attention_cache staging;
     const int32_t first = 0;
     memset(&staging, 0, sizeof staging);
@@ -348,7 +350,9 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
         const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
-        const int is_last = f->part[i].scales == has_scales; /* of the tensors that these keys or values have */
+        /* 1: tensor i is the last tensor of these keys or values (their scales, if the format has scales), so
+         * f->staging is complete */
+        const int is_last = f->part[i].scales == has_scales;
         if (is_last) TE_TRY(te__cache_file_copy(f, i, 1, ctx));
     }
     return TE_OK;

@@ -1,7 +1,6 @@
 /* checkpoint.h -- saves a training state in one safetensors file, and loads it: models by name, the optimizer, the
  * random state, and strings that the caller adds. The results of a run that continues from the file are bitwise
- * identical to those of a run that was never stopped (on the host with -DTE_CBLAS: if both have as many threads),
- * except under an FP8 recipe on several ranks.
+ * identical to those of a run that was never stopped (on the host with -DTE_CBLAS: if both have as many threads).
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -17,10 +16,10 @@
  *
  * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
  * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor parallelism
- * or ZeRO-1 they use. Rank 0 of the world writes the file, and all ranks read it. With several ranks the scales of
- * recipes are not saved, because they differ between ranks; a run that continues computes new ones. A run may also
- * continue with other recipes, without, or with amax histories of another length (checkpoint_recipes.h). Weights that
- * other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
+ * or ZeRO-1 they use. Rank 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of
+ * recipes only if te_recipes_config.ranks is their number, because only then all ranks have the same scales. A run may
+ * also continue with other recipes, without, or with amax histories of another length (checkpoint_recipes.h). Weights
+ * that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
@@ -108,8 +107,9 @@ TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_shar
                "checkpoint: the optimizer is not initialised");
     TE_REQUIRE(!c->recipes || c->recipes->scales.memory, ctx, TE_ERROR_STATE,
                "checkpoint: the recipes are not initialised");
-    TE_REQUIRE(!c->recipes || !is_sharded, ctx, TE_ERROR_VALUE,
-               "checkpoint: each rank has scales of its own for its recipes; several ranks save without them");
+    TE_REQUIRE(!c->recipes || !is_sharded || c->recipes->config.ranks > 1, ctx, TE_ERROR_VALUE,
+               "checkpoint: with te_recipes_config.ranks 1 each rank has scales of its own; set it to the number of "
+               "all ranks, whose scales are then the same, or save without recipes");
     TE_REQUIRE(!c->random || ctx->rng, ctx, TE_ERROR_STATE, "checkpoint: the context has no random state");
     TE_REQUIRE(c->count >= 0, ctx, TE_ERROR_SHAPE, "checkpoint: %d models", c->count);
     for (int i = 0; i < c->count; i++) {

@@ -1,4 +1,5 @@
-/* gguf.h -- reads files in the GGUF format of llama.cpp: metadata, and tensors used where they lie in the mapped file.
+/* gguf.h -- reads files in the GGUF format of llama.cpp: metadata and tensors. The tensors' data is used in place, in
+ * the mapped file.
  *
  * Do this:
  *     te_gguf file;
@@ -35,7 +36,7 @@ TE_API void te_gguf_close(te_gguf *f) {
     free(f->value), free(f->tensor), free(f->file), free(f->path);
     memset(f, 0, sizeof *f);
 }
-/* Parse one more file. On success the struct owns its mapping, and after an error nothing is mapped. */
+/* Parse `file`, and add it to *f. On success *f owns the file's mapping; on an error the file is unmapped. */
 TE_API te_status te__gguf_add(te_gguf *f, te_gguf_file file, te__gguf_split *split, const char *path,
                               te_context *ctx) {
     te_gguf_file *grown = (te_gguf_file *)te__grow(f->file, f->files, sizeof file);
@@ -56,14 +57,16 @@ TE_API te_status te__gguf_map_file(te_gguf_file *file, const char *path, te_cont
     file->memory = (const unsigned char *)at, file->bytes = bytes, file->header = 0, file->mapped = 1;
     return TE_OK;
 }
-/* The end of the path of file `number` (from 0) of a model that is split into `count` files. */
+/* Write the end of the path of file `number`, counted from 0, of a model that is split into `count` files:
+ * "-00001-of-00003.gguf" for number 0 and count 3. */
 enum { TE__GGUF_SUFFIX = 20 };
 TE_API void te__gguf_suffix(char text[TE__GGUF_SUFFIX + 1], int64_t number, int64_t count) {
-    char wide[64]; /* the numbers have five digits, but the compiler does not know that */
+    char wide[64]; /* larger than TE__GGUF_SUFFIX, else the compiler warns that numbers of more digits would be cut */
     snprintf(wide, sizeof wide, "-%05d-of-%05d.gguf", (int)(number + 1), (int)count);
     memcpy(text, wide, TE__GGUF_SUFFIX), text[TE__GGUF_SUFFIX] = 0;
 }
-/* Map the files behind the first one of a split model. path: a copy of f->path, which is overwritten. */
+/* Map all files of a split model except the first, which is mapped already. path: a copy of f->path, which this
+ * function overwrites. */
 TE_API te_status te__gguf_map_splits(te_gguf *f, const te__gguf_split *first, char *path, te_context *ctx) {
     const size_t n = strlen(path);
     char *suffix = n > TE__GGUF_SUFFIX ? path + n - TE__GGUF_SUFFIX : path;
@@ -84,9 +87,9 @@ TE_API te_status te__gguf_map_splits(te_gguf *f, const te__gguf_split *first, ch
     }
     return TE_OK;
 }
-/* Map a file, or all files of a split model, whose first file `path` is, and check the headers. No other process may
- * change the files while they are open. After an error there is nothing to close. Errors: TE_ERROR_IO,
- * TE_ERROR_FORMAT, TE_ERROR_MEMORY. */
+/* Map the file at `path` or, if it is the first file of a split model, all files of that model, and check the headers.
+ * No other process may change the files while they are open. After an error there is nothing to close. Errors:
+ * TE_ERROR_IO, TE_ERROR_FORMAT, TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_map(te_gguf *f, const char *path, te_context *ctx) {
     te_gguf_file file;
     te__gguf_split split;
@@ -108,8 +111,8 @@ TE_API te_status te_gguf_map(te_gguf *f, const char *path, te_context *ctx) {
     if (status != TE_OK) te_gguf_close(f);
     return status;
 }
-/* The same as te_gguf_map, for a file whose bytes lie in host memory, where they must stay until it is closed. A split
- * model is refused. */
+/* Open a file whose `bytes` bytes lie in host memory, and check its header. The bytes must stay there until the file is
+ * closed. Errors: TE_ERROR_FORMAT, also for one file of a split model; TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_open_memory(te_gguf *f, const void *memory, size_t bytes, te_context *ctx) {
     te_gguf_file file;
     te__gguf_split split;
@@ -134,8 +137,8 @@ TE_API const te_gguf_tensor *te_gguf_find(const te_gguf *f, const char *name) {
     key.name = te__gguf_text(name, strlen(name));
     return (const te_gguf_tensor *)bsearch(&key, f->tensor, (size_t)f->tensors, sizeof key, te__gguf_by_name);
 }
-/* A checksum of everything in front of the data: metadata, and names, shapes, types and places of the tensors. FNV-1a
- * in 64 bits, of the headers of all files one behind the other. */
+/* A checksum of everything but the tensors' data, i.e. of the metadata and of the tensors' names, shapes, types and
+ * offsets: the 64-bit FNV-1a hash of the headers of all files, one after the other. */
 TE_API uint64_t te_gguf_header_checksum(const te_gguf *f) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (int i = 0; f && i < f->files; i++)
@@ -145,11 +148,12 @@ TE_API uint64_t te_gguf_header_checksum(const te_gguf *f) {
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-/* Each of these reads a value of its kind: 1, or 0 if the value is of another kind; then *out is unchanged. */
+/* te_gguf_integer_of, te_gguf_real_of, te_gguf_bool_of and te_gguf_string_of store a value in *out and return 1. If the
+ * value is of another kind, they return 0 and leave *out unchanged. */
 
-/* Any of the kinds of integers. 0 also for a uint64 above INT64_MAX. */
+/* Read an integer of any width. Also returns 0 for a uint64 above INT64_MAX. */
 TE_API int te_gguf_integer_of(const te_gguf_value *v, int64_t *out) { return v && te__gguf_integer(v, out); }
-/* float32 or float64. */
+/* Read a float32 or a float64. */
 TE_API int te_gguf_real_of(const te_gguf_value *v, double *out) {
     float single = 0;
     if (!v || (v->kind != TE_GGUF_float32 && v->kind != TE_GGUF_float64)) return 0;
@@ -167,13 +171,14 @@ TE_API int te_gguf_string_of(const te_gguf_value *v, te_gguf_text *out) {
     *out = te__gguf_text((const char *)v->at, (size_t)v->count);
     return 1;
 }
-/* Take the first element off an array: 1, or 0 if there is none, or *array is no array. Works on a copy of the value
- * that te_gguf_key or te_gguf_get_array has returned; an element may be an array in turn. */
+/* Remove the first element from *array and store it in *element; returns 1, or 0 if *array is empty or is no array.
+ * Pass a copy of the value that te_gguf_key returns, or the value that te_gguf_get_array stores. An element may itself
+ * be an array. */
 TE_API int te_gguf_next(te_gguf_value *element, te_gguf_value *array) {
     te__gguf_cursor c;
     if (!array || array->kind != TE_GGUF_array || !array->count) return 0;
     memset(&c, 0, sizeof c), memset(element, 0, sizeof *element);
-    /* The header has been checked, so nothing here fails, and the cursor needs no end. */
+    /* The whole header was checked when the file was opened, so reading it cannot fail, and the cursor has no limit. */
     c.memory = array->at, c.bytes = UINT64_MAX, c.path = "", c.name = te__gguf_text("an element", 10);
     element->kind = array->element;
     if (te__gguf_read_value(element, &c, 0) != TE_OK) return 0;
@@ -187,9 +192,10 @@ TE_API const te_gguf_value *te_gguf_key(const te_gguf *f, const char *key) {
 
 /* ---- values that have to be there -------------------------------------------------------------------------------- */
 
-/* Each of these reads the value of a key. TE_ERROR_FORMAT if the file lacks it, or it is of another kind; the text
- * names the key, and *out is unchanged. */
+/* te_gguf_get_integer and the functions after it store the value of a key in *out. If the file has no such key, or its
+ * value is of another kind, they return TE_ERROR_FORMAT with a text that names the key, and leave *out unchanged. */
 
+/* Return the error for a key that is missing or whose value is not `kind`. */
 TE_API te_status te__gguf_lacks(const te_gguf *f, const char *key, const char *kind, te_context *ctx) {
     const te_gguf_value *v = te_gguf_key(f, key);
     TE_REQUIRE(f && f->path && key, ctx, TE_ERROR_NULL, "gguf: the file is not open, or the key is null");
@@ -209,7 +215,7 @@ TE_API te_status te_gguf_get_bool(int *out, const te_gguf *f, const char *key, t
 TE_API te_status te_gguf_get_string(te_gguf_text *out, const te_gguf *f, const char *key, te_context *ctx) {
     return te_gguf_string_of(te_gguf_key(f, key), out) ? TE_OK : te__gguf_lacks(f, key, "a string", ctx);
 }
-/* An array, whose elements te_gguf_next takes off *out. element: their kind. */
+/* Store an array in *out, for te_gguf_next. element: the kind that the array's elements must have. */
 TE_API te_status te_gguf_get_array(te_gguf_value *out, const te_gguf *f, const char *key, te_gguf_kind element,
                                    te_context *ctx) {
     const te_gguf_value *v = te_gguf_key(f, key);

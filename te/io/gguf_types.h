@@ -7,7 +7,8 @@
 
 #include "../core/context.h" /* te_context, te_fail */
 
-/* X(name, bytes of a value; 0: the value says itself). The n-th kind has the number n in a file. */
+/* The kinds of metadata values, X(name, bytes of a value) for each; 0 bytes: the size is stored with the value. In a
+ * file a kind is a number, its index in this list. */
 #define TE_GGUF_KINDS(X)                                                                                             \
     X(uint8, 1) X(int8, 1) X(uint16, 2) X(int16, 2) X(uint32, 4) X(int32, 4) X(float32, 4) X(bool, 1) X(string, 0)   \
     X(array, 0) X(uint64, 8) X(int64, 8) X(float64, 8)
@@ -16,8 +17,8 @@
 typedef enum te_gguf_kind { TE_GGUF_KINDS(TE_GGUF_KIND_ENUM) TE_GGUF_KIND_COUNT } te_gguf_kind;
 #undef TE_GGUF_KIND_ENUM
 
-/* X(name, number in a file, values of a block, bytes of a block). A row of a tensor is a whole number of blocks. The
- * numbers that are left out belong to types that are never in a file, or that have been removed. */
+/* The types of tensors, X(name, number in a file, values of a block, bytes of a block) for each. A row of a tensor is a
+ * whole number of blocks. Numbers that are missing here belong to types that no file has, or that ggml has removed. */
 #define TE_GGUF_TYPES(X)                                                                                             \
     X(F32, 0, 1, 4) X(F16, 1, 1, 2) X(Q4_0, 2, 32, 18) X(Q4_1, 3, 32, 20) X(Q5_0, 6, 32, 22) X(Q5_1, 7, 32, 24)      \
     X(Q8_0, 8, 32, 34) X(Q2_K, 10, 256, 84) X(Q3_K, 11, 256, 110) X(Q4_K, 12, 256, 144)                              \
@@ -33,22 +34,22 @@ typedef enum te_gguf_type { TE_GGUF_TYPES(TE_GGUF_TYPE_ENUM) TE_GGUF_TYPE_NONE =
 
 enum {
     TE_GGUF_MAX_RANK = 4,
-    TE_GGUF_MAX_NAME = 65535,      /* bytes of a key or of a tensor's name */
-    TE_GGUF_MAX_DEPTH = 8,         /* of arrays in arrays */
-    TE_GGUF_MAX_SPLITS = 9999,     /* files of one model */
+    TE_GGUF_MAX_NAME = 65535,      /* max number of bytes of a key or of a tensor's name */
+    TE_GGUF_MAX_DEPTH = 8,         /* max nesting depth of arrays */
+    TE_GGUF_MAX_SPLITS = 9999,     /* max number of files of one model */
     TE_GGUF_MAX_ALIGNMENT = 1 << 20
 };
 
-/* Bytes of the file, without a closing NUL. Keys and names have no NUL inside, strings may. */
+/* A string: n bytes of the file from p on, without a closing NUL. Keys and names contain no NUL, other strings may. */
 typedef struct te_gguf_text { const char *p; size_t n; } te_gguf_text;
 
-/* A metadata value, or an element of an array. te_gguf_integer and others read it. */
+/* A metadata value, or an element of an array. te_gguf_integer_of, te_gguf_real_of and others read its number. */
 typedef struct te_gguf_value {
     te_gguf_text key;        /* {null, 0} for an element of an array */
     te_gguf_kind kind;
-    te_gguf_kind element;    /* of an array */
-    uint64_t count;          /* of an array: its elements; of a string: its bytes */
-    const unsigned char *at; /* in the file: the number, the string's bytes or the array's first element */
+    te_gguf_kind element;    /* for an array: the kind of its elements */
+    uint64_t count;          /* for an array: the number of elements; for a string: the number of bytes */
+    const unsigned char *at; /* address, in the file, of the number, the string's bytes or the array's first element */
 } te_gguf_value;
 
 typedef struct te_gguf_tensor {
@@ -57,26 +58,26 @@ typedef struct te_gguf_tensor {
     int rank;
     int64_t shape[TE_GGUF_MAX_RANK]; /* the last dimension is contiguous: a matrix is [rows, cols]. The file has the
                                         dimensions in the opposite order */
-    const void *data;                /* in the mapped file */
-    uint64_t bytes, offset;          /* offset: in the data of its file, in bytes */
-    int file;                        /* which of the files of a split model has it */
-    int uses;                        /* how many parameters te_gguf_bind has taken from it */
+    const void *data;                /* address of the tensor's data in the mapped file */
+    uint64_t bytes, offset;          /* offset: bytes from the beginning of the file's tensor data to this tensor */
+    int file;                        /* index of the file that contains the tensor, in te_gguf.file */
+    int uses;                        /* number of parameters that te_gguf_bind has bound to the tensor */
 } te_gguf_tensor;
 
 /* The bytes of one file. */
 typedef struct te_gguf_file {
     const unsigned char *memory;
-    uint64_t bytes, header; /* header: how many of them stand in front of the tensors' data and its padding */
+    uint64_t bytes, header; /* header: the size in bytes of what precedes the padding and the tensors' data */
     int mapped;
 } te_gguf_file;
 
-/* An open model: one file, or several that it is split into. */
+/* An open model, which consists of one file, or of several files into which the model is split. */
 typedef struct te_gguf {
-    te_gguf_value *value;   /* [values], sorted by key; of the first file */
-    te_gguf_tensor *tensor; /* [tensors], sorted by name; of all files */
+    te_gguf_value *value;   /* [values]: the metadata of the first file, sorted by key */
+    te_gguf_tensor *tensor; /* [tensors]: the tensors of all files, sorted by name */
     te_gguf_file *file;     /* [files] */
     int values, tensors, files;
-    char *path;             /* of the first file */
+    char *path;             /* path of the first file */
 } te_gguf;
 
 TE_API int te__gguf_kind_bytes(te_gguf_kind kind) {
@@ -85,14 +86,15 @@ TE_API int te__gguf_kind_bytes(te_gguf_kind kind) {
 #undef TE_GGUF_KIND_BYTES
     return (unsigned)kind < (unsigned)TE_GGUF_KIND_COUNT ? sizes[kind] : 0;
 }
-/* The name of a kind as the format's description has it, in lower case: "uint32". */
+/* The name of a kind in lower case, such as "uint32". */
 TE_API const char *te_gguf_kind_name(te_gguf_kind kind) {
 #define TE_GGUF_KIND_NAME(name, bytes) #name,
     static const char *const names[] = {TE_GGUF_KINDS(TE_GGUF_KIND_NAME)};
 #undef TE_GGUF_KIND_NAME
     return (unsigned)kind < (unsigned)TE_GGUF_KIND_COUNT ? names[kind] : "unknown";
 }
-/* What is known of a tensor's type; values is 0 for a number that no type has. */
+/* The name of a tensor's type, and the numbers of values and bytes of a block. For a number that is no type, the name
+ * is "unknown", and both numbers are 0. */
 typedef struct te_gguf_block { const char *name; int values, bytes; } te_gguf_block;
 TE_API te_gguf_block te_gguf_block_of(te_gguf_type type) {
     te_gguf_block b;
@@ -106,7 +108,7 @@ TE_API te_gguf_block te_gguf_block_of(te_gguf_type type) {
     }
     return b;
 }
-/* At most 60 bytes of a text for messages: printf("%.*s", te__gguf_shown(t), t.p). */
+/* The number of bytes of t, at most 60, that an error text shows: printf("%.*s", te__gguf_shown(t), t.p). */
 TE_API int te__gguf_shown(te_gguf_text t) { return t.n < 60 ? (int)t.n : 60; }
 
 #endif

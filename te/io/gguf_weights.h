@@ -1,4 +1,4 @@
-/* gguf_weights.h -- the weights of a model from a GGUF file (gguf.h), by the tables of packed.h.
+/* gguf_weights.h -- binds the parameters of models to the tensors of a GGUF file (gguf.h), by tables as in packed.h.
  *
  * Do this:
  *     static const te_packed parts[] = {{"attn_q.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
@@ -9,13 +9,13 @@
  *     TE_TRY(te_gguf_map(&model, "model-q4_k_m.gguf", &ctx));
  *     te_gguf_source from = {&model, TE_GGUF_IN_PLACE};
  *     TE_TRY(te_gguf_bind(&w, &block.model, parts, 4, "blk.0.", &from, &ctx));
- *     TE_TRY(te_gguf_all_used(&model, &ctx));                                         // behind the last list
+ *     TE_TRY(te_gguf_all_used(&model, &ctx));                                         // after the last list is bound
  *     te_gguf_release(&w, &ctx);
  *
  * The instance, here `block`, must be bound to no memory. In a list with the option (weights, quantized), the weights
- * of linears and embeddings stay where they lie in the mapped file, each tensor in its own format (te_use_quantized).
- * On a GPU such a weight is repacked in memory that te_gguf_bind allocates (te_repack_weight), unless it has a tensor
- * in f32, f16 or bf16. Norms and biases, and all other weights, are converted to the list's dtype, in such memory, too.
+ * of linears and embeddings keep the formats of their tensors (te_use_quantized): the host reads them in the mapped
+ * file; for a GPU they are repacked in newly allocated memory (te_repack_weight), except weights with a tensor in f32,
+ * f16 or bf16. All other parameters, such as norms and biases, are converted to the list's dtype in allocated memory.
  *
  * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
@@ -26,32 +26,33 @@
 #ifndef TE_GGUF_WEIGHTS_H
 #define TE_GGUF_WEIGHTS_H
 
-#include "../plan/bind.h"           /* te_use_quantized, te_shard_layout_of */
-#include "../quant/block_formats.h" /* te_dequantize_row, te_weight_part */
+#include "../fuse/quantized_weights.h" /* te_use_quantized, te_repack_weight, te_dequantize_row */
+#include "../plan/bind.h"           /* te_shard_layout_of */
 #include "gguf.h"                   /* te_gguf */
 #include "packed.h"                 /* te_packed, te__packed_param */
 
 typedef enum te_gguf_use {
-    TE_GGUF_IN_PLACE, /* weights that the list can read in the file's format stay in it */
-    TE_GGUF_CONVERTED /* all are converted to the list's dtype */
+    TE_GGUF_IN_PLACE, /* weights that the list's kernels can read in the file's format keep this format */
+    TE_GGUF_CONVERTED /* all weights are converted to the list's dtype */
 } te_gguf_use;
 typedef struct te_gguf_source {
-    te_gguf *file; /* mapped; must stay open as long as the models are used */
+    te_gguf *file; /* must stay open as long as the models that te_gguf_bind has bound to it are used */
     te_gguf_use use;
 } te_gguf_source;
 
-/* What an instance uses of a file besides the file itself. Must stay at its address as long as the instance. */
+/* The memory that te_gguf_bind allocates for an instance. The struct must not be moved, because the instance's
+ * parameters point to it. */
 typedef struct te_gguf_weights {
-    te_weight_part *part;        /* [number of entries of the table] */
-    te_quantized_weight *weight; /* [number of parameters] */
-    void *memory;                /* target memory of converted and of repacked parameters */
+    te_weight_part *part;        /* [number of entries of the table]: the tensors, grouped by parameter */
+    te_quantized_weight *weight; /* [number of parameters]: the parts of each parameter */
+    void *memory;                /* target memory for the converted and the repacked parameters */
 } te_gguf_weights;
 
-enum { TE_GGUF_MAX_TENSOR_NAME = 256 }; /* bytes of prefix and name together, with the closing NUL */
+enum { TE_GGUF_MAX_TENSOR_NAME = 256 }; /* max number of bytes of prefix and name together, with the closing NUL */
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* The block format of a tensor's type; TE_BLOCK_none if there is none for it. */
+/* The te_block_format of a type of GGUF tensors; TE_BLOCK_none if the library does not support the type. */
 TE_API te_block_format te_gguf_format(te_gguf_type type) {
     switch (type) {
     case TE_GGUF_F32: return TE_BLOCK_f32;
@@ -81,7 +82,7 @@ TE_API te__gguf_shape_text te__gguf_shape(const te_gguf_tensor *t) {
     return s;
 }
 
-/* One call of te_gguf_bind. */
+/* The arguments of one call of te_gguf_bind. */
 typedef struct te__gguf_binding {
     te_gguf_weights *w;
     te_model *m;
@@ -91,8 +92,7 @@ typedef struct te__gguf_binding {
     te_gguf_source from;
 } te__gguf_binding;
 
-/* Find the tensor of parts[n], and check that it is units x (p's columns) or, for a parameter of one row, of `units`
- * columns. */
+/* Find the tensor that parts[n] names, and check its shape: [units, p->cols]; if parameter p has one row, [units]. */
 TE_API te_status te__gguf_tensor_of(te_gguf_tensor **found, const te__gguf_binding *b, int n, const te_param *p,
                                     int64_t units, te_context *ctx) {
     char name[TE_GGUF_MAX_TENSOR_NAME];
@@ -116,7 +116,8 @@ TE_API te_status te__gguf_tensor_of(te_gguf_tensor **found, const te__gguf_bindi
 TE_API int te__gguf_is_of(const te_packed *part, const te_param *p) {
     return !strcmp(part->op, p->op) && !strcmp(part->field, p->field);
 }
-/* Fill in the parts of parameter k, from w->part[first] on; *next: the index behind the last of them. */
+/* Find the tensors of parameter k, and describe them in w->part, from w->part[first] on. *next: the index after the
+ * last of these parts. */
 TE_API te_status te__gguf_collect(const te__gguf_binding *b, int k, int first, int *next, te_context *ctx) {
     const te_param *p = &b->m->param[k];
     const int64_t extent = p->rows == 1 ? p->cols : p->rows;
@@ -145,14 +146,16 @@ TE_API te_status te__gguf_collect(const te__gguf_binding *b, int k, int first, i
 
 /* ---- converted parameters ---------------------------------------------------------------------------------------- */
 
-/* Whether parameter p can stay in the file: as a quantized weight or, if it is one tensor of the list's own dtype, as
- * an ordinary one. */
+/* Return whether the tensor in the file can serve as parameter p as it is: it is a single tensor of p's dtype, and it
+ * is aligned. */
 TE_API int te__gguf_is_plain(const te_quantized_weight *w, const te_param *p) {
     const te_block_format f = w->part[0].format;
     const int same = (f == TE_BLOCK_f32 && p->dtype == TE_f32) || (f == TE_BLOCK_f16 && p->dtype == TE_f16) ||
                      (f == TE_BLOCK_bf16 && p->dtype == TE_bf16);
     return same && w->parts == 1 && (uintptr_t)w->part[0].data % TE_ACCESS == 0;
 }
+/* Return whether parameter k keeps the format that it has in the file. The host then reads it in the file; for a GPU it
+ * is repacked. */
 TE_API int te__gguf_stays(const te__gguf_binding *b, int k) {
     const te_param *p = &b->m->param[k];
     const te_quantized_weight *w = &b->w->weight[k];
@@ -163,7 +166,7 @@ TE_API int te__gguf_stays(const te__gguf_binding *b, int k) {
     if (on_device) return p->takes_quantized && repacks;
     return p->takes_quantized || te__gguf_is_plain(w, p);
 }
-/* The bytes of target memory that parameter k needs: 0 if it stays in the file. */
+/* The bytes of target memory to allocate for parameter k, converted or repacked; 0: it is read in the file. */
 TE_API size_t te__gguf_memory_bytes(const te__gguf_binding *b, int k) {
     const te_param *p = &b->m->param[k];
     int on_device = TE_CUDA;
@@ -172,7 +175,7 @@ TE_API size_t te__gguf_memory_bytes(const te__gguf_binding *b, int k) {
                                    TE_REPACKED_ALIGN);
     return on_device ? te_repacked_bytes(&b->w->weight[k], p->cols) : 0;
 }
-/* Convert `rows` rows of a part to p's dtype. row: memory for a row of floats. */
+/* Convert `rows` rows of a part to p's dtype. to: output, [rows, cols], host memory; row: memory for [cols] floats. */
 TE_API te_status te__gguf_convert(char *to, float *row, const te_weight_part *part, int64_t rows, int64_t cols,
                                   const te_param *p, te_context *ctx) {
     const size_t row_bytes = te_block_row_bytes(part->format, cols);
@@ -236,7 +239,8 @@ TE_API te_status te__gguf_bind(const te__gguf_binding *b, te_context *ctx) {
     }
     if (bytes) TE_TRY(te_allocate(ctx, &b->w->memory, bytes));
     char *at = (char *)b->w->memory;
-    for (int k = 0; k < b->m->param_count; k++) { /* writes no parameter, so that an error leaves all as they were */
+    for (int k = 0; k < b->m->param_count; k++) { /* this loop changes no te_param, so after an error in it all
+                                                   * parameters are still unbound */
         if (b->m->param[k].tied || !te__gguf_memory_bytes(b, k)) continue;
         te_weight_part *part = b->w->part + (b->w->weight[k].part - b->w->part);
         char *const to = at;
@@ -257,12 +261,13 @@ TE_API te_status te__gguf_bind(const te__gguf_binding *b, te_context *ctx) {
     }
     return TE_OK;
 }
-/* Take all parameters of m, a list for inference that is bound to no memory, from the tensors that the table names;
- * tied parameters are tied afterwards (te_tie). The tensors of a parameter must be all of its rows. Waits for the
- * stream. After an error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is
- * missing; TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter; TE_ERROR_DTYPE: a tensor has a
- * type without a te_block_format; TE_ERROR_VALUE: a number does not fit the list's dtype; TE_ERROR_STATE: m has memory,
- * or its parameters are sharded over ranks; TE_ERROR_MEMORY. */
+/* Bind all parameters of m, an instance of a list for inference that is bound to no memory, to the tensors that the
+ * table parts[count] names. Call te_tie afterwards for tied parameters. The tensors of a parameter must together have
+ * all of its rows. prefix: what the names of all these tensors begin with. Waits for the stream. After an error m must
+ * be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE: a
+ * tensor or the table has another shape than the parameter; TE_ERROR_DTYPE: a tensor has a type without a
+ * te_block_format; TE_ERROR_VALUE: a number does not fit the list's dtype; TE_ERROR_STATE: m has memory, or its
+ * parameters are sharded over ranks; TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *parts, int count, const char *prefix,
                               const te_gguf_source *from, te_context *ctx) {
     te__gguf_binding b;
@@ -286,8 +291,8 @@ TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *
     if (status != TE_OK) te_gguf_release(w, ctx);
     return status;
 }
-/* Check that every tensor of the file has been used, so that nothing of the model was left out. TE_ERROR_FORMAT names
- * one that was not. */
+/* Check that te_gguf_bind has used every tensor of the file, so that no weight of the model was forgotten. The text of
+ * the error, TE_ERROR_FORMAT, names a tensor that was not used. */
 TE_API te_status te_gguf_all_used(const te_gguf *f, te_context *ctx) {
     TE_REQUIRE(f && f->path, ctx, TE_ERROR_NULL, "te_gguf_all_used: the file is not open");
     for (int i = 0; i < f->tensors; i++)

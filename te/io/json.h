@@ -271,7 +271,7 @@ TE_API te_status te__json_real(double *out, te__json *j) {
     *out = strtod(digits, 0), j->at += (size_t)(p - from);
     return TE_OK;
 }
-/* Return whether the text `word` stands here; if so, skip it. */
+/* Return 1 and skip `word` if it is the next text to parse; return 0 if it is not. */
 TE_API int te__json_skip_word(te__json *j, const char *word) {
     const size_t n = strlen(word);
     if (strncmp(j->text + j->at, word, n)) return 0;

@@ -40,7 +40,7 @@ typedef struct te_packed {
  * heads, then k, then v. Rows of the tensor: for each kv head, its heads / kv_heads heads of q, then k, then v. With
  * kv_heads = heads this is the order of GPT-NeoX and BLOOM (query_key_value), else that of Falcon 40B. */
 typedef struct te_packed_heads {
-    const char *name;       /* the name of the tensor in the file, without the prefix */
+    const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add_heads takes */
     const char *op, *field; /* the names of the op and of the field of the parameter: a weight, or a bias of one row */
     int heads, kv_heads; /* of all ranks together */
 } te_packed_heads;
@@ -128,8 +128,8 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
 
 /* A region of a parameter: `rows` x `cols` elements; `at` is the index of the first one in this rank's part of the
  * parameter. In the file, the region is a part of a tensor of shape[0] x shape[1] elements, and begins there at row
- * first[0] and column first[1]. If the file has the tensor transposed, shape and first describe it before the
- * transposition. */
+ * first[0] and column first[1]. If the file stores the transpose of this tensor, shape and first still count rows and
+ * columns as the parameter does. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
 /* Add a view of the region v to the list. The view's name is `prefix` followed by the part's name. */
@@ -153,10 +153,12 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* Units of a parameter, and the units of a tensor of the file that they are. */
+/* A range of a parameter's units (its rows or, if it has one row, its columns), and where these units lie in a tensor
+ * of the file. */
 typedef struct te__packed_range {
-    int64_t first, units;         /* of the parameter: the first one, and how many */
-    int64_t file_first, file_all; /* of the tensor: the first one, and how many the tensor has */
+    int64_t first, units;         /* first: index of the range's first unit in the parameter; units: their number */
+    int64_t file_first, file_all; /* file_first: index of the range's first unit in the tensor of the file; file_all:
+                                   * the number of units of this tensor */
 } te__packed_range;
 /* Add the views of a range of a parameter. If this rank has some of the columns of every row (TE_SHARD_rows), there is
  * one view. Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that the

@@ -51,8 +51,8 @@ TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_con
     if (status != TE_OK) te_safetensors_close(f);
     return status;
 }
-/* Do what te_safetensors_open does, for a file whose bytes lie in host memory. The bytes must stay there until the file
- * is closed. */
+/* Open a file whose `bytes` bytes lie in host memory, and check its whole header. The bytes must stay there until the
+ * file is closed. */
 TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
     memset(f, 0, sizeof *f);
@@ -62,8 +62,7 @@ TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memor
     return status;
 }
 
-/* Do what te_safetensors_open does, but map the file into memory. While the file is open, no other process may truncate
- * it. */
+/* Map a file into memory, and check its whole header. While the file is open, no other process may truncate it. */
 TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_context *ctx) {
     te_safetensors file;
     uint64_t bytes = 0;
@@ -255,8 +254,8 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     return status;
 }
 
-/* Do what te__safetensors_read_as does, but store the transpose of the file's tensor or slice in want->data. Allocates
- * twice the bytes of the data in host memory. */
+/* Read tensor t, or the slice of it that `want` describes, convert it to want->dtype, and store its transpose in
+ * want->data. Allocates twice the bytes of the data in host memory. */
 TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const te_safetensor *t,
                                                  const te_safetensor *want, te_context *ctx) {
     te_safetensor host = *want;
@@ -277,8 +276,8 @@ TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const 
     free(staging);
     return status;
 }
-/* Return whether an entry of a list is valid: it has a name, its shape, bytes and data are consistent, and its slice
- * (if it is one) lies within the tensor. */
+/* Return whether a tensor that the caller wants to load or write is valid: it has a name, its shape, bytes and data are
+ * consistent, and its slice (if it is one) lies within the tensor. */
 TE_API int te__safetensors_is_valid(const te_safetensor *w) {
     uint64_t bytes;
     if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes) return 0;
@@ -294,7 +293,7 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
                "safetensors: the file is not open, or the list is null");
     TE_REQUIRE(n >= 0, ctx, TE_ERROR_SHAPE, "safetensors: a list of %d tensors", n);
     enum { UNUSED, WHOLE, SLICES };
-    /* [f->count]: for each tensor of the file, how the list uses it, as one of the constants above */
+    /* [f->count]: for each tensor of the file, how the list uses it: UNUSED, WHOLE (the whole tensor) or SLICES */
     char *used = (char *)calloc(1, (size_t)f->count + 1);
     TE_REQUIRE(used, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %d bytes", f->count + 1);
     te_status status = TE_OK;
@@ -352,8 +351,8 @@ TE_API te_status te_safetensors_write(const char *path, const te_safetensor *ten
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
     return te__safetensors_write(path, tensor, n, metadata, pairs, te__safetensors_extra_of(0, 0), ctx);
 }
-/* Do what te_safetensors_write does, and also store a checksum of the whole file in the metadata, under the key
- * "te.checksum", for te_safetensors_verify. */
+/* Write metadata and tensors to a file, as te_safetensors_write does, and also store a checksum of the whole file in
+ * the metadata, under the key "te.checksum", for te_safetensors_verify. */
 TE_API te_status te_safetensors_write_sealed(const char *path, const te_safetensor *tensor, int n,
                                              const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));

@@ -34,8 +34,8 @@ typedef enum te_safetensors_dtype {
 enum {
     TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum in a sealed file */
     TE_SAFETENSORS_MAX_RANK = 8,
-    /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires only
-     * TE_ACCESS */
+    /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires an alignment of
+     * only TE_ACCESS (16) bytes */
     TE_SAFETENSORS_ALIGN = 64,
     TE_SAFETENSORS_MAX_HEADER = 100000000, /* the largest size of a header in bytes; the reference implementation has
                                             * the same limit */
@@ -52,14 +52,14 @@ typedef struct te_safetensor {
     int rank;
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* the tensor's data in host or target memory; null in the table of an open file */
-    uint64_t bytes;  /* the size of the whole tensor: its number of elements times the bytes of an element. For a
-                      * tensor of a file with another dtype or too many dimensions, the size that the file says */
+    uint64_t bytes;  /* the size of the whole tensor in bytes. If the library does not know the dtype or the tensor has
+                      * too many dimensions, this is the size according to the offsets in the file's header */
     /* in the table of an open file: the tensor's offset, in bytes, from the start of the tensors' data */
     uint64_t offset;
     int transposed;  /* 1: the tensor in the file is the transpose of `data` (te_safetensor_transposed) */
     int sliced;      /* 1: `data` holds only a part of the file's tensor (te_safetensor_slice) */
-    uint64_t *written; /* te_param.written of the parameter whose memory `data` lies in, which te_safetensors_load then
-                        * advances; null: none is known */
+    uint64_t *written; /* address of te_param.written of the parameter whose memory `data` lies in, so that
+                        * te_safetensors_load can record the write; null: the parameter is not known */
     int64_t first[2], count[2]; /* for a slice. first: its first row and first column in the file's tensor; count: its
                                  * number of rows and of columns */
 } te_safetensor;

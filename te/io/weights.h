@@ -117,7 +117,7 @@ TE_API void te__plan_text_strip(char *text) {
     char *to = text;
     const char *from = strchr(text, ';');
     while (from) {
-        const size_t n = te__plan_op_length(from + 1) + 1; /* the length of a part such as "; gelu act 768>768" */
+        const size_t n = te__plan_op_length(from + 1) + 1; /* the length of an op's text such as "; gelu act 768>768" */
         int skip = 0;
         for (int k = 0; k < 4; k++) skip |= !strncmp(from + 1, skipped[k], strlen(skipped[k]));
         const char *next = from[n] ? from + n : 0;
@@ -265,8 +265,8 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     te_status status = TE_OK;
     if (!f->memory)
         status = te_fail(ctx, TE_ERROR_STATE, "%.120s: is not in memory; te_safetensors_map or _open_memory", f->path);
-    for (int i = 0; i < w.count && status == TE_OK; i++) /* checks all parameters, before the next loop changes the
-                                                            first one */
+    for (int i = 0; i < w.count && status == TE_OK; i++) /* this loop checks all parameters, before the next loop
+                                                          * changes the first one */
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);
     for (int i = 0; i < w.count && status == TE_OK; i++) {
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);

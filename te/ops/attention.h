@@ -133,7 +133,7 @@
 #define TE__CACHE_FORMAT_OF_1 TE_CACHE_FORMAT_list
 #define TE__CACHE_FORMAT_OF_int8 TE_CACHE_FORMAT_int8
 #define TE__CACHE_FORMAT_OF_e4m3 TE_CACHE_FORMAT_e4m3
-/* Expands to `yes` if the value of the option cache is one of those that there are, else to `no`. */
+/* Expands to `yes` if the value of the option cache is valid (0, 1, int8 or e4m3), else to `no`. */
 #define TE__IF_CACHE_KNOWN(op, yes, no) \
     TE__IF_CACHED(op, yes, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, cache, 0)), yes, no))
 #define TE__DISABLED_0 ,
@@ -210,9 +210,9 @@
 #define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
-/* The values of the options for those kernels of an attention that use a key-value cache: varlen and cached are 1,
- * dropout is 0, and all other options are as in the op's declaration (`cached` is the format of the cache). The values
- * are in the order of te/attention/attention_options.h. */
+/* The values of the options for those kernels of an attention that use a key-value cache: varlen is 1, dropout is 0,
+ * `cached` is the format of the cache, and all other options are as in the op's declaration. The values are in the
+ * order of te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
         TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model),         \
@@ -274,7 +274,8 @@ typedef struct te__attention_backward_kernels {
     te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has no
                                             * sinks */
     const te_score_bias_kernels *score_bias;
-    /* cross_attention: adds two gradients of the fork that holds the keys and values; attention: null */
+    /* for cross_attention: launches the kernel that adds up the gradients of the keys and values, if several ops use
+     * them; for attention: null */
     te__load_launch_fn add;
     int fp8_output;         /* 1: the kernels that `launch` runs were declared with the option fp8_output */
 } te__attention_backward_kernels;
@@ -374,8 +375,8 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* ---- forward and backward ---------------------------------------------------------------------------------------- */
 
-/* Sets the arguments of dropout and ALiBi: the random state, and the position of this rank's heads among the heads of
- * all ranks and replicas (te_attention_shard). */
+/* Sets the arguments of dropout and ALiBi: the random state, and, in a->whole, the position of this rank's heads among
+ * the heads of all ranks and replicas. */
 TE_API void te__attention_set_heads(te_attention_args *a, const te_run *r, const te_op *op) {
     const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
@@ -459,8 +460,8 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* Run the backward of an attention. sum: memory for the partial sums of dqkv's columns (te_attention_args.sum), or
- * null. */
+/* Run the backward of an attention. sum: memory for the partial sums of dqkv's columns, from which the gradient of a
+ * bias in front of the attention is computed; null: there is no such bias. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                                    const te__attention_backward_kernels *kernels, float *sum) {
     const int i = s->op[0];
@@ -471,7 +472,8 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     void *delta = 0;
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
-    const int learns = op->params > 0; /* 1: the op has parameters, whose gradients need delta and lse */
+    const int learns = op->params > 0; /* 1: the op has parameters (sinks, bias), whose gradients are computed from
+                                        * delta (for each row and head the sum of dy * y) and lse */
     /* the kernels must run even if no dx is wanted, because they also compute the gradients of the op's parameters and
      * of a bias in front of the attention */
     if ((s->count > 1 || learns) && te__last_step(r, s)) {

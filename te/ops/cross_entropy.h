@@ -54,7 +54,7 @@
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
 
-/* Threads of a block in the kernels that sum the loss (_MEAN) and that fill dloss (_FILL). te_loss_sum runs as a single
+/* The number of threads of a block: in te_loss_sum (_MEAN_) and in te_fill_loss_grad (_FILL_). te_loss_sum runs as one
  * block; with 65536 labels, each thread of that block loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
@@ -123,7 +123,8 @@ TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels,
     return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }
 /* Stores in mean[0] the sum of loss[rows] divided by count[0]; with accumulate 1, adds this quotient to mean[0]. If
- * count[0] is 0, the sum is not divided. The pointers and errors are as for te_count_labels. */
+ * count[0] is 0, the sum is not divided. All pointers are to target memory; the work is enqueued on ctx. Errors:
+ * TE_ERROR_NULL, _SHAPE (negative rows), _ALIGNMENT. */
 TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count,
                                          int accumulate, te_context *ctx) {
     te_loss_mean_args a;
@@ -160,8 +161,8 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
-/* The options of the op. A checkpoint stores the list as text, in which the options appear only if the op names at
- * least one of them. */
+/* The options of the op, as a te_loss_options, or te_no_options if the op names none of them. A checkpoint stores the
+ * options of each op (te/io/weights.h); an op that names none is stored there without options. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -217,8 +218,8 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* Which of eight elements, a vector that one lane loads, lie in the row: n columns from column `from` on. whole: 1 if
- * all eight elements lie in the row. */
+/* The elements of a vector of eight that lie in the row: the n columns from column `from` on. whole: 1 if the vector
+ * may be loaded and stored as one aligned access of eight elements. */
 typedef struct te_columns { int from, n, whole; } te_columns;
 /* Return which elements of the vector that begins at column c lie in the row. If the width is not a multiple of eight,
  * a row may begin in the middle of an aligned vector. The row's first vector then begins up to seven elements before
@@ -233,7 +234,8 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 /* max: the largest logit of a row; sum: the sum of exp(x - max) over the logits x of the row. */
 typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
 /* Returns, in all lanes, the statistics of the `width` logits that begin at element `row` of x. With label smoothing
- * the function also sets *deviation to the sum of x - origin. */
+ * (smooth 1) the function also sets *deviation to the sum of x - origin; an origin near the logits keeps the rounding
+ * error of this sum small. */
 TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_entropy_args *a, int64_t row, te_lanes *g,
                                             int width, te_dtype dtype, int smooth, float origin) {
     float max = -INFINITY, sum = 0;
@@ -264,8 +266,8 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
 /* ---- loss and gradient of a row ---------------------------------------------------------------------------------- */
 
 /* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The largest
- * logit is subtracted before anything is rounded, so adding the same number to all logits does not change the loss. The
- * label's logit is loaded at the end, because waiting for it at the beginning would take a tenth of the kernel's time.
+ * logit is subtracted first, so a number that is added to all logits cancels without loss of precision. The label's
+ * logit is loaded at the end, because waiting for it at the beginning would take a tenth of the kernel's time.
  * In two cases the label's logit is loaded at the beginning nevertheless: with label smoothing, which sums x -
  * x[label], and if the gradient is to overwrite the logits as soon as this function returns (in_place). */
 TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
@@ -406,8 +408,9 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* Set *dy to the gradient of the losses, [rows, 1] in f32. If batch.loss_scale is the gradient of every row, *dy has no
- * data. Call this function after the step has acquired its other memory. */
+/* Set *dy to the gradient of the losses, [rows, 1] in f32. If the caller passes neither dy nor loss_count, *dy has no
+ * data, and the gradient of every row is batch.loss_scale. May take scratch memory, so call it after the step has
+ * acquired its other memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -449,8 +452,8 @@ typedef struct te_loss_partial {
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
-    te_cross_entropy_args of; /* the loss's other arguments; of.width and of.first say which columns of the logits this
-                               * rank has */
+    te_cross_entropy_args of; /* the arguments that the unsharded loss has, too; this rank has the of.width columns of
+                               * the logits from column of.first on */
     te_loss_partial *part;    /* [ranks, rows]: the contribution of each rank to the loss of each row */
     te_loss_options options;
     int64_t rows;

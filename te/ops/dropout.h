@@ -34,8 +34,8 @@
  * 65536; factor = 1 / (1 - p) is computed from the rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
 
-/* the largest row width at which kernels load the random state only once; in wider rows they load it again for every
- * eight elements (te_load_rng) */
+/* the largest row width at which kernels load the random state only once; in wider rows te_load_rng loads it again for
+ * every eight elements */
 enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {

@@ -36,11 +36,11 @@ typedef struct te_formats {
     te_dtype in, out; /* the op's input and output in forward */
     te_dtype edge;    /* the value of the op's fork */
     te_dtype weight;  /* the op's parameters */
-    /* 1: this same kernel has stored the fork's value (in backward, the sum of the gradients from the fork's uses).
-     * Therefore the value must not be prefetched, nor loaded through a non-coherent cache */
+    /* 1: the kernel that runs this op has itself stored the fork's value (in backward, the sum of the gradients from
+     * the fork's uses). Therefore the value must not be prefetched, nor loaded through a non-coherent cache */
     int local_fork;
-    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value, so the kernel
-                           * need not */
+    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value, so the
+                           * kernel need not store it */
 } te_formats;
 
 TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
@@ -62,8 +62,8 @@ typedef struct te_place {
     /* the op whose operand (its saved input or its fork's value) has been prefetched to `ahead`; null: no operand has
      * been prefetched */
     const struct te_stage *ahead_of;
-    /* ahead: eight prefetched 16-bit elements of that operand; ahead_second: if halves is 2, the prefetched elements in
-     * the second half of the row */
+    /* ahead: the eight prefetched 16-bit elements of the operand of ahead_of; ahead_second: if halves is 2, the
+     * prefetched elements in the second half of the row */
     te_vec8 ahead, ahead_second;
 } te_place;
 /* Return the index, within a tensor with rows of width * halves elements, of the first of the eight elements. */

@@ -43,7 +43,7 @@
 #define TE_TAKES_embedding_ranks TE_INTEGER
 #define TE_TAKES_embedding_padding_idx TE_INTEGER
 #define TE_SAME_padding_idx_padding_idx ,
-#define TE__EMBEDDING_PADDING(op) (TE_OPTION(op, padding_idx, -1)) /* -1: there is no such row */
+#define TE__EMBEDDING_PADDING(op) (TE_OPTION(op, padding_idx, -1)) /* -1: every row gets a gradient */
 #define TE_RANKS_embedding(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
 #define TE_PARAMS_embedding(op, in, out) ((weight, TE_OF_RANKS(op, TE_ARG1(op, 0)), out, normal))
@@ -68,8 +68,8 @@ typedef struct te_embedding_args {
     const void *w;   /* this rank's table, [size, width] */
     const int32_t *tokens; /* [rows] */
     int32_t *order;  /* [rows]: the rows sorted by token */
-    float *partials; /* [segments, 2, width]: partial sums of the gradients of those tokens whose rows lie in several
-                      * segments (te_embedding_gradient) */
+    float *partials; /* [segments, 2, width]: te_embedding_gradient stores here the partial sums of the gradients of
+                      * those tokens whose sorted rows lie in several segments */
     int64_t rows;
     te_sequences of;
     int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */
@@ -90,7 +90,7 @@ typedef struct te_embedding_args {
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
-    TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows, a segment, that a group of lanes sums in backward */
+    TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows in a segment, which one group of lanes sums in backward */
     TE_EMBEDDING_UNROLL = 8    /* number of rows whose loads a group of lanes has in flight at once in backward */
 };
 
@@ -115,8 +115,8 @@ enum {
                                       TE__EMBEDDING_PADDING(op));                          \
     }
 
-/* Return the index of a token's row in this rank's table. The index is below 0 or above a->size - 1 if the row is on
- * another rank, or if the token is not in the vocabulary. sharded: a compile-time constant, 1 if the op has the option
+/* Return the index of a token's row in this rank's table. The index is not in [0, a->size) if the row is on another
+ * rank, or if the token is not in the vocabulary. sharded: a compile-time constant, 1 if the op has the option
  * (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
@@ -162,7 +162,7 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
         const int32_t other = a->tokens[j];
         place += other < token || (other == token && j < row);
     }
-    float sum = (float)place; /* `place` is converted to float without error, because there are fewer than 2^24 rows */
+    float sum = (float)place; /* te_lanes_sum adds floats; the sum is exact, because there are fewer than 2^24 rows */
     te_lanes_sum(&sum, 1, &g);
     if (g.id == 0) a->order[(int)sum] = (int32_t)row;
 }
@@ -239,8 +239,8 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
         }
     }
 }
-/* Completes each run that extends over several segments: the group whose segment contains the beginning of the run adds
- * the run's sums over all segments to the token's gradient, in order. */
+/* Completes the gradient of each token whose sorted rows (a run) extend over several segments: the group of lanes whose
+ * segment contains the first of these rows adds the token's sums of all these segments to its gradient, in order. */
 TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);

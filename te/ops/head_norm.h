@@ -56,22 +56,22 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: 30 chunks of 16 columns, because one warp, with a chunk in each
-                                 * lane, holds a head */
+    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: with incomplete chunks a head then has at most 32 chunks, one
+                                 * for each lane of a warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
-    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the largest number of rows that a block works on at a time in
-                                                  * backward */
+    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the largest number of rows that a block of backward computes at a
+                                                  * time */
     TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight in forward */
     TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1, /* number of heads whose loads a lane has in flight in backward */
-    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* the largest number of chunks of a head that one lane holds */
+    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* the largest number of chunks (te_head_chunk) that one lane holds */
 };
 
 /* Constants of a kernel. */
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
-    /* for each c < pairs, columns c and c + pairs are in the same lane, because a rope rotates them together. 0: the
-     * rope is interleaved, so the columns of a pair are adjacent */
+    /* pairs: for each c < pairs, one lane holds both columns c and c + pairs, because a rope rotates them together. 0:
+     * the rope is interleaved, so the two columns of a pair are adjacent */
     int pairs;
     /* options of the rope that the same kernel applies: its rotary_dim, and whether the rope is interleaved and scaled.
      * rotary 0: the kernel applies no rope */
@@ -84,8 +84,8 @@ typedef struct te_head_shape {
 } te_head_shape;
 
 typedef struct te_head_args {
-    te_rope_args at;   /* arguments that the kernel shares with rope. at.x and at.y are in forward x and y, in backward
-                        * dy and dx, [rows, (heads + 2 kv_heads) dim] */
+    te_rope_args at;   /* the arguments of rope's kernel. at.x and at.y: in forward x and y, in backward dy and dx,
+                        * [rows, (heads + 2 kv_heads) dim] */
     const void *w[2];  /* q_weight and k_weight: [dim] */
     const void *saved; /* backward: the x that forward saved */
     /* for backward: the partial sums of the gradients of q_weight (sum[0]) and k_weight (sum[1]), one row for each
@@ -122,8 +122,8 @@ TE_FN te_head_chunk te_head_chunk_at(te_head_shape k, int i) {
     return p;
 }
 
-/* The chunks of a head that one lane holds: te_head_vecs in the format of the tensor in memory, te_head_floats as
- * floats. */
+/* The chunks (te_head_chunk) of a head that one lane holds: te_head_vecs in the format of the tensor in memory,
+ * te_head_floats as floats. */
 typedef struct te_head_vecs { te_vec8 v[TE_HEAD_LANE_CHUNKS][2]; } te_head_vecs;
 typedef struct te_head_floats { float v[TE_HEAD_LANE_CHUNKS][2][8]; } te_head_floats;
 
@@ -223,8 +223,9 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < depth; j++) {
-            if (from + j * groups >= units) continue; /* no group of lanes of this block has a head left to compute, so
-                                                       * all skip the sums */
+            /* If every group of the block has finished its heads, all lanes skip the reductions below together. If only
+             * some groups have finished, their lanes still take part, because a reduction needs the whole warp. */
+            if (from + j * groups >= units) continue;
             const int u = from + j * groups + group;
             const te_head_unit h = te_head_unit_at(u, first, k);
             te_head_floats x, w;
@@ -284,7 +285,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
     const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
     const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
-    /* 1: dy or the saved x is in f32, where a vector of eight elements takes twice the registers of one in 16 bits */
+    /* is_f32: dy or the saved x is in f32, which takes twice the registers of a 16-bit format, so prefetch one head */
     const int is_f32 = k.x == TE_f32 || k.saved == TE_f32;
     const int depth = is_f32 ? 1 : TE_HEAD_PREFETCH_BACKWARD;
     const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
@@ -306,14 +307,13 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 if (u < units && !is_v) te_head_load(&saved[j], a->saved, h.at, g, k, k.saved);
             }
             if (k.rotary && from == 0) {
-                te_block_sync(); /* after this barrier no thread reads the cosines and sines of the previous rows any
-                                  * more, so they may be overwritten */
+                te_block_sync(); /* no thread reads the previous rows' cosines and sines any more: overwrite them */
                 te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, -1));
                 te_block_sync();
             }
             TE_UNROLL for (int j = 0; j < depth; j++) {
-                if (from + j * groups >= units) continue; /* no group of lanes of this block has a head left to compute,
-                                                           * so all skip the sums */
+                if (from + j * groups >= units) continue; /* if every group of the block has finished its heads, all
+                                                           * lanes skip the reductions below */
                 const int u = from + j * groups + group;
                 const te_head_unit h = te_head_unit_at(u, first, k);
                 const int is_k = h.head >= k.heads, is_v = h.head >= k.heads + k.kv_heads;

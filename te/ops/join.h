@@ -1,16 +1,17 @@
-/* join.h -- ops that take columns of a row, or join a row with the value of another edge. All values are [rows, width];
- * x is the name of a (fork, ..) or an (input, ..) in front of the op.
+/* join.h -- ops that select columns of a row, or combine a row with the value of a fork or of an extra input. All
+ * values are [rows, width]; x is the name of the (fork, ..) or (input, ..), which stands earlier in the list.
  *
  *   (slice, name, first, count)         y = the columns first to first + count - 1 of the input
- *   (concat, name, x, width)            y = [the input, the value of x], which has `width` columns
+ *   (concat, name, x, width)            y = [the input, the value of x]; the value of x has `width` columns
  *   (gate, name, x, (first, 0))         y = the input * gate
  *   (modulate, name, x, (first, 0))     y = the input * (1 + scale) + shift
+ *                                       gate, shift and scale are columns of the value of x, from column `first` on
  *
- * Do this: a part of a DiT block (Peebles & Xie 2022, arXiv 2212.09748), of which every sequence has a vector c
+ * Do this: a part of a DiT block (Peebles & Xie 2022, arXiv 2212.09748); c is the conditioning vector of each sequence
  *     (input, c, H, (rows, sequences)), (fork, x), (load, c), (silu, act), (linear, ada, H, 6 * H), (fork, mod),
  *     (load, x), (layernorm_no_affine, n1, H), (modulate, m1, mod), .., (gate, g1, mod, (first, 2 * H)), (add, x)
  *
- * These are kernels of their own. docs/models.md has more examples.
+ * Each op is a kernel by itself; none is fused with another op. docs/models.md has more examples.
  */
 #ifndef TE_OPS_JOIN_H
 #define TE_OPS_JOIN_H
@@ -69,22 +70,23 @@ typedef struct te_slice_options { int first, count; } te_slice_options;
                        " combines tensors that are sharded differently over the ranks "                          \
                        "(te/fuse/impl/list_checks.h)");)
 #define TE_OPTIONS_concat(op) (te_concat_options, TE_ARG2(op, 0), TE__CONCAT_HEADS(op), TE_OPTION(op, front, 0))
-/* width: columns of the fork's value; front 1: this value stands in front of the columns of x */
+/* width: number of columns of the fork's value; front 1: in y this value stands in front of the input's columns */
 typedef struct te_concat_options { int width, heads, front; } te_concat_options;
 
-/* The columns of a row that both ops copy: `count` of them in each of `heads` parts. The parts begin at column first,
- * first + step, first + 2 step, .. of a row with `width` columns. */
+/* The columns of a row that slice or concat copies: `count` columns for each of `heads` heads. The columns of head h
+ * begin at column first + h * step of a row with `width` columns. */
 typedef struct te_join_columns { int first, count, step, heads, width; } te_join_columns;
 TE_BOTH te_join_columns te_join_columns_of(int first, int count, int step, int heads, int width) {
     te_join_columns c;
     c.first = first, c.count = count, c.step = step, c.heads = heads, c.width = width;
     return c;
 }
-/* Whether vectors of eight columns may be loaded and stored at once. */
+/* Return whether all these columns can be loaded and stored as vectors of eight. */
 TE_FN int te_join_aligned(te_join_columns c) {
     return c.first % 8 == 0 && c.count % 8 == 0 && c.step % 8 == 0 && c.width % 8 == 0;
 }
-/* The columns of x, of the fork's value and of the joined row, which correspond to one another. */
+/* concat, for an input with `in` columns. te_concat_of_x: the columns of the input, divided into heads. te_concat_part:
+ * the columns of y that come from the input (of_fork 0) or from the fork's value (of_fork 1). */
 TE_BOTH te_join_columns te_concat_of_x(te_concat_options o, int in) {
     return te_join_columns_of(0, in / o.heads, in / o.heads, o.heads, in);
 }
@@ -97,14 +99,14 @@ typedef struct te_join_args {
     void *y;           /* the result: in forward y; in backward dx */
     const void *x;     /* the input: in forward x; in backward dy */
     const void *edge;  /* concat: in forward the fork's value; in backward the sum of the gradients of this value from
-                        * the uses of the fork that are later in the list, or null */
+                        * the uses of the fork that are later in the list; null: there are none */
     void *dedge;       /* concat, backward: the gradient of the fork's value; null: it is not stored */
     int64_t rows;
 } te_join_args;
 enum { TE_JOIN_LANES = TE_CUDA ? 32 : 1, TE_JOIN_GROUPS = TE_CUDA ? 8 : 1 };
 
-/* Copies the columns `from` of row `row` of x to the columns `to` of that row of y. The heads of `to` may be more than
- * those of `from`, which is then repeated. */
+/* Copies the columns `from` of one row of x to the columns `to` of the same row of y. If `from` has one head and `to`
+ * several, this head is copied to each of them. */
 TE_FN void te_join_copy(void *y, te_join_columns to, te_dtype y_dtype, const void *x, te_join_columns from,
                         te_dtype x_dtype, int64_t row, te_lanes g) {
     const int vectors = (to.count + 7) / 8;
@@ -116,7 +118,8 @@ TE_FN void te_join_copy(void *y, te_join_columns to, te_dtype y_dtype, const voi
         te_store8(y, row * to.width + to.first + head * to.step + c, v, n, te_join_aligned(to), y_dtype);
     }
 }
-/* Sums the columns `from` of row `row` of dy over the heads, in their order, and adds the gradient from later uses. */
+/* Backward of concat, for one row of the fork's value: the sum of dy's columns `from` over the heads, in their order,
+ * plus a->edge, the gradient from later uses of the fork. */
 TE_FN void te_join_sum(const te_join_args *a, te_join_columns from, te_dtype dtype, te_dtype edge_dtype, int64_t row,
                        te_lanes g) {
     const int aligned = from.count % 8 == 0;
@@ -132,13 +135,13 @@ TE_FN void te_join_sum(const te_join_args *a, te_join_columns from, te_dtype dty
         te_store8(a->dedge, row * from.count + c, sum, n, aligned, edge_dtype);
     }
 }
-/* The row of this group of lanes. */
+/* Return the row that this group of lanes computes. */
 TE_FN int64_t te_join_row(te_block b, te_lanes *g) {
     int group;
     *g = te_lanes_here(TE_JOIN_LANES, &group);
     return (int64_t)b.x * TE_JOIN_GROUPS + group;
 }
-/* Memory traffic: reads and writes the columns of y. */
+/* Forward of slice. Memory traffic: reads the columns of the slice, writes y. */
 TE_FN void te_slice_rows(const te_join_args *a, te_block b, te_slice_options o, int in, te_dtype dtype) {
     te_lanes g;
     const int64_t row = te_join_row(b, &g);
@@ -146,7 +149,7 @@ TE_FN void te_slice_rows(const te_join_args *a, te_block b, te_slice_options o, 
     te_join_copy(a->y, te_join_columns_of(0, o.count, o.count, 1, o.count), dtype, a->x,
                  te_join_columns_of(o.first, o.count, o.count, 1, in), dtype, row, g);
 }
-/* dx is dy in the columns of the slice, else 0. Memory traffic: reads dy, writes dx. */
+/* Backward of slice: dx is dy in the columns of the slice, and 0 elsewhere. Memory traffic: reads dy, writes dx. */
 TE_FN void te_slice_gradient(const te_join_args *a, te_block b, te_slice_options o, int in, te_dtype dtype) {
     te_lanes g;
     const int64_t row = te_join_row(b, &g);
@@ -163,7 +166,7 @@ TE_FN void te_slice_gradient(const te_join_args *a, te_block b, te_slice_options
         te_store8(a->y, row * in + c, v, n, in % 8 == 0, dtype);
     }
 }
-/* Memory traffic: reads x and the fork's value, writes y. */
+/* Forward of concat. Memory traffic: reads x and the fork's value, writes y. */
 TE_FN void te_concat_rows(const te_join_args *a, te_block b, te_concat_options o, int in, const te_formats f) {
     te_lanes g;
     const int64_t row = te_join_row(b, &g);
@@ -172,7 +175,7 @@ TE_FN void te_concat_rows(const te_join_args *a, te_block b, te_concat_options o
     te_join_copy(a->y, te_concat_part(o, in, 1), f.out, a->edge, te_join_columns_of(0, o.width, 0, 1, o.width), f.edge,
                  row, g);
 }
-/* Memory traffic: reads dy, writes dx and the gradient of the fork's value. */
+/* Backward of concat. Memory traffic: reads dy, writes dx and the gradient of the fork's value. */
 TE_FN void te_concat_gradient(const te_join_args *a, te_block b, te_concat_options o, int in, const te_formats f) {
     te_lanes g;
     const int64_t row = te_join_row(b, &g);
@@ -222,7 +225,7 @@ TE_API te_status te__join_fork_grad(te_join_args *a, te_run *r, int i, int width
     a->dedge = v.data;
     return TE_OK;
 }
-/* Runs a slice, or a concat with a fork's value of `width` columns. */
+/* Runs a slice (width 0), or a concat with a fork's value of `width` columns. */
 TE_API te_status te__join_run(te_run *r, const te_step *s, int width,
                               te_status (*launch)(te_context *, te_grid, const te_join_args *)) {
     const int i = s->op[0];
@@ -246,12 +249,14 @@ TE_API te_status te__join_run(te_run *r, const te_step *s, int width,
 
 /* ---- (gate, name, x), (modulate, name, x) ------------------------------------------------------------------------ */
 
-/* The value of x has one row for each sequence: gate is its columns first to first + width - 1, where width is that of
- * the input; shift is the same columns, scale the next `width` columns, in the order of DiT. Or, for gate alone, it has
- * one column: a number for each row (the gate of a shared expert).
+/* The fork's value (of x) has one row for each sequence. With the input's width W, gate is the columns first to first +
+ * W - 1 of this row; of modulate, shift is these same columns and scale the next W columns, in the order of DiT. For
+ * `gate` the fork's value may instead have one column, a number for each row (the gate of a shared expert).
  *
- * Backward: dx = dy gate, or dy (1 + scale). The gradient of x is the sum over the rows of the sequence (or over the
- * columns) of dy times the input for gate and scale, and of dy for shift, in a fixed order; 0 in all other columns. */
+ * Backward: dx = dy gate, or dx = dy (1 + scale). The gradient of the fork's value is, for each sequence, the sum over
+ * the sequence's rows of dy times the input in the columns of gate and scale, the sum of dy in the columns of shift,
+ * and 0 in all other columns. If the fork's value has one column, its gradient in a row is the sum of dy times the
+ * input over the columns. The order of each sum is fixed. */
 #define TE_OP_gate (modulate, custom)
 #define TE_OP_modulate (modulate, custom)
 #define TE_SHAPES_modulate(op) (1)
@@ -294,9 +299,9 @@ TE_API te_status te__join_run(te_run *r, const te_step *s, int width,
 typedef struct te_modulate_options { int is_gate, first; } te_modulate_options;
 
 typedef struct te_modulate_args {
-    te_join_args at; /* x: in backward dy; edge: the value of the fork; dedge: its gradient */
+    te_join_args at;      /* at.x: in backward dy; at.edge: the fork's value; at.dedge: the gradient of this value */
     const void *saved;    /* backward: the input x of forward */
-    const void *previous; /* backward: the gradient of the fork's value from its later uses, or null */
+    const void *previous; /* backward: the gradient of the fork's value from later uses of the fork; null: none */
     te_sequences of;
 } te_modulate_args;
 /* The constants of a kernel. by_row: the fork's value has one column, a number for each row. */
@@ -311,7 +316,8 @@ TE_BOTH te_modulate_shape te_modulate_shape_of(te_modulate_options o, int width,
     k.options = o, k.f = f, k.width = width, k.edge_width = edge_width, k.by_row = by_row;
     return k;
 }
-/* Sets scale[8] and shift[8] to the factors and summands of eight columns of a row: y = x scale + shift. */
+/* Load the factors scale[8] and the summands shift[8] of the columns c .. c + 7 of a row, for y = x scale + shift.
+ * edge_row: the row of the fork's value from which they are loaded. For modulate, scale includes the 1 of 1 + scale. */
 TE_FN void te_modulate_load(float scale[8], float shift[8], const te_modulate_args *a, te_modulate_shape k,
                             int64_t edge_row, int c) {
     const int64_t at = edge_row * k.edge_width + k.options.first + c;
@@ -327,8 +333,8 @@ TE_FN void te_modulate_load(float scale[8], float shift[8], const te_modulate_ar
         TE_UNROLL for (int i = 0; i < 8; i++) scale[i] += 1.0f;
     }
 }
-/* Forward: y = x scale + shift. Backward: dx = dy scale and, if the fork's value is a number for each row, its
- * gradient. Memory traffic: reads x or dy, writes y or dx; backward of by_row reads the saved x as well. */
+/* Forward: y = x scale + shift. Backward: dx = dy scale and, with by_row, the gradient of the fork's value. Memory
+ * traffic: reads x or dy, writes y or dx; backward with by_row reads the saved x as well. */
 TE_FN void te_modulate_rows(const te_modulate_args *a, te_block b, te_modulate_shape k, const int backward) {
     te_lanes g;
     const int64_t row = te_join_row(b, &g);
@@ -353,15 +359,16 @@ TE_FN void te_modulate_rows(const te_modulate_args *a, te_block b, te_modulate_s
     if (a->previous) total += te_load(a->previous, row, k.f.edge);
     if (g.id == 0) te_store(a->at.dedge, row, total, k.f.edge);
 }
-/* A block of the kernel below sums TE_MODULATE_LANES * 8 columns over the rows of one sequence. With so few lanes there
- * are enough blocks for a few sequences, and a row is still read 64 bytes or more at a time. */
+/* A block of te_modulate_gradient sums TE_MODULATE_LANES * 8 columns over the rows of one sequence. With 4 lanes, 32
+ * columns, there are enough blocks even for few sequences, and a row is still read 64 bytes or more at a time. */
 enum { TE_MODULATE_LANES = TE_CUDA ? 4 : 1, TE_MODULATE_GROUPS = TE_CUDA ? 64 : 1 };
-/* The gradient of the fork's value, of one sequence (b.y) and some columns (b.x). Memory traffic: reads dy and, for
- * scale and gate, the saved x; writes a row for each sequence. */
+/* Compute the gradient of the fork's value for sequence b.y, in 8 * TE_MODULATE_LANES columns from column b.x * 8 *
+ * TE_MODULATE_LANES on. Memory traffic: reads dy and, for scale and gate, the saved x; writes a row for each
+ * sequence. */
 TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modulate_shape k) {
     int group;
     const te_lanes g = te_lanes_here(TE_MODULATE_LANES, &group);
-    /* column: of a row of the fork's value; c: of [shift, scale] or of gate */
+    /* column: index in a row of the fork's value; c: index in [shift, scale] or in gate, counted from options.first */
     const int column = (b.x * TE_MODULATE_LANES + g.id) * 8, c = column - k.options.first;
     const int parts = k.options.is_gate ? 1 : 2, sums = column < k.edge_width && c >= 0 && c < parts * k.width;
     const int with_x = k.options.is_gate || c >= k.width;
@@ -372,7 +379,7 @@ TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modula
         const int64_t at = (int64_t)(q.first + i) * k.width + (c >= k.width ? c - k.width : c);
         te_load8(v, a->at.x, at, 8, 1, k.f.out);
         if (with_x) te_load8(x, a->saved, at, 8, 1, k.f.in);
-        /* y = x gate, or y = x (1 + scale) + shift */
+        /* y = x gate or y = x (1 + scale) + shift: sum dy x for gate and scale, dy for shift */
         TE_UNROLL for (int j = 0; j < 8; j++) total[j] += with_x ? v[j] * x[j] : v[j];
     }
     te_groups_sum(total, 8, g, TE_MODULATE_GROUPS);

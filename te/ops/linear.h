@@ -34,7 +34,8 @@
 #define TE_SHAPES_linear(op) (2)
 #define TE_IN_linear(op) (TE_ARG1(op, 0))
 #define TE_OUT_linear(op, in) (TE_ARG2(op, 0))
-#define TE_STATES_OUT_linear , /* an error about a width says that the second shape is the output's */
+#define TE_STATES_OUT_linear , /* if a list has a linear of width 0, the compile-time error says that its output
+                                * width is missing */
 #define TE_FLAGS_linear(op) TE_JOIN1(TE_FLAGS_OF_, TE_KIND(op))
 #define TE_FLAGS_OF_linear (TE_SAVES_INPUT)
 #define TE_FLAGS_OF_tied_linear (TE_SAVES_INPUT)

@@ -39,8 +39,8 @@
 #define TE_PRODUCES_fork(op) (TE_PRODUCES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_PRODUCES_list, TE_PRODUCES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | TE__OF_ROWS(op))
-#define TE_TAKES_fork_dtype TE_TOKEN /* the option dtype, which only (input, ..) may have, not (fork, ..) */
-#define TE_TAKES_fork_rows TE_TOKEN  /* the option rows, which only (input, ..) may have, not (fork, ..) */
+#define TE_TAKES_fork_dtype TE_TOKEN /* the option dtype of (input, ..), which has the same macros as (fork, ..) */
+#define TE_TAKES_fork_rows TE_TOKEN  /* the option rows of (input, ..), which has the same macros as (fork, ..) */
 /* The value of the enum te_rows that an input's option (rows, ..) names, or -1 if the option is not given. Without the
  * option the input has as many rows as the op that uses the input. */
 #define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
@@ -166,8 +166,8 @@ TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_pl
 
 /* ---- (load, x) --------------------------------------------------------------------------------------------------- */
 
-/* Forward moves no data. Backward moves no data either if no later op uses the same fork; otherwise one kernel adds the
- * gradient from this use to the sum of the gradients from the later uses. */
+/* load: forward moves no data. Backward moves no data either if no later op uses the same fork; otherwise one kernel
+ * adds the gradient from this use to the sum of the gradients from the later uses. */
 #define TE_OP_load (load, custom)
 #define TE_SHAPES_load(op) (1)
 #define TE_FLAGS_load(op) (TE_IS_LOAD)
@@ -237,8 +237,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    /* backward continues with the fork in front of the load, because by now all uses of that fork have contributed to
-     * its gradient */
+    /* backward continues with the gradient of the fork in front of the load: all uses of that fork come later in the
+     * list, so they have contributed to it */
     te__set_current(r, r->edge[i - 1]);
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;

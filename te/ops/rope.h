@@ -94,13 +94,13 @@
  * rows], and the angle of pair p in a row is the sum over all sections s of positions[s, row] * frequencies[s, p].
  * Multi-section rope (Qwen2-VL) has three positions, of time, height and width, and each pair has a frequency in one
  * section only; a vision encoder has two. The cosines and sines are multiplied by (attention_factor, 1). The value of
- * te_edge.grad is ignored. te_rope_frequencies and the functions behind it, below, compute the frequencies of the usual
- * models. */
+ * te_edge.grad is ignored. te_rope_frequencies and the functions after it compute the frequencies of common models. */
 #define TE_TAKES_rope_sections TE_INTEGER
 #define TE_SAME_sections_sections ,
 #define TE__ROPE_GIVEN_given ,
 #define TE__ROPE_IF_GIVEN(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ROPE_GIVEN_, TE_OPTION(op, scaling, none)), yes, no)
-/* Where the kernels get the frequencies from: the formula without a scaling, with a scaling, the caller. */
+/* Where the kernels get the frequencies from: plain: the formula without a scaling; scaled: the formula with a scaling;
+ * given: the caller's tensor. */
 enum { TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given };
 #define TE__ROPE_FREQUENCIES(op) \
     (TE__ROPE_IS(op, none) ? (int)TE_ROPE_plain : TE__ROPE_IS(op, given) ? (int)TE_ROPE_given : (int)TE_ROPE_scaled)
@@ -110,12 +110,13 @@ enum { TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given };
  *     te_rope_frequencies           base^(-2p / rotary_dim)
  *     te_rope_frequencies_dynamic   dynamic NTK: the same with a larger base, for sequences of `length` tokens in a
  *                                   model of max_length tokens; factor: that of rope_scaling
- *     te_rope_frequencies_longrope  divided by factors[rotary_dim / 2]: short_factor, or long_factor for sequences of
- *                                   more than original_max_position_embeddings tokens (Ding et al. 2024)
- *     te_rope_frequencies_sections  frequencies [count, pairs] of all[pairs]: each pair's in its section, 0 in the
- *                                   others. sections[count]: the numbers of pairs of the sections (mrope_section).
- *                                   interleaved 0: the pairs of a section are neighbours (Qwen2-VL); 1: pair p is in
- *                                   section p % count or, beyond the number of that section, in section 0 (Qwen3-VL)
+ *     te_rope_frequencies_longrope  base^(-2p / rotary_dim) / factors[p]; factors: short_factor or, for sequences of
+ *                                   more than original_max_position_embeddings tokens, long_factor (Ding et al. 2024)
+ *     te_rope_frequencies_sections  frequencies[s, p] is all[p] if pair p belongs to section s, else 0, for `count`
+ *                                   sections and `pairs` pairs. sections[s]: number of pairs of section s
+ *                                   (mrope_section). interleaved 0: a section has consecutive pairs (Qwen2-VL); 1: pair
+ *                                   p belongs to section s = p % count if p / count < sections[s], else to section 0
+ *                                   (Qwen3-VL)
  * te_rope_longrope_factor is the attention_factor of longrope; factor = max_position_embeddings / original_length. */
 TE_API te_status te__check_frequencies(const float *frequencies, int rotary_dim, float base, te_context *ctx) {
     TE_REQUIRE(frequencies, ctx, TE_ERROR_NULL, "the memory for rope's frequencies is null");
@@ -225,7 +226,8 @@ typedef enum te_rope_scaling {
 #define TE_SAME_truncate_truncate ,
 #define TE_SAME_attention_factor_attention_factor ,
 
-/* Marks of the members of te_rope_scaling. Another word counts as none, and TE_CHECK_ROPE_SCALING names it. */
+/* TE__ROPE_SCALES_BY_<scaling> is defined for each member of te_rope_scaling. For any other value of the option the
+ * macros below assume `none`, and TE_CHECK_ROPE_SCALING reports the value as a compile-time error. */
 #define TE__ROPE_SCALES_BY_none ,
 #define TE__ROPE_SCALES_BY_linear ,
 #define TE__ROPE_SCALES_BY_llama3 ,
@@ -238,7 +240,7 @@ typedef enum te_rope_scaling {
 #define TE__ROPE_SCALING_OF(token) TE_JOIN1(TE_ROPE_SCALING_, token)
 #define TE__ROPE_IS(op, which) ((int)TE__ROPE_SCALING(op) == (int)TE_ROPE_SCALING_##which)
 #define TE__ROPE_NUMBER(op, name, otherwise) ((float)(TE_OPTION(op, name, otherwise)))
-/* Initialisers for the members of te_rope_options from the member `scaling` on, in the order of the members. */
+/* The initialisers of te_rope_options for `scaling` and all members after it, in the order of the members. */
 #define TE_ROPE_SCALING_OPTIONS(op) TE__ROPE_SCALING(op), TE_OPTION(op, original_length, 0),                         \
     TE_OPTION(op, truncate, 1), TE__ROPE_NUMBER(op, factor, 1), TE__ROPE_NUMBER(op, low_freq_factor, 1),             \
     TE__ROPE_NUMBER(op, high_freq_factor, 4), TE__ROPE_NUMBER(op, beta_fast, 32), TE__ROPE_NUMBER(op, beta_slow, 1), \
@@ -300,8 +302,8 @@ typedef struct te_rope_options {
 } te_rope_options;
 typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
-/* How a scaling changes the frequencies, in the form that the kernels use: for pair p with the frequency f, s =
- * by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
+/* How a scaling changes the frequencies, in the form that the kernels use: the frequency f of pair p becomes f (s + (1
+ * - s) inverse_factor), where s = by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
     float magnitude; /* factor of all cosines and sines */
@@ -349,13 +351,13 @@ typedef struct te_rope_args {
     int position;             /* the position of the first row of each sequence, te_batch.position */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows]: the position of each row; null: positions are computed from `of`, `position`
-                               * and `past` */
+    const int32_t *positions; /* [rows]: the position of each row; null: each position is computed from the row's
+                               * index within its sequence, `position` and `past` */
     /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
      * cache */
     const int32_t *past;
     const float *frequencies; /* (scaling, given): [sections, rotary_dim / 2] */
-    int sections;             /* above 1: `positions` is [sections, rows] */
+    int sections;             /* the number of positions of each row; above 1: `positions` is [sections, rows] */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -369,7 +371,7 @@ typedef struct te_rope_shape {
     te_dtype x, y;
 } te_rope_shape;
 
-/* Constants of a table of cosines and sines. pairs: the number of cosines, and also of sines, that the table has for
+/* Constants of a table of cosines and sines. pairs: the number of cosines, and the number of sines, of the table for
  * each row; it is at least rotary_dim / 2. */
 typedef struct te_rope_table { int pairs, rotary_dim, scaled, direction; } te_rope_table;
 TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, int direction) {
@@ -445,10 +447,10 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
             te_store(a->y, at, v, k.y);
         }
 }
-/* Rotates `rows` rows from `first` on, eight columns at a time. A lane works on units of eight columns. Unless pairs
- * are interleaved, a unit that is rotated also contains the eight columns with which its columns form pairs; these lie
- * `distance` columns further on. So a head of q or k has (head_dim - distance) / 8 units. All rows are loaded before
- * the first one is rotated. */
+/* Rotates `rows` rows from row `first` on, eight columns at a time. A lane works on units of eight columns. Unless
+ * pairs are interleaved, a unit that is rotated also contains the eight columns with which its columns form pairs,
+ * `distance` columns to the right. So a head of q or k has (head_dim - distance) / 8 units. All rows of a unit are
+ * loaded before the first one is rotated, to have their loads in flight together. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
     /* distance from a column to the other column of its pair; 0 if one vector of eight columns holds both */
@@ -514,7 +516,7 @@ TE_API te_status te__rope_given(te_rope_args *a, const te_run *r, int i) {
     a->frequencies = (const float *)e->value.data;
     return TE_OK;
 }
-/* Set *a to the arguments of op i, a rope, which reads the current value and writes y. */
+/* Set *a to the arguments of op i, a rope, which reads the current value of the pass (te_run.current) and writes y. */
 TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     memset(a, 0, sizeof *a);
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
@@ -525,8 +527,8 @@ TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value
     return te__rope_given(a, r, i);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* Apply op i, a rope, to the current value, and make the result y the current value. If y has no memory, no kernel
- * runs. */
+/* Apply op i, a rope, to the current value of the pass (te_run.current), and make the result y the current value. If y
+ * has no memory, no kernel runs. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     TE_TRY(te__rope_args(&a, r, i, y));

@@ -11,15 +11,15 @@
  * The filters of a row apply in this order: the mask of allowed tokens, repetition, frequency and presence penalty,
  * temperature, top-k, top-p, min-p; then a token is drawn. Nothing is sorted or approximated. Each cut (the least
  * likely token that a filter keeps) is found by radix selection on the bits of the logits: by counts for top-k, by
- * probability mass for top-p. Masses are integers (2^44 for the most likely token), so sums do not depend on the order,
- * and the token is the same on both targets, with any number of blocks and in any batch. docs/inference.md describes
- * the parameters, and how exact the results are.
+ * probability mass for top-p. Masses are unnormalised probabilities as integers (2^44 for the most likely token), so
+ * sums do not depend on the order, and the token is the same on the host and on CUDA, with any number of blocks and in
+ * any batch. docs/inference.md describes the parameters, and how exact the results are.
  *
- * Two passes read the logits. The first finds the largest logit and counts keys; the second sums exp for y and makes a
- * list of the tokens that top-k may keep. All other work reads this list. Without top-k, or if the list would have more
- * than TE__SAMPLE_LIST tokens, each digit of a cut and the draw take a further pass over the logits, which are then in
- * the caches. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the logits once; 128 rows of
- * 131072 in bf16 are 33.6 MB, which takes 7.3 us at 4.6 TB/s.
+ * Two passes read the logits. The first finds the largest logit and computes a histogram of the logits' 11 leading
+ * bits; the second sums exp for y and makes a list of the tokens that top-k may keep. All other work reads this list.
+ * Without top-k, or if the list would have more than TE__SAMPLE_LIST tokens, each 11-bit digit of a cut and the draw
+ * take a further pass over the logits, which are then in the caches. On CUDA a cluster of 1 to 8 blocks processes a
+ * row. Memory traffic: reads the logits once; 128 rows of 131072 in bf16 are 33.6 MB, which takes 7.3 us at 4.6 TB/s.
  */
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
@@ -55,16 +55,17 @@ enum {
 enum {
     TE_SAMPLE_THREADS = TE_CUDA ? 1024 : 1,
     TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
-    TE__SAMPLE_LIST = 2048,  /* how many tokens the list in shared memory can hold, which is read instead of the row */
-    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk; a histogram of tokens has a bin for each chunk */
-    TE__SAMPLE_STREAM = 0x73616d70, /* the Philox stream of the draws; dropout does not use it */
+    TE__SAMPLE_LIST = 2048,  /* capacity of the list, in shared memory, of the tokens that the filters may still keep */
+    TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk; a histogram over tokens has a bin for each chunk */
+    TE__SAMPLE_STREAM = 0x73616d70, /* number of the Philox stream from which tokens are drawn; no dropout uses it */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* Keys are logits as integers, in the same order. Tokens with keys between those of -infinity and NaN can be drawn. */
+/* A key is a logit mapped to a 32-bit unsigned integer; larger logits have larger keys. Only tokens whose keys lie
+ * between the keys of -infinity and of NaN can be drawn. */
 #define TE__SAMPLE_KEY_NAN 0xffffffffu
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
-#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* largest token (21 bits); subtracting tokens from it reverses their order */
+#define TE__SAMPLE_LAST_TOKEN 0x1fffffu /* 2^21 - 1; a selection of tokens uses 2^21 - 1 - token: lowest first */
 
 typedef struct te__sample_args {
     float *y;       /* [rows] */
@@ -73,25 +74,25 @@ typedef struct te__sample_args {
     int rows, blocks; /* blocks: the number of thread blocks that work on one row */
 } te__sample_args;
 
-/* The bin of a histogram in which the cumulative sum reaches the sum that is looked for (te__sample_wish). */
+/* The bin of a histogram in which the cumulative sum of the bins reaches the target sum (te__sample_wish). */
 typedef struct te__sample_found {
-    uint64_t rest, inside; /* rest: that sum minus the sums of all bins before this one; inside: the sum of this bin */
+    uint64_t rest, inside; /* rest: the target minus the sums of all bins before this one; inside: this bin's sum */
     int bin;
 } te__sample_found;
 
 /* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
-    uint64_t list[TE__SAMPLE_LIST]; /* [listed]: tokens as key << 32 | token, unordered; only in a row's first block */
-    uint64_t top[TE_SAMPLE_MAX_TOP]; /* the most likely tokens, as entries key << 32 | token */
-    uint64_t published[3];
+    uint64_t list[TE__SAMPLE_LIST]; /* [listed]: entries key << 32 | token, unordered; only in a row's first block */
+    uint64_t top[TE_SAMPLE_MAX_TOP]; /* [top_listed]: the model's most likely tokens, as entries key << 32 | token */
+    uint64_t published[3];           /* results of this block that the row's other blocks read */
     te__sample_found found;
-    uint32_t listed, top_listed; /* entries appended to list and to top; above the capacity: some are missing */
+    uint32_t listed, top_listed; /* entries appended to list and to top; more than the capacity: some were dropped */
     int token;
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
 
-/* The lanes that work on one row. They belong to `blocks` thread blocks, of which this lane's is number `rank`. */
+/* All lanes that work on one row, in the `blocks` thread blocks of a cluster. This lane is in block number `rank`. */
 typedef struct te__sample_team {
     te__sample_shared *s;
     te_lanes g; /* the lanes of this block */
@@ -101,7 +102,7 @@ typedef struct te__sample_team {
 /* ---- the lanes of a row ------------------------------------------------------------------------------------------ */
 
 #if TE_CUDA
-/* Wait for all blocks of the row; the stores of each to shared memory are then visible to the others. */
+/* A barrier of all blocks of the row: what each has stored to shared memory is then visible to the other blocks. */
 TE_FN void te__sample_sync(const te__sample_team *t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) {
@@ -111,7 +112,7 @@ TE_FN void te__sample_sync(const te__sample_team *t) {
 #endif
     __syncthreads();
 }
-/* Return the shared memory of block number `rank` of the row. */
+/* Return the address of the shared memory of the row's block number `rank`. */
 TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) {
@@ -145,7 +146,7 @@ enum { TE__SAMPLE_WARP = TE_CUDA ? 32 : 1 };
 
 /* ---- arithmetic that is bitwise identical on both targets -------------------------------------------------------- */
 
-/* Except in fmaf, no operand of a sum is a product, because a compiler that fused the two would change the result. */
+/* Products are added by fmaf only: whether a compiler contracts a * b + c to an FMA would change the last bit. */
 
 /* Return the key of the logit x. Larger logits have larger keys, and -0 has the same key as 0. */
 TE_FN uint32_t te__sample_key(float x) {
@@ -157,9 +158,9 @@ TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
-/* Return 2^44 * 2^(d * scale), rounded down to an integer, 0 if less than 1; d <= 0, scale >= 0. The exponential has a
- * relative error of 1e-7. The integer part of d * scale is taken from the low bits of a float; a Taylor series computes
- * 2 to the power of the fraction. */
+/* Return 2^44 * 2^(d * scale), rounded down to an integer; d <= 0, scale >= 0. The relative error of the exponential is
+ * 1e-7. Adding magic = 1.5 * 2^23 rounds d * scale to an integer n, which the low bits of the float `shifted` hold; a
+ * Taylor series computes 2^(d * scale - n). */
 TE_FN uint64_t te__sample_mass(float d, float scale) {
     TE__SUMS_AS_WRITTEN const float magic = 12582912.0f, shifted = fmaf(d, scale, magic), n = shifted - magic;
     if (!(n >= -45.0f)) return 0;
@@ -171,15 +172,15 @@ TE_FN uint64_t te__sample_mass(float d, float scale) {
     const int exponent = (int)(te_bits_of_float(shifted) - 0x4b400000u) + (int)(bits >> 23) - 127; /* 0 at most */
     return (uint64_t)((bits & 0x7fffffu) | 0x800000u) << 22 >> (1 - exponent);
 }
-/* The mass of the token with this key, in a row whose largest key is `top`. Logits of +infinity have equal masses. */
+/* The mass of the token with this key, in a row whose largest key is `top`: 2^44 if key == top, even for +infinity. */
 TE_FN uint64_t te__sample_mass_of(uint32_t key, uint32_t top, float scale) {
     return te__sample_mass(key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top), scale);
 }
 
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
-/* te__sample_penalised: the logit x with the penalties of a token that was generated `count` times or is in the prompt.
- * The function is not inlined: few tokens need it, and a pass would contain its code eight times. */
+/* te__sample_penalised returns the logit x after the penalties, for a token that was generated `count` times or is in
+ * the prompt. It is not inlined: few tokens need it, and a pass would contain its code eight times. */
 typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
 #if TE_CUDA
 TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
@@ -190,13 +191,13 @@ TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count
     return count ? fmaf(-p.frequency, (float)count, x) - p.presence : x;
 }
 
-/* One row of logits and its cut, which says which tokens are kept: all whose key is above cut_key, and those whose key
- * equals cut_key if the token is at most cut_token. */
+/* One row of logits and its cut, which says which tokens the filters keep: all tokens whose key is above cut_key, and
+ * of the tokens whose key equals cut_key those up to cut_token. */
 typedef struct te__sample_row {
     const te__sample_args *a;
     int64_t at;              /* offset of the row's first element in x */
-    int width, first;        /* width: columns; first: column, at most 0, at which the first vector of eight begins */
-    int vectors, begin, end; /* vectors: number of vectors of the row; this block has the vectors [begin, end) */
+    int width, first;        /* width: columns; first: the column, -7 to 0, at which the first aligned vector begins */
+    int vectors, begin, end; /* vectors: number of vectors of the row; this block reads the vectors [begin, end) */
     te_dtype dtype;
     int row, penalised, listed;
     te__sample_penalties penalties;
@@ -207,7 +208,7 @@ typedef struct te__sample_row {
     uint32_t cut_key;
     int cut_token;
     uint64_t min_mass; /* min-p: a token whose mass is below min_mass is not drawn */
-    uint64_t least_mass; /* top-p: a token with less mass cannot be the least likely one that is kept */
+    uint64_t least_mass; /* top-p: it certainly keeps no token whose mass is below least_mass */
 } te__sample_row;
 
 TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
@@ -231,20 +232,21 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
     return r;
 }
-/* Return the same row as the model produced it, i.e. without mask and penalties. */
+/* Return row r without mask and penalties: the logits as the model computed them. top: their largest key. */
 TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     r.penalised = 0, r.allowed = 0, r.listed = 0, r.top = top;
     return r;
 }
 
-/* Returns eight bits of a mask, from bit `from` on; only n of them exist. */
+/* Return the bits from .. from + n - 1 of a mask as the low n bits of the result, n <= 8; ignore its other bits. */
 TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     const int word = from / 32, shift = from % 32;
     uint32_t bits = mask[word] >> shift;
     if (shift + n > 32) bits |= mask[word + 1] << (32 - shift);
     return bits;
 }
-/* The keys of vector v. *token: its first token. A key is 0 if its token is not allowed or lies beyond the row. */
+/* Compute the keys of vector v after mask and penalties: key[k] belongs to token *token + k, and is 0 if that token is
+ * not allowed or lies beyond the row's end. */
 TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r, int v) {
     const te_columns c = te_columns_at(r->first + 8 * v, r->width);
     float x[8];
@@ -280,13 +282,13 @@ TE_FN uint64_t te__sample_amount(const te__sample_row *r, uint32_t key, int toke
 
 /* ---- the passes over a row --------------------------------------------------------------------------------------- */
 
-/* Prefetch this block's part of the row to the L2 at once, because a pass has only few loads in flight. */
+/* Prefetch all of this block's logits to the L2: a pass has too few loads in flight to hide the latency of DRAM. */
 TE_FN void te__sample_prefetch(const te__sample_row *r, const te__sample_team *t) {
     const int line = 16 / (int)te_dtype_bytes(r->dtype); /* vectors in 128 bytes */
     for (int v = r->begin + t->g.id * line; v < r->end; v += t->g.count * line)
         te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
 }
-/* Return the maximum of x over all lanes of the row. place: an entry of te__sample_shared.published that is free. */
+/* Return the maximum of x over all lanes of the row. place: which entry of `published` the blocks exchange it in. */
 TE_FN uint64_t te__sample_max_of_all(uint64_t x, int place, const te__sample_team *t) {
     x = te_lanes_max_u64(x, &t->g);
     if (!t->g.id) t->s->published[place] = x;
@@ -324,14 +326,14 @@ TE_FN void te__sample_largest(uint64_t *raw, uint64_t *best, const te__sample_ro
     *raw = te__sample_max_of_all(te__sample_best(raw_key, raw_token), 0, t);
     *best = differ ? te__sample_max_of_all(te__sample_best(best_key, best_token), 1, t) : *raw;
 }
-/* Append an entry to a list with space for `size` entries, in the first block of the row. If the list is full, the
- * entry is dropped, and *listed then exceeds `size`. */
+/* Append an entry to a list of at most `size` entries, in the shared memory of the row's first block. If the list is
+ * full, the entry is dropped, and *listed then exceeds `size`. */
 TE_FN void te__sample_append(uint64_t *list, uint32_t *listed, uint32_t size, uint32_t key, int token) {
     if (*(const volatile uint32_t *)listed > size) return;
     const uint32_t place = te__sample_ticket(listed);
     if (place < size) list[place] = (uint64_t)key << 32 | (uint32_t)token;
 }
-/* Append all tokens that the cut of r keeps and whose keys are at least `least` to the list. */
+/* Append to the list all tokens that the cut of r keeps and whose keys are at least `least`. */
 TE_FN void te__sample_gather(uint64_t *list, uint32_t *listed, uint32_t size, const te__sample_row *r, uint32_t least,
                              const te__sample_team *t) {
     TE_UNROLL_1 for (int v = r->begin + t->g.id; v < r->end; v += t->g.count) {
@@ -344,8 +346,8 @@ TE_FN void te__sample_gather(uint64_t *list, uint32_t *listed, uint32_t size, co
     }
     te__sample_sync(t);
 }
-/* Returns, in every block, the sum of all masses of the unmodified logits. The tokens of r whose keys are at least
- * `least` are appended to the list (least 0: none). On return no block accesses another block's shared memory. */
+/* Returns, in every block, the sum of all masses of the unmodified logits. Also appends the tokens of r whose keys are
+ * at least `least` to the list (least 0: none). On return no block accesses another block's shared memory. */
 TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, uint32_t least,
                                      const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, raw_top);
@@ -372,16 +374,16 @@ TE_FN uint64_t te__sample_model_mass(const te__sample_row *r, uint32_t raw_top, 
     return total;
 }
 
-/* One digit of the number that a selection looks for: a key (32 bits) or TE__SAMPLE_LAST_TOKEN - token (21 bits).
- * Digits are bits 21 to 31, 10 to 20 and 0 to 9. prefix: the digits above this digit. */
+/* A radix selection finds a number digit by digit, highest first: a key (32 bits) or TE__SAMPLE_LAST_TOKEN - token (21
+ * bits). Its digits are bits 21 to 31, 10 to 20 and 0 to 9. prefix: the digits above this one. */
 typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
 TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     te__sample_digit d;
     d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
     return d;
 }
-/* Adds an entry (key << 32 | token) to the histogram and returns 0. If the entry's mass is below least_mass, it is not
- * added; the function then returns the mass. */
+/* Adds an entry (key << 32 | token) to the histogram of digit d, if the digits of `value` (its key, or LAST_TOKEN -
+ * token) above d equal d.prefix. Returns 0, or the entry's mass if it is not added because it is below least_mass. */
 TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d, uint32_t value, uint64_t entry,
                                     te__sample_sum sum, const te__sample_team *t) {
     const uint32_t digits = value >> d.shift;
@@ -391,9 +393,9 @@ TE_FN uint64_t te__sample_digit_add(const te__sample_row *r, te__sample_digit d,
     if (amount) te__sample_add(t->s, (int)(digits & ((1u << d.bits) - 1)), amount);
     return 0;
 }
-/* Computes the histogram of a digit of the keys or of the tokens. For tokens of a whole row, a bin stands for a chunk
- * of vectors; the lanes of a warp are in one chunk. For the first digit of the keys, masses below least_mass are added
- * to bin 0, so that the total is right: no number's key is in bin 0, and the cut is at a larger key. */
+/* Computes the histogram of a digit of the keys or of the tokens. If the tokens are those of a row and not of the list,
+ * a bin stands for a chunk of vectors; all lanes of a warp read the same chunk. For the first digit of the keys, masses
+ * below least_mass go to bin 0, so that the total is right; all other keys are in larger bins, where the cut lies. */
 TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int of_tokens, te__sample_sum sum,
                                 const te__sample_team *t) {
     uint64_t left_out = 0;
@@ -429,7 +431,7 @@ TE_FN void te__sample_histogram(const te__sample_row *r, te__sample_digit d, int
 
 /* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* The sum that a selection is to reach: fraction / 2^64 of the total, plus amount, clamped to 1 .. the total sum. */
+/* The target sum of a selection: fraction / 2^64 of the histogram's total, plus amount, clamped to [1, total]. */
 typedef struct te__sample_wish { uint64_t fraction, amount; } te__sample_wish;
 TE_FN te__sample_wish te__sample_wish_of(uint64_t fraction, uint64_t amount) {
     te__sample_wish w;
@@ -445,13 +447,13 @@ TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     }
     return sum;
 }
-/* The bin in which the cumulative sum of the histogram reaches the wish. descending 1: the sum begins at the last bin.
- * All lanes of all blocks get the same result. If the histogram is empty, bin and inside are 0. */
+/* Find the bin in which the cumulative sum of the histogram reaches the target w. descending 1: the sum begins at the
+ * last bin. All lanes of all blocks return the same result. If the histogram is empty, bin and inside are 0. */
 TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const te__sample_team *t) {
     const int each = (TE__SAMPLE_BINS + t->g.count - 1) / t->g.count, last = TE__SAMPLE_BINS - 1;
     const int from = t->g.id * each, to = (int)te_min(from + each, TE__SAMPLE_BINS);
     uint64_t mine = 0, total;
-    te__sample_sync(t); /* wait: the histograms of all blocks are complete */
+    te__sample_sync(t); /* wait until the histograms of all blocks are complete */
     for (int j = from; j < to; j++) mine += te__sample_bin(descending ? last - j : j, t);
     uint64_t before = te_lanes_scan_u64(&total, mine, &t->g);
     uint64_t wish = te_mul_high(w.fraction, total) + w.amount;
@@ -465,11 +467,11 @@ TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const 
                 t->s->found.bin = bin, t->s->found.rest = wish - before, t->s->found.inside = inside;
             before += inside;
         }
-    te__sample_sync(t); /* wait: no block reads the histogram of another block any more */
+    te__sample_sync(t); /* wait until no block reads the histogram of another block any more */
     return t->s->found;
 }
-/* A selection finds the key (or token) at which the sum over it and all larger keys (or lower tokens) reaches the wish.
- * It computes the digits [level, end) of this key or token; prefix has the digits before them. */
+/* A selection adds amounts from the largest key down (or from the lowest token up) and finds the key (or token) at
+ * which the sum reaches the target `wish`. It computes digits [level, end) of that number; prefix: the digits above. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
@@ -484,11 +486,11 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     return s;
 }
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
-    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* tokens have 21 bits, so level 0 is skipped */
+    te__sample_selection s = te__sample_key_selection(sum, 1, 0, wish); /* no level 0 (bits 21 to 31): tokens have 21 */
     s.of_tokens = 1;
     return s;
 }
-/* Find, in chunk f.bin, the token at which the sum reaches f.rest. Every block does so itself: a chunk is short. */
+/* Find the token of chunk f.bin at which the sum over the chunk reaches f.rest. Every block does this redundantly. */
 TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
     const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
     uint64_t rest = f.rest;
@@ -515,7 +517,7 @@ TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sampl
     te_block_sync();
     return token;
 }
-/* Run the selection s. *value: the key or token that it finds. The result's `inside` is 0 if all amounts are 0. */
+/* Run the selection s; *value is the key or token that it finds. `inside` of the result is 0 if all amounts are 0. */
 TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *r, te__sample_selection s,
                                          const te__sample_team *t) {
     te__sample_found f = {0, 0, 0};
@@ -534,8 +536,8 @@ TE_FN te__sample_found te__sample_select(uint32_t *value, const te__sample_row *
     *value = s.of_tokens ? TE__SAMPLE_LAST_TOKEN - digits : digits;
     return f;
 }
-/* Move the cut of r to the key that a selection has found. If only some tokens with this key are to be kept, returns
- * the number of these, which are the lowest; otherwise returns 0. */
+/* Move the cut of r to the key that a selection has found. If only some of the tokens with this key are to be kept,
+ * namely the lowest ones, returns their number; otherwise returns 0. */
 TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
     if (!f.inside) return 0;
     const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass_of(key, r->top, r->scale);
@@ -552,7 +554,7 @@ TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* Store the likeliest tokens of the model, in order of their probability: the tokens that the cut of r keeps. */
+/* Store the o->top likeliest tokens of the model, which the cut of r keeps, in order of descending probability. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     te__sample_shared *first = te__sample_peer(t, 0);
@@ -563,7 +565,7 @@ TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te
     TE_UNROLL_1 for (int i = t->g.id; i < o->top && !t->rank; i += t->g.count) {
         int place = i;
         if (i < found) {
-            const uint64_t entry = t->s->top[i] ^ 0xffffffffu; /* if keys are equal, the lowest token comes first */
+            const uint64_t entry = t->s->top[i] ^ 0xffffffffu; /* inverted tokens: lower tokens rank higher */
             place = 0;
             TE_UNROLL_1 for (int j = 0; j < found; j++) place += (t->s->top[j] ^ 0xffffffffu) > entry;
         }
@@ -572,7 +574,7 @@ TE_FN void te__sample_store_top(const te__sample_row *r, uint64_t mass, const te
                                       : usable ? -INFINITY : NAN;
     }
 }
-/* Store the results of a row. Only one lane of the row calls this. */
+/* Store the results of a row. Only one lane of the row calls this function. */
 TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top, uint64_t mass) {
     const te_sampling *o = &r->a->of;
     o->token[r->row] = token;
@@ -583,23 +585,22 @@ TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top
     if (token >= 0 && o->update_history && o->history[r->at + token] < 65535u) o->history[r->at + token]++;
 }
 
-/* The tasks of a row that need a selection, in their order; a row skips those that it does not need. One loop runs them
- * all, so that the kernel contains the code of a selection once. After a selection of a key, a selection of a token
- * follows if the cut keeps only some of the tokens with this key. */
+/* The tasks of a row that need a selection, in order. One loop runs them, so that the kernel contains the selection's
+ * code once. If a cut keeps only some of the tokens with its key, a selection of a token follows that of the key. */
 typedef enum te__sample_task {
-    TE__SAMPLE_TASK_k_digit, /* the first digit of the cut of top-k, from the counts of the first pass */
-    TE__SAMPLE_TASK_top,     /* the most likely tokens of the model */
-    TE__SAMPLE_TASK_k,
-    TE__SAMPLE_TASK_p_digit, /* the first digit of the cut of top-p */
-    TE__SAMPLE_TASK_p,
-    TE__SAMPLE_TASK_draw
+    TE__SAMPLE_TASK_k_digit, /* finds the first digit of the cut of top-k, in the histogram of the first pass */
+    TE__SAMPLE_TASK_top,     /* finds the most likely tokens of the model, for te_sampling.top */
+    TE__SAMPLE_TASK_k,       /* finds the other digits of the cut of top-k */
+    TE__SAMPLE_TASK_p_digit, /* finds the first digit of the cut of top-p, if the row has no list */
+    TE__SAMPLE_TASK_p,       /* finds the other digits of the cut of top-p; if the row has a list, all digits */
+    TE__SAMPLE_TASK_draw     /* draws the token */
 } te__sample_task;
-/* What determines the cuts of a row (top-k, top-p) and which token is drawn. */
+/* The parameters of the cuts (top-k, top-p) and of the draw of a row. */
 typedef struct te__sample_cuts {
     te__sample_selection k, p; /* the selections that remain to be run for the cuts of top-k and top-p */
     int top_k;                 /* 0: no top-k */
     float top_p;               /* 1 or more: no top-p */
-    uint64_t uniform;
+    uint64_t uniform;          /* 64 random bits: the draw's target is uniform / 2^64 of the total mass */
 } te__sample_cuts;
 TE_FN te__sample_cuts te__sample_cuts_of(const te_sampling *o, int row, int width, int greedy) {
     te__sample_cuts c;
@@ -630,7 +631,7 @@ TE_FN te__sample_task te__sample_next(te__sample_selection *s, te__sample_task t
     *s = te__sample_token_selection(TE__SAMPLE_DRAW, te__sample_wish_of(c->uniform, 1));
     return TE__SAMPLE_TASK_draw;
 }
-/* The body of the kernel: processes this block's part of a row. */
+/* The body of the kernel: processes the vectors of a row that belong to this block. */
 TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shared *shared, int width,
                            te_dtype dtype) {
     const te_sampling *o = &a->of;
@@ -656,7 +657,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     int token = usable ? te__sample_best_token(best) : -1;
     if (!draws) c.top_k = 0;
 
-    te__sample_row v = r; /* the row as the current task reads it: with the cuts made so far */
+    te__sample_row v = r; /* the row with the cuts made so far, as the current task reads it */
     te__sample_task task = TE__SAMPLE_TASK_k_digit;
     te__sample_selection s = c.k;
     TE_UNROLL_1 for (int runs = c.top_k != 0;;) {
@@ -669,7 +670,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
             break;
         }
         if (task == TE__SAMPLE_TASK_k_digit) {
-            /* fits: whether all tokens with at least this first digit, among them the top k, fit in the list */
+            /* fits: 1 if all tokens whose first digit is at least `value`, among them the top k, fit in the list */
             const int fits = c.top_k && (uint64_t)c.top_k - f.rest + f.inside <= TE__SAMPLE_LIST;
             c.k = te__sample_key_selection(TE__SAMPLE_COUNT, 1, value, te__sample_wish_of(0, f.rest));
             mass = te__sample_model_mass(&r, raw_top, fits ? value << 21 : 0, &t);
@@ -679,7 +680,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
                 s = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0, te__sample_wish_of(0, (uint64_t)o->top));
                 continue;
             }
-        } else if (task == TE__SAMPLE_TASK_p_digit) { /* list the tokens from this digit on, if they fit in the list */
+        } else if (task == TE__SAMPLE_TASK_p_digit) { /* list the tokens with this first digit or a larger one */
             te__sample_shared *first = te__sample_peer(&t, 0);
             c.p = te__sample_key_selection(TE__SAMPLE_MASS, 1, value, te__sample_wish_of(0, f.rest));
             te__sample_gather(first->list, &first->listed, TE__SAMPLE_LIST, &v, value << 21, &t);
@@ -696,17 +697,17 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
         if (!draws) break;
         if (task <= TE__SAMPLE_TASK_top) {
             v = r, v.scale = te__sample_divide(1.4426950408889634f, temperature);
-            /* All tokens below least_mass together have less than 1 - p times the mass of the likeliest token. */
+            /* The tokens below least_mass together have less than 1 - p of the total mass: top-p keeps none of them. */
             v.least_mass = te_mul_high(~c.p.wish.fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)width;
             if (min_p > 0) v.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
         }
-        if (v.listed) { /* from now on only the first block of the row works; it reads the list */
+        if (v.listed) { /* from now on only the first block of the row works, because the list is in its memory */
             if (t.rank) return;
             t.blocks = 1;
         }
         task = te__sample_next(&s, task, &c, &v);
     }
-    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait: no block reads history any more, so it may be written */
+    if (draws && t.blocks > 1) te__sample_sync(&t); /* wait until no block reads history, which is written next */
     if (!t.rank && !t.g.id) te__sample_store(&r, token, raw_top, mass);
 }
 
@@ -714,7 +715,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
 
 typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sample_args *);
 
-/* Launches the kernel, in clusters of te__sample_args.blocks blocks. */
+/* Defines name##_clusters, which launches the kernel with a cluster of args->blocks blocks for each row. */
 #if TE_CUDA
 #define TE__SAMPLE_LAUNCH(name)                                                                                      \
     TE_API te_status name##_clusters(te_context *ctx, te_grid grid, const te__sample_args *args) {                   \
@@ -739,8 +740,8 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
     static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
     te_status name##_run(te_run *r, const te_step *s);
 
-/* The number of blocks for each row: enough to fill the device, but at most 8, because a larger cluster is not
- * portable, and no more than the row's vectors can keep busy. The results do not depend on this number. */
+/* The number of blocks for each row, a power of two: at most 8, the largest portable cluster size, and so small that
+ * all blocks run at once and each has enough vectors. The results do not depend on this number. */
 TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
 #if TE_CUDA && defined __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
@@ -755,7 +756,6 @@ TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
     return (void)ctx, (void)rows, (void)width, 1;
 #endif
 }
-/* Check the members of te_sampling: required pointers, alignment and ranges. */
 TE_API te_status te__sample_check(const te_sampling *s, int vocabulary, const char *name, te_context *ctx) {
     TE_REQUIRE(s, ctx, TE_ERROR_NULL, "%s: the batch brings no sampling; its member token is where tokens go", name);
     TE_REQUIRE(s->token, ctx, TE_ERROR_NULL, "%s: sampling.token is null", name);

@@ -40,8 +40,9 @@
 #define TE__IF_TIED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, tied, 0)), yes, no)
 #define TE__MAX_LOGIT(op) TE__IF_MAX_LOGIT(op, 1, 0)
 
-/* The values of the options bias, bias_dim0, bias_dim1 and max_logit for an op's kernels
- * (te/attention/attention_options.h). */
+/* TE__BIAS_VARIANT: the values of the options bias, bias_dim0, bias_dim1 and max_logit with which an op's kernels are
+ * instantiated (te/attention/attention_options.h). For a table, dim0 and dim1 are its queries and keys; for a relative
+ * bias, the number of buckets and max_distance. */
 #define TE__BIAS_KIND(op) TE__IF_RELATIVE(op, TE_BIAS_relative, TE_JOIN1(TE_BIAS_, TE_OPTION(op, bias, none)))
 #define TE__BIAS_QUERIES(op) (TE_OPTION(op, bias_queries, 0))
 #define TE__BIAS_KEYS(op) (TE_OPTION(op, bias_keys, TE__BIAS_QUERIES(op)))
@@ -49,7 +50,7 @@
 #define TE__BIAS_DIM1(op) TE__IF_RELATIVE(op, (TE_OPTION(op, max_distance, 128)), TE__BIAS_KEYS(op))
 #define TE__BIAS_VARIANT(op) TE__BIAS_KIND(op), TE__BIAS_DIM0(op), TE__BIAS_DIM1(op), TE__MAX_LOGIT(op)
 
-/* The list of an attention's parameters: sinks, then the score bias, as far as the op has them. */
+/* The list of an attention's parameters: sinks and the score bias, in this order, each only if the op has it. */
 #define TE__ATTENTION_PARAMS(op, heads)                                                                        \
     TE__IF_SINKS(op, TE__IF_SCORE_BIAS(op, ((sinks, 1, heads, zero), TE__BIAS_PARAM(op, heads)),               \
                                        ((sinks, 1, heads, zero))),                                             \
@@ -59,8 +60,8 @@
                     (bias, TE__BIAS_TABLES(op, heads) * TE__BIAS_QUERIES(op), TE__BIAS_KEYS(op), zero))
 #define TE__BIAS_TABLES(op, heads) ((int64_t)((int)(TE__BIAS_KIND(op)) == (int)TE_BIAS_heads ? (heads) : 1))
 
-/* TE__BUCKETS_PER_SIDE: the number of buckets for the keys on one side of the query, before or after it. The macros
- * whose names contain FITS say whether the sizes that the op names are valid. */
+/* TE__BUCKETS_PER_SIDE: the number of buckets for the keys before the query; in bidirectional attention there are as
+ * many for the keys after it. The macros whose names contain FITS say whether the op's sizes are valid. */
 #define TE__BIAS_BIDIRECTIONAL(op) (TE__WINDOW_RIGHT(op) != 0)
 #define TE__BUCKETS_PER_SIDE(op) (TE__BIAS_DIM0(op) / (TE__BIAS_BIDIRECTIONAL(op) ? 2 : 1))
 #define TE__RELATIVE_BIAS_FITS(op)                                  \
@@ -105,7 +106,7 @@ typedef struct te_score_bias_kernels {
     te_max_logit_fn max_logit;
 } te_score_bias_kernels;
 
-/* The two macros declare the kernels that a forward or a backward needs for the bias (forward: name##_relative and
+/* TE__SCORE_BIAS_FORWARD and _BACKWARD declare the kernels that a pass needs for the bias (forward: name##_relative and
  * name##_max_logit; backward: name##_relative and name##_dbias), and name##_bias, the struct with these kernels. */
 #define TE__SCORE_BIAS_FORWARD(name, dtype, op, heads)                                                      \
     TE__IF_RELATIVE(op, TE_ATTENTION_RELATIVE_BIAS, TE_NOTHING)(name##_relative, dtype)                     \

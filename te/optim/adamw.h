@@ -30,12 +30,13 @@
 #include "zero1.h"              /* te_zero1_iter */
 
 typedef struct te_adamw {
-    te_adamw_config config; /* its members may be changed between steps, except weight_decay, decay_all, rule, moments,
+    te_adamw_config config; /* the options; may be changed between steps, except weight_decay, decay_all, rule, moments,
                                no_master, muon_takes and shards. config.groups is null here, because te_adamw_init has
                                copied the groups' values into the table `tensor` */
     te_model *const *models;
-    int model_count, count, chunks; /* model_count: the number of models; count: the number of tensors that this rank
-                                       updates; chunks: the number of chunks in these tensors */
+    /* model_count: the number of models; count: the number of tensors that this rank updates; chunks: the number of
+     * chunks, of at most TE__ADAMW_CHUNK elements each, in these tensors */
+    int model_count, count, chunks;
     te_zero1 zero1;                 /* says which shard of the states this rank has */
     te_adamw_state *state;          /* `state` and the pointers after it point into target memory */
     te_grad_norm norm;
@@ -53,11 +54,14 @@ typedef struct te_adamw {
     te_muon_takes takes;
     te__muon muon;
     char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
-    uint64_t fingerprint;           /* the value of te__params_fingerprint when the table was made */
+    uint64_t fingerprint;           /* value of te__params_fingerprint when the table `tensor` was made */
     int has_masters;                /* 1: at least one tensor has master weights that are not the weights themselves */
-    te_loss_scale_state *scaler;    /* dynamic loss scaling (te_adamw_use_loss_scaler); null: none */
-    uint64_t written, loaded;       /* te__params_writes and te_context.loaded when the master weights agreed last with
-                                       the weights */
+    te_loss_scale_state *scaler;    /* the state of dynamic loss scaling, set by te_adamw_use_loss_scaler; null:
+                                     * there is no loss scaling */
+    /* te__params_writes (the number of writes to the parameters) and te_context.loaded (which te_safetensors_load
+     * changes), as they were when the master weights last agreed with the weights. If one of them has changed since,
+     * te_adamw_renew compares the weights with the master weights */
+    uint64_t written, loaded;
 } te_adamw;
 
 /* ---- the optimizer's tensors ------------------------------------------------------------------------------------- */
@@ -75,9 +79,10 @@ typedef struct te_adamw_iter {
     int64_t from, elements; /* the range of the parameter's elements: all of them or, with ZeRO-1, those of this rank */
     float *master;          /* [elements], in target memory: the range's master weights. If the parameter is f32, this
                                points into param->data; null: there are none (config.no_master) */
-    void *m, *v;            /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the
-                             * format is e4m3, the scales follow the elements (te_moment_scales), and the elements of v
-                             * are stored as their square roots */
+    /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the format is e4m3, the
+     * scales follow the elements (te_moment_scales returns their address), and the elements of v are stored as their
+     * square roots */
+    void *m, *v;
     te_rule rule;           /* the rule that updates this tensor */
 } te_adamw_iter;
 
@@ -113,7 +118,8 @@ TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
     if (c->rule == TE_RULE_muon && c->shards > 1) z.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
     return z;
 }
-/* The offset of each part of the optimizer's memory, in ascending order, and the sizes that follow from the models. */
+/* The offset of each part of the optimizer's memory, in ascending order, and the numbers of tensors, chunks and
+ * elements that this rank updates. */
 typedef struct te__adamw_layout {
     size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, gather_buffer, bytes;
     size_t table_bytes;
@@ -191,13 +197,15 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
                "optimizer again");
     return TE_OK;
 }
-/* Note that the master weights agree with the weights now. */
+/* Record the current counts of writes to the weights. Call this when the master weights agree with the weights: if the
+ * counts change later, te_adamw_renew compares the two. */
 TE_API void te__adamw_agrees(te_adamw *opt, const te_context *ctx) {
     opt->written = te__params_writes(opt->models, opt->model_count), opt->loaded = ctx->loaded;
 }
-/* Copy weights that something other than this optimizer has written (te_model_changed) to the master weights. Does
- * nothing if there are none. A master weight that rounds to the weight stays as it is; so weights that were not written
- * keep the precision of their master weights. te_adamw_step calls this. Reads 6 bytes for each element. */
+/* Copy weights that something other than this optimizer has written, such as a program that then calls
+ * te_model_changed, to the master weights. Does nothing if no weight was written. A master weight that rounds to the
+ * weight stays as it is; so weights that were not written keep the precision of their master weights. te_adamw_step
+ * calls this. Reads 6 bytes for each element. */
 TE_IF_USED TE_API te_status te_adamw_renew(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     if (opt->written == te__params_writes(opt->models, opt->model_count) && opt->loaded == ctx->loaded) return TE_OK;
@@ -291,13 +299,14 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
     te__adamw_bind(opt, base, &l, config);
     TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, zero1, ctx));
     TE_TRY(te__adamw_put_table(opt, base + l.table, l.table_bytes, config, ctx));
-    opt->state = (te_adamw_state *)base; /* from now on the optimizer counts as initialised */
+    opt->state = (te_adamw_state *)base; /* a state that is not null tells te__adamw_check that the optimizer is
+                                          * initialised */
     return te_adamw_reset(opt, ctx);
 }
 
 /* From the next step on, divide the gradients by the scaler's scale, skip steps whose gradients have an infinity or a
- * NaN, and adapt the scale (loss_scale.h). scaler: null ends this. te_adamw_init ends it, too. Errors: the optimizer or
- * the scaler is not initialised. */
+ * NaN, and adapt the scale (loss_scale.h). scaler: null: stop using a scaler; te_adamw_init also stops it. Errors: the
+ * optimizer or the scaler is not initialised. */
 TE_API te_status te_adamw_use_loss_scaler(te_adamw *opt, const te_loss_scaler *scaler, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_REQUIRE(!scaler || scaler->state, ctx, TE_ERROR_NULL, "te_adamw_use_loss_scaler: the scaler is not initialised");
@@ -329,7 +338,7 @@ TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__ad
     const te_status status = te__adamw_enqueue_matrices(opt, args, ctx);
     return te__launch_record_end(ctx, status);
 }
-/* Update this rank's shard of the parameters. */
+/* Enqueue the update of the parameters that this rank updates (with ZeRO-1, its shard of them). */
 TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (!opt->chunks) return TE_OK;
     const te_grid grid = te__grid_of(opt->chunks, 1);

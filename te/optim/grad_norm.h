@@ -42,8 +42,8 @@ typedef struct te_grad_norm {
     int count, chunks;
     double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, zero1.ranks)]: the sum of squares that each rank of a
                                       group has computed */
-    int rank, size;                /* this rank's index in the tensor group, and the group's size; in a kernel's
-                                      arguments: those for the group over which the kernel sums */
+    int rank, size;                /* this rank's index in the tensor group, and the number of ranks in this group. In
+                                      the copy that a kernel gets: of the group over which this kernel sums */
     te_zero1 zero1;                /* says which shard of the gradients this rank reads; rank 0 of 1 reads all
                                       gradients */
 } te_grad_norm;
@@ -58,8 +58,8 @@ enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group */
  * fits f32. Squares that underflow in this division are negligible compared with a sum that has overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
-/* A lane's part of a chunk's sum of squares, computed in double and divided by TE__NORM_RESCALE. The loop is not
- * optimised, because it runs only after an overflow. */
+/* The sum of squares of a lane's elements of a chunk, computed in double and divided by TE__NORM_RESCALE. The loop is
+ * not optimised, because it runs only after an overflow. */
 TE_FN float te__grad_norm_rescaled(const float *x, int n, te_lanes lanes) {
     double sum = 0.0;
     for (int i = lanes.id; i < n; i += lanes.count) sum += (double)x[i] * (double)x[i];

@@ -16,7 +16,8 @@ TE_IF_USED TE_API te_status te__param_fill(te_param *p, float mean, float std, u
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
-    if (p->shard == TE_SHARD_rows) { /* one call for the whole shard, which contains only a part of each row */
+    if (p->shard == TE_SHARD_rows) { /* the shard consists of the same columns of every row, and one call fills these
+                                      * columns in all rows */
         const te__normal_part part = te__normal_part_of(p->rows, p->cols, g->rank * p->cols, g->size * p->cols);
         TE_TRY(te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx));
         return te__param_written(p, ctx), TE_OK;
@@ -39,7 +40,7 @@ TE_IF_USED TE_API te_status te_param_normal(te_param *p, float std, uint64_t see
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_param_normal: std is %g", (double)std);
     return te__param_fill(p, 0, std, seed, stream, ctx);
 }
-/* The number around which a parameter begins. */
+/* The mean of a parameter's initial values. */
 TE_API float te__init_constant(te_init init) {
     switch (init) {
         case TE_INIT_one: return 1.0f;

@@ -9,7 +9,7 @@
  *     TE_TRY(te_loss_scaler_init(&scaler, memory, te_loss_scaler_bytes(), &config, &ctx));
  *     TE_TRY(te_adamw_use_loss_scaler(&opt, &scaler, &ctx));   // after te_adamw_init
  *     batch.loss_scale = 1.0f / rows, batch.loss_count = te_loss_scaler_inverse(&scaler);  // dloss = scale / rows
- *     ... forward, backward, te_adamw_step, as without
+ *     ... forward, backward, te_adamw_step, as without loss scaling
  *
  * For the mean over the labels that are not ignored (te_count_labels), divide by te_loss_scaler_count's result instead.
  * A list that ends in another op gets a dy that the caller has multiplied by the scale (te_loss_scaler_get).
@@ -35,7 +35,7 @@ TE_API te_loss_scale_config te_loss_scale_defaults(void) {
 /* The state, in target memory. */
 typedef struct te_loss_scale_state {
     float inverse, scale; /* inverse: 1 / scale */
-    int32_t good;         /* how many steps in a row were not skipped since the scale changed last */
+    int32_t good;         /* number of consecutive steps without a skip, since the scale last changed */
     int32_t interval;
     float growth, backoff;
 } te_loss_scale_state;
@@ -46,7 +46,8 @@ typedef struct te_loss_scaler { te_loss_scale_state *state; /* target memory */ 
 #define TE_LOSS_SCALE_MIN 5.421010862427522e-20f /* 2^-64 */
 #define TE_LOSS_SCALE_MAX 1.8446744073709552e19f /* 2^64 */
 
-/* Called by one thread of the device for each step: what follows from whether the gradients were finite. */
+/* Update the scale after a step whose gradients were all finite (finite 1) or were not (0). One thread of the device
+ * calls this function. */
 TE_BOTH void te__loss_scale_update(te_loss_scale_state *s, int finite) {
     float scale = s->scale;
     s->good = finite ? s->good + 1 : 0;
@@ -101,7 +102,7 @@ typedef struct te__loss_scaler_count_args {
 } te__loss_scaler_count_args;
 TE_FN void te__loss_scaler_count_body(const te__loss_scaler_count_args *a) {
     const float count = *a->count;
-    /* as backward, which divides by 1 if there is no label */
+    /* if no label counts, the number of labels is taken as 1, as in te_mean_loss */
     *a->to = (count > 0.0f ? count : 1.0f) * a->state->inverse;
 }
 TE_KERNEL_IF_USED(te__loss_scaler_count, 1, 1, te__loss_scaler_count_args, te__loss_scaler_count_body(te_args))

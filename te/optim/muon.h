@@ -53,16 +53,16 @@ TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model 
 /* The memory that the iterations use. The optimizer's matrices are updated one after the other, so all use the same
  * memory. */
 typedef struct te__muon {
-    void *x[2];     /* memory for X and for the next X, in the dtype of the products. Each is as large as the largest
-                       matrix */
+    void *x[2];     /* memory for X and for the X of the next iteration, in the dtype of the GEMMs. Each is as large
+                     * as the largest matrix */
     void *a, *b;    /* A and B, [s, s] */
-    float *scratch; /* on the host, the workspace of the products */
-    float *partial; /* [chunks], the sum of the squares of u in each chunk */
-    float *factor;  /* [count]: for each matrix, 1 / (|u| + eps) */
+    float *scratch; /* on the host, the workspace of the GEMMs */
+    float *partial; /* [chunks]: the sum of the squares of u, the update before the iterations, in each chunk */
+    float *factor;  /* [count]: for each matrix, 1 / (|u| + eps), where u is its update before the iterations */
 } te__muon;
 typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes of te__muon.x[0], a and scratch */
 
-/* The three products of an iteration: `gram` computes A, `poly` B, and `next` the next X. */
+/* The three GEMMs of an iteration: `gram` computes A, `poly` computes B, and `next` computes the next X. */
 typedef struct te__muon_products { te_gemm gram, poly, next; } te__muon_products;
 
 TE_API te_dtype te__muon_dtype(te_dtype model) { return model == TE_f32 ? TE_f32 : TE_bf16; }
@@ -78,7 +78,7 @@ TE_API te__muon_products te__muon_products_of(int64_t rows, int64_t cols, te_dty
     p.gram.out = p.poly.out = p.next.out = dtype;
     return p;
 }
-/* Enlarge the sizes so that the memory is large enough for matrix p, too. */
+/* Enlarge *sizes, the sizes of the memory that the iterations use, so that the memory suffices for matrix p, too. */
 TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtype dtype) {
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
     const int64_t bytes = (int64_t)te_dtype_bytes(dtype);
@@ -108,18 +108,18 @@ TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *c
 typedef struct te__muon_args {
     te__adamw_args step;
     te__muon memory;
-    const void *x;  /* te_muon_apply: the orthogonal matrix X */
-    int tensor;     /* te_muon_normalize, te_muon_apply: the index of the matrix among the optimizer's tensors */
+    const void *x;  /* for te_muon_apply: the orthogonal matrix X */
+    int tensor;     /* for te_muon_normalize and te_muon_apply: index of the matrix among the optimizer's tensors */
     te_dtype dtype; /* of X */
-    float size;     /* te_muon_apply: the factor `size` of X in the formula at the head of this file */
+    float size;     /* for te_muon_apply: the factor `size` of X in the formula at the head of this file */
 } te__muon_args;
 
 TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
     return c->nesterov ? g + c->momentum * m : m;
 }
-/* For all matrices in one launch: updates m, and sums the squares of u in each chunk. Reads 8 bytes for each element
- * and writes 4. If the sum of all squares of a matrix does not fit f32, the factor 1 / |u| becomes 0, so X is 0 for
- * this matrix (TE_ADAMW_NORM_LIMIT). */
+/* For all matrices in one launch: updates the momentum m, and sums the squares of u, the update before the iterations,
+ * in each chunk. Reads 8 bytes for each element and writes 4. If the sum of all squares of a matrix does not fit f32,
+ * the factor 1 / |u| becomes 0, so X is 0 for this matrix. */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -150,8 +150,8 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_momentum, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_momentum_body(te_args, te_at))
 
-/* Computes 1 / (|u| + eps) for each matrix. There is one block for each tensor, which adds the sums of the tensor's
- * chunks in a fixed order. */
+/* Computes 1 / (|u| + eps) for each matrix, where u is its update before the iterations. There is one block for each
+ * tensor, which adds the sums of the tensor's chunks in a fixed order. */
 TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -165,7 +165,8 @@ TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_norm, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_norm_body(te_args, te_at))
 
-/* For one matrix: X = u / |u|. Reads 8 bytes for each element (4 without Nesterov's momentum) and writes 2. */
+/* For one matrix: X = u / |u|, where u is the matrix's update before the iterations. Reads 8 bytes for each element (4
+ * without Nesterov's momentum) and writes 2. */
 TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -219,8 +220,8 @@ TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows,
     }
     return TE_OK;
 }
-/* Update tensor number a->tensor, the matrix p. The matrix's momentum and the norm of u must have been computed
- * before. */
+/* Update tensor number a->tensor, the matrix p. The matrix's momentum, and the norm of u, its update before the
+ * iterations, must have been computed before. */
 TE_IF_USED TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
     const double rows = (double)p->rows, cols = (double)p->cols;
     const te_grid grid = te__grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);

@@ -144,7 +144,7 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
-#define TE_DECAY_OF_CONFIG (-1.0f) /* as te_param_group.weight_decay: the group has the config's weight decay */
+#define TE_DECAY_OF_CONFIG (-1.0f) /* the value of te_param_group.weight_decay that selects the config's */
 
 /* A function that the caller provides. Returns whether the group contains the parameter p. */
 typedef int (*te_group_takes)(const te_model *model, const te_param *p);

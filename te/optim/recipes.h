@@ -38,7 +38,7 @@ typedef struct te_recipes_config {
     int current;        /* 1: lists under fp8_delayed run as if under fp8_current */
     float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: the scales of
                            weights, and all scales of fp8_current, fp8_block and fp8_row */
-    int power_of_two;   /* 1: scales that are computed from the tensor itself are rounded down to powers of two */
+    int power_of_two;   /* 1: scales that are computed from a tensor's current amax are rounded down to 2^n */
     int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: the ranks exchange no
                            amax, and each rank uses the amax that it computed */
 } te_recipes_config;
@@ -58,24 +58,25 @@ typedef struct te_recipes {
     te_model *const *models;
     int model_count, count;     /* model_count: the number of models; count: the number of GEMMs (products) that are
                                    under a recipe */
-    int on, begun;              /* on: 1: the products run in FP8. begun: 1: at least one step was made, so there is a
-                                   history */
+    int on, begun;              /* on: 1: the GEMMs under a recipe run in FP8. begun: 1: at least one step was made, so
+                                   there is a history */
     te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
-    const void *table;          /* the table of the weights (te__fp8_cache_table) */
+    const void *table;          /* the table of the weights, which te__fp8_cache_table has made */
     uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when the table was made */
     te_fp8_renewal renewal;     /* how forward casts weights that were written since the last cast */
-    const void *update;         /* the te_recipes_adamw that set fp8.updated in the parameters; null: none */
+    const void *update;         /* the te_recipes_adamw whose update also casts weights or computes their amax; null:
+                                 * there is none */
 } te_recipes;
 
 /* ---- the products under a recipe --------------------------------------------------------------------------------- */
 
-/* Visits, in list order, those products of several models that are under a recipe. */
+/* Visits, in list order, those GEMMs (products) of several models that are under a recipe. */
 typedef struct te__recipe_iter {
     te_model *const *models;
     int count, model, op, next; /* next: the index, in its model, of the next op's first parameter */
-    te_param *param;            /* the weight of the current product */
-    te_recipe recipe;           /* the recipe of the current product */
+    te_param *param;            /* the weight of the current GEMM */
+    te_recipe recipe;           /* the recipe of the current GEMM */
 } te__recipe_iter;
 
 TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
@@ -84,7 +85,7 @@ TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
     it.models = models, it.count = models ? count : 0;
     return it;
 }
-/* Go to the next product. Returns 0 if there is none. */
+/* Go to the next GEMM that is under a recipe. Returns 0 if there is none. */
 TE_API int te__recipe_next_product(te__recipe_iter *it) {
     for (; it->model < it->count; it->model++, it->op = it->next = 0) {
         const te_model *m = it->models[it->model];
@@ -221,7 +222,7 @@ TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int co
     }
     return TE_OK;
 }
-/* Make the table in target memory. Waits for the stream. */
+/* Make the table of the weights that a pass casts (te__fp8_cache_fill) in target memory. Waits for the stream. */
 TE_API te_status te__fp8_cache_table(void *table, te_model *const *models, int count, te_context *ctx) {
     const size_t bytes = te__fp8_cache_layout_of(models, count).bytes;
     char *host = (char *)calloc(1, bytes + 1);
@@ -325,9 +326,9 @@ TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
     rule.epsilon = c->epsilon, rule.power_of_two = c->power_of_two;
     return rule;
 }
-/* cast: 0: compute the amax of each weight with a tensorwise scale; 1: cast all weights. skip_updated: 1: leave out
- * work that the optimizer's update has already done. Weights with tensorwise scales are cast even so: such a scale
- * needs the amax of the whole new weight, so the update cannot cast these weights. */
+/* Run a pass over the weights of all recipes. cast: 0: compute the amax of each weight with a tensorwise scale; 1: cast
+ * all weights. skip_updated: 1: leave out work that the optimizer's update has already done. Weights with tensorwise
+ * scales are cast even then: their scale needs the amax of the whole new weight, so the update cannot cast them. */
 TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updated, te_context *ctx) {
     for (int g = 0; g < (cast ? TE__WEIGHTS_GRANULARITIES : TE__WEIGHTS_TENSORWISE + 1); g++) {
         const int skip = skip_updated && !(cast && g == TE__WEIGHTS_TENSORWISE);
@@ -340,7 +341,8 @@ TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, t
     const te_group *g = te_world_group(ctx);
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
-/* Cast all weights with their current scales, and note of which values. */
+/* Cast all weights with their current scales. Also record each weight's count of writes, from which forward later sees
+ * whether the weight was written after its cast. */
 TE_API te_status te__recipes_cast_all(te_recipes *s, int skip_updated, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     while (te__recipe_next_product(&it)) it.param->fp8.written = te__writes_of(it.param);
@@ -353,16 +355,17 @@ TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &rule, ctx));
     return te__recipes_cast_all(s, skip_updated, ctx);
 }
-/* Cast all weights. With config.ranks above 1, all ranks must call this after the weights were loaded or changed by
- * anything but a checkpoint with its recipes. With one rank, forward calls this itself if a weight was written since
- * the last cast (te_model_changed). */
+/* Cast all weights. With config.ranks above 1, all ranks must call this function after weights were loaded or changed
+ * (not after te_recipes_step or te_checkpoint_load with `recipes`, which cast them). With one rank, forward calls it
+ * itself if a weight was written since the last cast (a program that writes weights calls te_model_changed). */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
     TE_TRY(te__recipes_reduce(s, s->count, ctx));
     return te__recipes_cast(s, 0, ctx);
 }
-/* te_fp8_renewal.renew. Several ranks exchange the amaxes, so a rank must not cast by itself. */
+/* The callback te_fp8_renewal.renew: forward calls it if a weight was written after its cast. With config.ranks above 1
+ * this is an error: casting needs a collective that exchanges the amaxes, and one rank must not begin it alone. */
 TE_IF_USED TE_API te_status te__recipes_renew(void *of, te_context *ctx) {
     te_recipes *s = (te_recipes *)of;
     TE_REQUIRE(s->config.ranks == 1, ctx, TE_ERROR_STATE,
@@ -382,7 +385,8 @@ TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
         it.param->fp8.current = !begun || s->config.current || it.recipe == TE_RECIPE_fp8_current;
 }
 
-/* on: 1: from now on the products of all models run in FP8; 0: they run in their lists' own formats. */
+/* Switch the recipes on or off. on: 1: from now on the GEMMs of all models that are under a recipe run in FP8; 0: they
+ * run in the formats of their lists. */
 TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
@@ -488,7 +492,8 @@ TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
-/* Enqueue the step, without checking for errors first. skip_updated: as in te__recipes_weight_pass. */
+/* Enqueue the kernels of te_recipes_step, without checking for errors first. skip_updated: 1: leave out the casts that
+ * the optimizer's update has already done. */
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));

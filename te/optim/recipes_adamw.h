@@ -30,20 +30,22 @@
 #include "recipes.h"               /* te_recipes, te__recipes_advance */
 
 typedef struct te__adamw_fp8_args {
-    te__adamw_args step;      /* in step.first, tensors that are updated tile by tile (in `blocks`) have no chunks */
+    te__adamw_args step;      /* the arguments of the unfused update. According to step.first, the tensors that are
+                                 updated tile by tile (those in `blocks`) have no chunks */
     const int32_t *scale_of;  /* [count]: for each tensor, the index in `amax` of the amax of its weights; -1: that amax
                                  is not needed */
     float *amax;
-    te_multi_tensor blocks;          /* the recipes' weights of fp8_block, as a table of te_blockwise_args; a chunk is
-                                        a tile */
-    const int32_t *tensor_of; /* [blocks.count]: for each weight in `blocks`, its index among the optimizer's tensors;
-                                 -1: the weight is not updated here, and the recipes' own pass casts it */
+    te_multi_tensor blocks;          /* all weights under the recipe fp8_block, as a table of te_blockwise_args; a
+                                      * chunk is a tile of 128 x 128 */
+    /* [blocks.count]: for each weight in `blocks`, its index among the optimizer's tensors; -1: this optimizer does
+     * not update the weight, and a pass of te_recipes casts it */
+    const int32_t *tensor_of;
 } te__adamw_fp8_args;
 
 /* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
 
-/* This kernel updates all tensors except the weights of fp8_block that the next kernel updates by tiles. It computes
- * the amax only of weights with tensorwise scales. */
+/* The kernel te_adamw_update_amax updates all tensors except those weights of fp8_block that te_adamw_update_blockwise
+ * updates by tiles. It computes the amax only of weights with tensorwise scales. */
 
 /* Update the chunk of tensor n that begins at `from`, unless the step is skipped. */
 TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, te_dtype moments) {
@@ -88,10 +90,11 @@ TE_KERNEL_IF_USED(te_adamw_update_amax_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDE
 
 /* ---- kernel: update a tile of 128 x 128, and cast it to FP8 ------------------------------------------------------ */
 
-/* This kernel updates the weights of fp8_block. It can also cast them, because the scales of a tile depend only on the
- * tile's own elements. A warp updates one row of the tile at a time, and leaves the new weights, rounded to the list's
- * 16-bit format, in shared memory; from there te__blockwise_store reads the weights and casts them. The random numbers
- * are the same as in the other kernels, because they depend only on the index of an element (te__adamw_random). */
+/* The kernel te_adamw_update_blockwise updates the weights of fp8_block. It can also cast them, because the scales of a
+ * tile depend only on the elements of this tile. A warp updates one row of the tile at a time, and stores the new
+ * weights, rounded to the list's 16-bit format, in shared memory; from there te__blockwise_store reads the weights and
+ * casts them. The random numbers of stochastic rounding are the same as in the other kernels, because they depend only
+ * on the index of an element (te__adamw_random). */
 
 /* TE__ADAMW_TILE_ROW_VECS: the number of vectors (te__adamw_vec) in a row of the tile. TE__ADAMW_TILE_VECS: the number
  * of vectors in the whole tile. TE__ADAMW_BLOCKWISE_RESIDENT: the number of resident blocks on a multiprocessor; with
@@ -184,7 +187,7 @@ TE_FN void te__adamw_update_blockwise_body(const te__adamw_fp8_args *a, te_block
     te_block_sync();
     te__adamw_load_tile(held, s->u.vec, g);
     te_block_sync();
-    const te_blockwise_args cast = *to; /* loaded only now, because the update needs the registers */
+    const te_blockwise_args cast = *to; /* loaded after the update, because the update needs all registers */
     if (a->step.tensor[tensor].dtype == TE_bf16)
         te__blockwise_store(&cast, held, &s->u.tiles, g, row, col, TE_bf16, TE_e4m3);
     else te__blockwise_store(&cast, held, &s->u.tiles, g, row, col, TE_f16, TE_e4m3);
@@ -209,22 +212,22 @@ TE_KERNEL_WITH_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__AD
 typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
-    int fused;                /* 1: the kernels above run; 0: te_adamw_step and te_recipes_step run one after the
-                                 other */
+    int fused;                /* 1: a step runs the fused kernels of this file; 0: te_adamw_step and then
+                                 te_recipes_step */
     int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks in those of
                                  them that are not updated by tiles */
-    const int32_t *first;     /* [count + 1]. first, scale_of and tensor_of are in target memory, and are described at
-                                 te__adamw_fp8_args */
+    const int32_t *first;     /* [count + 1]: the index of the first chunk of each tensor. This table and the next
+                               * two, which te__adamw_fp8_args describes, are in target memory */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
-    te_multi_tensor blocks;          /* the recipes' weights of fp8_block; blocks.chunks 0: none of these is updated
-                                        here */
+    te_multi_tensor blocks;          /* all weights under the recipe fp8_block; blocks.chunks 0: the fused update
+                                      * handles none of these */
     uint64_t fingerprint;     /* the value of te__params_fingerprint when the tables were made */
 } te_recipes_adamw;
 
 typedef struct te__recipes_adamw_layout {
     size_t first, scale_of, tensor_of, bytes;
-    int blocks; /* the number of weights of fp8_block */
+    int blocks; /* the number of weights under fp8_block */
 } te__recipes_adamw_layout;
 
 TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s, const te_adamw *opt) {
@@ -246,12 +249,13 @@ TE_API size_t te_recipes_adamw_bytes(const te_recipes *recipes, const te_adamw *
 
 /* ---- mapping the recipes' weights to the optimizer's tensors ----------------------------------------------------- */
 
-/* Whether the kernels above support the optimizer: its rule must be AdamW, its states must not be sharded, and its
- * moments must not be in 8 bits. */
+/* Return whether the fused kernels of this file support the optimizer: its rule must be AdamW, its states must not be
+ * sharded, and its moments must not be in 8 bits. */
 TE_API int te__adamw_is_fusable(const te_adamw *opt) {
     return opt->rule == TE_RULE_adamw && !te__moments_8bit(opt->moments) && opt->zero1.ranks == 1;
 }
-/* A weight of the recipes. block: the weight's index among the weights of fp8_block. */
+/* A weight that is under a recipe. granularity: that of the weight's scales; block: the weight's index among the
+ * weights under fp8_block. */
 typedef struct te__recipe_entry { te_param *param; int granularity, block; } te__recipe_entry;
 
 /* Fill in entry[s->count], and mark every weight as not handled by the optimizer's update. Returns the number of tiles
@@ -270,7 +274,8 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
 /* The entry of p, one of the optimizer's tensors; null if the update neither computes p's amax nor casts p. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
-    const int i = p->fp8.weight; /* stale if the parameter's model is no longer under these recipes */
+    const int i = p->fp8.weight; /* an index in `entry`, but only if p's model is still under the recipes s; the
+                                  * conditions below check this */
     if (p->fp8.scales != &s->scales || i < 0 || i >= s->count || entry[i].param != p) return 0;
     if (entry[i].granularity == TE__WEIGHTS_ROWWISE) return 0;
     if (entry[i].granularity == TE__WEIGHTS_BLOCKWISE && p->dtype == TE_f32) return 0;

@@ -56,8 +56,8 @@ TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
 typedef struct te__zero1_matrix_iter {
     te_param_iter params;
     te_zero1 zero1;
-    double total, before; /* total: the flops of all these matrices; before: the flops of the matrices up to and
-                             including the current one */
+    double total, before; /* total: the flops of all matrices that must not be divided; before: the flops of those up
+                           * to and including the current one */
     int owner, number;    /* the current matrix belongs to the rank `owner`, among whose matrices it has the index
                              `number` */
 } te__zero1_matrix_iter;
@@ -103,7 +103,7 @@ typedef struct te_zero1_iter {
     int64_t before;                 /* the number of elements of all parameters before the current one, gaps included */
     int is_replicated;              /* 1: every rank updates this range */
     int next;                       /* which range of the current parameter comes next: TE__ZERO1_SHARD and so on */
-    te__zero1_matrix_iter matrices; /* assigns the matrices that must not be divided */
+    te__zero1_matrix_iter matrices; /* assigns each matrix that must not be divided to a rank */
 } te_zero1_iter;
 
 TE_API te_zero1_iter te_zero1_iter_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -113,8 +113,8 @@ TE_API te_zero1_iter te_zero1_iter_of(te_model *const *models, int count, te_zer
     it.matrices = te__zero1_matrices_of(models, count, zero1);
     return it;
 }
-/* Set the range to the part of the parameter that lies in elements [from, to) of its model's buffer. Returns whether
- * there is such a part. */
+/* Set the iterator's range (it->from, it->elements) to those elements of the current parameter that are among elements
+ * [from, to) of its model's buffer. Returns whether there are any. */
 TE_API int te__zero1_intersect(te_zero1_iter *it, int64_t from, int64_t to) {
     const te_model *m = it->params.models[it->model];
     const int64_t bytes = (const char *)it->param->data - (const char *)m->params;
@@ -123,7 +123,7 @@ TE_API int te__zero1_intersect(te_zero1_iter *it, int64_t from, int64_t to) {
     it->from = first - at, it->elements = last - first;
     return first < last;
 }
-/* Set the range to the whole parameter, so that the parameter has no other range. */
+/* Set the iterator's range to the whole parameter, so that the parameter has no other range. */
 TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     it->from = 0, it->elements = it->param->rows * it->param->cols;
     it->next = TE__ZERO1_DONE, it->is_replicated = is_replicated;
@@ -134,8 +134,9 @@ TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* Set the range of the current parameter, for the case that te_zero1.whole is set and each tensor is divided by itself.
- * range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has such a range of the parameter. */
+/* Set the iterator's range of the current parameter, for the case that te_zero1.whole is set and each tensor is
+ * divided by itself. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
+ * parameter. */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
     const te_zero1 z = it->zero1;
     const int64_t n = it->param->rows * it->param->cols, shard = te__zero1_tensor_shard(z, it->param);

@@ -14,8 +14,8 @@
 #include "../core/rank_group.h" /* te_group */
 
 /* All parameters lie in one buffer, in list order, and all gradients in another. Each tensor starts at a multiple of
- * TE_PARAM_ALIGN elements; a gradient starts at the same element index in its buffer as its parameter does in the
- * other. Therefore the optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat
+ * TE_PARAM_ALIGN elements; a gradient has the same element index in its buffer as its parameter has in the other.
+ * Therefore the optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat
  * array. */
 enum { TE_PARAM_ALIGN = 128 };
 
@@ -56,23 +56,23 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
 
 /* ---- writes to parameters ---------------------------------------------------------------------------------------- */
 
-/* An optimizer holds f32 master weights, and recipes hold the weights in FP8. Both copies become stale when something
- * else writes the parameter. Therefore every writer counts its write, and both users compare the count before they use
- * their copy: the next optimizer step copies the new values to the master weights, and the next forward casts them. The
- * comparison takes place on the host. */
+/* An optimizer holds f32 master weights, and FP8 recipes hold the weights in FP8. Both copies become stale when other
+ * code writes the parameter. Therefore every writer increments the parameter's write count, and the host compares
+ * counts before a copy is used: if the count has changed, the next optimizer step takes the new values as its master
+ * weights, and the next forward casts them to FP8. */
 
-/* The count of writes to the memory of p, which may be tied to another parameter. */
+/* Return the write count of the memory of p, which may be tied to another parameter. */
 TE_API uint64_t te__writes_of(const te_param *p) { return p->tied && p->with ? p->with->written : p->written; }
 /* Count a write to the values of p. */
 TE_API void te__param_written(te_param *p, te_context *ctx) {
     te__count_write(p->tied && p->with ? &p->with->written : &p->written, ctx);
 }
-/* Call this after your own code has written to parameters of m (to te_param.data, by a kernel, te_copy or a
- * collective), on each rank where it has. The next step of an optimizer then takes the new values instead of its
- * master weights, and the next forward casts the new values to FP8. The library's own functions (te_model_randomize,
- * te_weights_load, ...) need no such call, in whatever order they are called; another instance that is bound to the
- * same memory does. A replay of a captured graph runs no code on the host, so it notices nothing: call te_adamw_renew
- * and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE, m is not bound. */
+/* Tell the library that your own code has written to parameters of m (to te_param.data, by a kernel, te_copy or a
+ * collective). Call this on each rank that has written. The next step of an optimizer then takes the new values instead
+ * of its master weights, and the next forward casts the new values to FP8. After the library's own functions
+ * (te_model_randomize, te_weights_load, ...) the call is not needed, except for another instance that is bound to the
+ * same memory. A replay of a captured graph runs no code on the host, so it notices no writes: call te_adamw_renew and
+ * te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE, m is not bound. */
 TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_model_changed"));
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
@@ -122,7 +122,7 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 /* Return the number of elements in the parameter buffer, including the gaps between tensors; 0: the widths are not
- * known yet. */
+ * known yet (te_plan_set_dims). */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -137,8 +137,8 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
 TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
-/* The bytes that a parameter takes in the buffer, including the gap behind it; 0: the parameter is tied, so it uses the
- * memory of another parameter. */
+/* Return the bytes that a parameter takes in the buffer, including the gap behind it; 0: the parameter is tied, so it
+ * uses the memory of another parameter. */
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
@@ -150,8 +150,8 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
             bytes += te__param_padded_bytes(&plan->op[i].param[k], te__plan_param_dtype(plan, &plan->op[i]));
     return bytes;
 }
-/* The number of elements in each slice if ZeRO-1 cuts a buffer of `elements` elements into `ranks` equal slices, one
- * for each rank. Fewer than ranks * TE_PARAM_ALIGN elements remain behind the last slice; every rank holds these
+/* Return the number of elements in each slice if ZeRO-1 cuts a buffer of `elements` elements into `ranks` equal slices,
+ * one for each rank. Fewer than ranks * TE_PARAM_ALIGN elements remain behind the last slice; every rank holds these
  * remaining elements. */
 TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
@@ -220,7 +220,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             if (op->op_class == TE_CLASS_gemm) product = op;
             const te_param_info *info = &op->param[k];
             memset(param, 0, sizeof *param);
-            te__count_write(&param->written, ctx); /* the memory may hold anything */
+            te__count_write(&param->written, ctx); /* the memory's contents count as newly written */
             param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
             param->dtype = te__plan_param_dtype(plan, op), param->init = info->init, param->tied = info->tied;
             param->trains = grads != 0, param->index = (int)(param - m->param);
@@ -258,12 +258,12 @@ TE_API int te__writes_before(const te_param *a, const te_param *b, const te_para
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
-/* Make `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. Of the ops that share a
+/* Make `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. Among the ops that share a
  * gradient, the one that backward reaches first overwrites the gradient, and the others add to it. Within one list the
  * library knows this order. If `user` and `owner` are in different lists, the backward of the user's list must run
  * before the backward of the owner's list. If several users are in lists other than the owner's, the backwards of these
  * lists must run in the order in which the users were tied. Instances without gradients may run in any order. Both
- * instances must stay where they are; after one of them is bound again, tie the two parameters again. */
+ * instances must stay where they are in memory; after one of them is bound again, tie the two parameters again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner, ctx, TE_ERROR_NULL, "te_tie: a parameter is null");
@@ -303,92 +303,16 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     return TE_OK;
 }
 
-/* ---- weights in few bits ----------------------------------------------------------------------------------------- */
-
-#if TE_CUDA
-/* Check that part number i of p's weight was repacked: its data begin with the header that te_repack_weight writes. */
-TE_API te_status te__check_repacked(const te_weight_part *part, int i, const te_param *p, te_context *ctx) {
-    const te__repacked_header expected = te__repacked_header_of(part, p->cols);
-    te__repacked_header header;
-    struct cudaPointerAttributes is;
-    const int known = cudaPointerGetAttributes(&is, part->data) == cudaSuccess;
-    const int on_device = known && (is.type == cudaMemoryTypeDevice || is.type == cudaMemoryTypeManaged);
-    if (!known) (void)cudaGetLastError();
-    TE_REQUIRE(te__can_repack(part->format), ctx, TE_ERROR_VALUE,
-               "te_use_quantized: %s.%s: part %d is in %s; on CUDA parts are in formats of blocks", p->op, p->field, i,
-               te_block_name(part->format));
-    TE_REQUIRE(on_device && (uintptr_t)part->data % 16 == 0, ctx, TE_ERROR_DEVICE,
-               "te_use_quantized: %s.%s: part %d does not lie in device memory; te_repack_weight copies it there",
-               p->op, p->field, i);
-    TE_TRY(te_copy(ctx, &header, part->data, sizeof header));
-    TE_TRY(te_synchronize(ctx));
-    TE_REQUIRE(!memcmp(&header, &expected, sizeof header), ctx, TE_ERROR_VALUE,
-               "te_use_quantized: %s.%s: part %d, %lld x %lld in %s, was not repacked so by te_repack_weight", p->op,
-               p->field, i, (long long)part->rows, (long long)p->cols, te_block_name(part->format));
-    return TE_OK;
-}
-#else
-TE_API te_status te__check_repacked(const te_weight_part *part, int i, const te_param *p, te_context *ctx) {
-    return (void)part, (void)i, (void)p, (void)ctx, TE_OK;
-}
-#endif
-/* Check that w is a weight [rows, cols] in valid formats. `who` names the parameter. */
-TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_param *p, te_context *ctx) {
-    int64_t rows = 0;
-    TE_REQUIRE(w->part && w->parts > 0, ctx, TE_ERROR_NULL, "te_use_quantized: %s.%s: the weight has %d parts", p->op,
-               p->field, w->part ? w->parts : 0);
-    for (int i = 0; i < w->parts; i++) {
-        const te_weight_part *part = &w->part[i];
-        const te_block_format f = part->format;
-        TE_REQUIRE(te_block_bytes(f) > 0, ctx, TE_ERROR_VALUE, "te_use_quantized: %s.%s: part %d has format %d (%s)",
-                   p->op, p->field, i, (int)f, te_block_name(f));
-        TE_REQUIRE(part->data, ctx, TE_ERROR_NULL, "te_use_quantized: %s.%s: part %d has no data", p->op, p->field, i);
-        TE_REQUIRE(part->rows > 0 && part->rows <= p->rows - rows, ctx, TE_ERROR_SHAPE,
-                   "te_use_quantized: %s.%s: part %d has %lld rows, and %lld of the parameter's %lld are left", p->op,
-                   p->field, i, (long long)part->rows, (long long)(p->rows - rows), (long long)p->rows);
-        TE_REQUIRE(p->cols % te_block_values(f) == 0, ctx, TE_ERROR_SHAPE,
-                   "te_use_quantized: %s.%s: its %lld columns are no multiple of %d, the values of a block of %s",
-                   p->op, p->field, (long long)p->cols, te_block_values(f), te_block_name(f));
-        TE_TRY(te__check_repacked(part, i, p, ctx));
-        rows += part->rows;
-    }
-    TE_REQUIRE(rows == p->rows, ctx, TE_ERROR_SHAPE, "te_use_quantized: %s.%s: its parts have %lld rows, it has %lld",
-               p->op, p->field, (long long)rows, (long long)p->rows);
-    return TE_OK;
-}
-/* Use w, a weight in few bits, as the values of p: the weight of a linear or an embedding in a list for inference with
- * the option (weights, quantized). w, its parts and their data are not copied, and must stay where they are as long as
- * the model is used. On CUDA the parts are those that te_repack_weight (quant/repacked_blocks.h) has made, and the call
- * waits for the stream. A tied parameter is tied afterwards (te_tie). On the host products round their activations to 8
- * bits (docs/inference.md). After an error p is unchanged. Errors: TE_ERROR_STATE: the list lacks the option, p is not
- * such a weight, or it is tied; TE_ERROR_SHAPE: the parts have other rows than p, or p's columns are no multiple of a
- * format's block; TE_ERROR_VALUE: an unknown format, on CUDA also f32, f16, bf16 and parts that were not repacked, or p
- * is sharded over ranks; TE_ERROR_NULL: a part has no data; TE_ERROR_DEVICE: on CUDA a part lies in host memory. */
-TE_API te_status te_use_quantized(te_param *p, const te_quantized_weight *w, te_context *ctx) {
-    TE_TRY(te__check_context(ctx, "te_use_quantized"));
-    TE_REQUIRE(p && w && p->op, ctx, TE_ERROR_NULL, "te_use_quantized: the weight is null, or the parameter not bound");
-    TE_REQUIRE(p->takes_quantized, ctx, TE_ERROR_STATE,
-               "te_use_quantized: %s.%s is not the weight of a linear or an embedding in a list with the option "
-               "(weights, quantized)", p->op, p->field);
-    TE_REQUIRE(!p->tied, ctx, TE_ERROR_STATE, "te_use_quantized: %s.%s is tied; te_tie it to the quantized owner",
-               p->op, p->field);
-    TE_REQUIRE(p->shard == TE_SHARD_none, ctx, TE_ERROR_VALUE, "te_use_quantized: %s.%s is sharded over ranks", p->op,
-               p->field);
-    TE_TRY(te__check_quantized(w, p, ctx));
-    p->quantized = w;
-    return TE_OK;
-}
-
 /* ---- shards ------------------------------------------------------------------------------------------------------ */
 
-/* A rank's shard of a parameter consists of runs: stretches of elements that are contiguous in the whole parameter.
- * With (shard, rows), each run is one row of the weight, cut to the rank's columns; with (shard, columns), each run is
- * one of the weight's parts (te/ops/linear.h), cut to the rank's rows. The whole parameter has `ranks` times as many
- * elements as a shard, in this order: run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on.
+/* A rank's shard of a parameter consists of runs, which are stretches of elements that are contiguous in the whole
+ * parameter. With (shard, rows), each run is one row of the weight, cut to the rank's columns; with (shard, columns),
+ * each run is one of the weight's parts (te/ops/linear.h), cut to the rank's rows. The whole parameter has `ranks`
+ * times as many elements as a shard, in this order: run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on.
  *
  *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {
- *         const te_shard_run r = te_shard_run_at(&s, i); // from r.at in the shard, from r.whole in the whole
+ *         const te_shard_run r = te_shard_run_at(&s, i); // element r.at of the shard is element r.whole of the whole
  *         ...
  *     }
  */
@@ -397,8 +321,8 @@ typedef struct te_shard_layout {
     int64_t count;       /* number of runs */
     int64_t first, each; /* first: number of elements in run 0 of the shard; each: number of elements in each other
                           * run */
-    int rank, ranks;     /* rank: this rank's index in the group; ranks: the number of ranks. The two numbers are 0 and
-                          * 1 if the parameter is not sharded */
+    int rank, ranks;     /* the index of this rank in the group, and the number of ranks; 0 and 1 if the parameter is
+                          * not sharded */
 } te_shard_layout;
 typedef struct te_shard_run {
     int64_t at, whole; /* at: index, within the shard, of the run's first element; whole: index of the same element
@@ -406,7 +330,7 @@ typedef struct te_shard_run {
     int64_t elements;
 } te_shard_run;
 
-/* Return the runs that make up the shard of parameter p on the rank g->rank of group g. */
+/* Return the layout of the shard that rank g->rank of group g has of parameter p. */
 TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) {
     te_shard_layout s;
     const int64_t all = p->rows * p->cols;

@@ -27,8 +27,8 @@ enum {
                                * 2047 */
     TE_MAX_WIDTH = 8388608,   /* 2^23, the largest width; it is small enough that grid sizes and byte counts cannot
                                * overflow */
-    TE_MAX_NORM_WIDTH = 65536 /* the largest width of a norm: the registers of 1024 threads hold a row, 8 vectors of 8
-                               * elements in each thread */
+    TE_MAX_NORM_WIDTH = 65536 /* the largest width of a norm: 1024 threads hold a row in registers, each 8 vectors of 8
+                               * elements */
 };
 /* TE_DIM(k): symbol number k for a width, where k is 0 to TE_DIMS - 1. TE_IS_DIM(w): whether the width w is a symbol
  * times a constant. */
@@ -37,11 +37,11 @@ enum {
     ((w) < 0 && ((w) % TE_DIM(0) == 0 || (w) % TE_DIM(1) == 0 || (w) % TE_DIM(2) == 0 || (w) % TE_DIM(3) == 0 ||       \
                  (w) % TE_DIM(4) == 0 || (w) % TE_DIM(5) == 0 || (w) % TE_DIM(6) == 0 || (w) % TE_DIM(7) == 0))
 
-/* Says whether w is allowed as a width in the list of `model`: a positive number or, if the list was declared with
+/* Whether w is allowed as a width in the list of `model`: a positive number or, if the list was declared with
  * TE_SEQUENTIAL_DIMS, also a symbol times a constant. */
 #define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
-/* The width that a kernel uses: `constant`, the width in the list, if that is a number; if it is a symbol,
- * `at_run_time`, which is passed at the kernel's launch. */
+/* The width that a kernel uses. If the width in the list (`constant`) is a number, it is that number; if it is a
+ * symbol, it is `at_run_time`, an argument of the kernel. */
 #define TE_WIDTH_AT(constant, at_run_time) ((int)(constant) > 0 ? (int)(constant) : (at_run_time))
 
 /* Return the index k of the symbol TE_DIM(k) of which the width w is a multiple; -1: w is a plain number. */
@@ -50,8 +50,8 @@ TE_API int te__dim_of(int64_t w) {
         if (w % TE_DIM(k) == 0) return k;
     return -1;
 }
-/* The number that the width w becomes when the number dims[k] replaces the symbol TE_DIM(k); 0 if this number exceeds
- * TE_MAX_WIDTH. */
+/* Return the number that the width w becomes when the number dims[k] replaces the symbol TE_DIM(k); 0 if this number
+ * exceeds TE_MAX_WIDTH. */
 TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     const int k = te__dim_of(w);
     if (k < 0) return w;
@@ -78,8 +78,8 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
                plan->name, of->kind, of->name, op->in, op->out);
     return TE_OK;
 }
-/* The number of dims that the caller must pass for a list: one more than the highest k of a symbol TE_DIM(k) in the
- * list. */
+/* Return the number of dims that the caller must pass for a list: one more than the highest k of a symbol TE_DIM(k) in
+ * the list. */
 TE_API int te__dims_of(const te_plan *plan) {
     int last = -1;
     for (int i = 0; i < plan->op_count; i++) {
@@ -118,8 +118,8 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
     sized->in = (int)te__width_at(plan->in, dims), sized->out = (int)te__width_at(plan->out, dims);
     return TE_OK;
 }
-/* The plan that an instance runs: `sized`, which has numbers as widths, once <model>_set_dims has been called. Before
- * that it is `plan`, the list's plan, which still has symbols, so every call with it returns an error. */
+/* Return the plan that an instance runs: once <model>_set_dims has been called, `sized`, which has numbers as widths;
+ * before that `plan`, the list's plan, which still has symbols, so that every call with it returns an error. */
 TE_API const te_plan *te__plan_at(const te_plan *sized, const te_plan *plan) {
     return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }

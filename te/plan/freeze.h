@@ -72,8 +72,8 @@ TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_
 
 /* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Set each trained parameter's gradient pointer to the gradient's place in the buffer `grads`; if `grads` is null, set
- * no pointers. Returns the number of elements that the gradients take, including the gaps between them. */
+/* Set each trained parameter's gradient pointer to its address in the buffer `grads`; if `grads` is null, set no
+ * pointers. Returns the number of elements that the gradients take, including the gaps between them. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {

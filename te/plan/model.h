@@ -1,6 +1,6 @@
-/* model.h -- the data structures that TE_SEQUENTIAL makes from a list: a plan (a table of ops and three tables of
- * steps: forward, inference, backward), and an instance of it. A plan is constant. Three structures change at run time:
- * te_model and te_param (the parameters of one instance) and te_saved (the memory of one forward).
+/* model.h -- the data structures that TE_SEQUENTIAL makes from a list of ops: a plan (a table of the ops and three
+ * tables of steps: forward, inference, backward), and instances of it. A plan is constant. Three structures change at
+ * run time: te_model and te_param (the parameters of one instance) and te_saved (the memory of one forward).
  */
 #ifndef TE_MODEL_H
 #define TE_MODEL_H
@@ -8,7 +8,6 @@
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h" /* te_tensor, te_batch */
 #include "../fp8/scales.h" /* te_scales */
-#include "../quant/repacked_blocks.h" /* te_quantized_weight, te_repack_weight */
 
 /* How an op takes part in a kernel.
  *   map     works on each element by itself                            bias, gelu, dropout, add, ...
@@ -28,51 +27,52 @@ enum {
     /* gradients */
     TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals the gradient of its output (bias, add) */
     TE_SUMS = 1 << 3,           /* the gradients of the op's parameters, at most three, are sums over all rows (bias).
-                                 * If the op has two or three (xielu, dyt), its fusion pattern must contain no norm or
-                                 * gated op */
+                                 * An op with two or three parameters (xielu, dyt) must not be in a fusion pattern with
+                                 * a norm or a gated op, because a step has TE_SUMS_A_STEP sums at most */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
     /* flags of forks, and of the ops that use a value of a fork */
     TE_IS_FORK = 1 << 7,    /* a fork: passes its input on unchanged, and also keeps this value for a later op */
     TE_IS_ADD = 1 << 8,     /* adds a fork's value to the op's input */
     TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value, element by element */
-    TE_IS_LOAD = 1 << 10,   /* starts a new branch: outputs a fork's value instead of the op's own input */
+    TE_IS_LOAD = 1 << 10,   /* starts a new branch: its output is a fork's value, not its input */
     TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values come from a fork's value */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
     TE_OF_SEQUENCES = 1 << 4, /* an extra input with one row for each sequence (TE_ROWS_sequences) */
     TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory, e.g. the output of an encoder */
     TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: stores the op's input for the caller as well */
-    /* the ends of a list */
+    /* the first and the last op of a list */
     TE_FROM_TOKENS = 1 << 15, /* must be the first op of its list, which then reads tokens instead of x (embedding) */
     TE_TO_LOSS = 1 << 16,     /* must be the last op of its list, whose y is then one f32 loss for each row
                                * (cross_entropy) */
     /* attention */
     TE_VARLEN = 1 << 17,            /* attention that takes sequences of different lengths in one batch (cu_seqlens) */
-    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* attention that stores the largest score of each head for the caller, in the entry
-                                     * of te_batch.edges that has the op's name */
+    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* attention that stores the largest score (logit) of each head for the caller, in
+                                     * the entry of te_batch.edges that has the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
-    TE_CACHE_FORMAT_SHIFT = 29,     /* the two bits from here on are the op's te_cache_format (attention_options.h) */
+    TE_CACHE_FORMAT_SHIFT = 29,     /* the number of the lower one of two bits that hold the op's te_cache_format
+                                     * (attention_options.h) */
     TE_IS_CACHED = 3 << 29,         /* not 0: in inference the op can store its keys and values in a te_cache */
     TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has its name (the
                                       * frequencies of rope) */
-    /* Ops that the epilogue of the GEMM before them can compute; each flag names the operation that it computes. */
-    TE_EPILOGUE_OF_BIAS = 1 << 20,  /* adding the op's parameter */
-    TE_EPILOGUE_OF_GELU = 1 << 21,  /* GELU */
-    TE_EPILOGUE_OF_SCALE = 1 << 22, /* multiplying by a constant, which te_op.options has as a te_scale_options */
-    TE_EPILOGUE_OF_ROPE = 1 << 28,  /* rotating pairs of columns by rotary position embedding
+    /* The epilogue of a GEMM can compute the op that follows the GEMM, if this op has one of these flags: */
+    TE_EPILOGUE_OF_BIAS = 1 << 20,  /* the op adds its parameter */
+    TE_EPILOGUE_OF_GELU = 1 << 21,  /* the op is GELU */
+    TE_EPILOGUE_OF_SCALE = 1 << 22, /* the op multiplies by a constant, which te_op.options has as a te_scale_options */
+    TE_EPILOGUE_OF_ROPE = 1 << 28,  /* the op rotates pairs of columns by rotary position embedding
                                      * (te/linear/impl/linear_rope.h) */
     /* ranks of a tensor group */
-    TE_PARAMS_REPLICATED = 1 << 23, /* the op's values are sharded by columns, but each rank holds all of the op's
-                                     * parameters */
+    TE_PARAMS_REPLICATED = 1 << 23, /* the columns of the op's values are sharded over the ranks, but each rank holds
+                                     * all of the op's parameters */
     TE_TAKES_PRODUCT = 1 << 24,     /* a collective that sums over ranks, and that can run the GEMM of the linear before
-                                     * it: this GEMM may be deferred, so that it overlaps with the collective */
+                                     * it: this GEMM is deferred to the collective, so that the two overlap */
     TE_PASSES_VALUE = 1 << 25,      /* in forward the op's output is its unchanged input, in the same memory
                                      * (copy_to_group) */
     TE_PASSES_GRAD = 1 << 26,       /* in backward the op passes the gradient on unchanged, in the same memory
                                      * (all_reduce) */
     TE_PASSES_THROUGH = TE_PASSES_VALUE | TE_PASSES_GRAD,
-    /* A custom op whose fusion pattern continues with a pointwise kernel; that kernel can also run without the custom
-     * op. */
+    /* a custom op whose fusion pattern continues with a pointwise kernel; the kernel can also run without the custom
+     * op, e.g. to recompute an FP8 operand */
     TE_LEADS_POINTWISE = 1 << 27
 };
 
@@ -81,8 +81,8 @@ typedef enum te_init {
     TE_INIT_zero,
     TE_INIT_one,
     TE_INIT_tied, /* the parameter is not initialised, because it shares the memory of another one (te_tie) */
-    TE_INIT_half, /* initialised to the constant 0.5 */
-    TE_INIT_xielu_p, /* log(e^0.8 - 1) and log(e^0.3 - 1): softplus of them is 0.8 and 0.3 (te/ops/activation.h) */
+    TE_INIT_half, /* initialised to 0.5 */
+    TE_INIT_xielu_p, /* log(e^0.8 - 1), the number whose softplus is 0.8 (xielu's alpha_p, te/ops/activation.h) */
     TE_INIT_xielu_n
 } te_init;
 
@@ -90,10 +90,11 @@ typedef enum te_init {
  * te_batch. */
 typedef enum te_rows {
     TE_ROWS_tokens,    /* one row for each token: te_batch.batch * te_batch.seq rows */
-    TE_ROWS_sequences, /* one row for each sequence: te_batch.batch rows */
+    TE_ROWS_sequences, /* one row for each sequence: te_batch.sequences rows or, if that is 0, te_batch.batch rows */
     TE_ROWS_shard, /* one row for each token of this rank's shard. The tensor group splits the tokens into n equal parts
                     * for its n ranks, in the order of the ranks (sequence parallelism) */
-    TE_ROWS_memory, /* one row for each row that a decoder attends to: te_batch.batch * te_batch.memory_seq rows */
+    TE_ROWS_memory, /* one row for each row that cross_attention attends to (the encoder's output): te_batch.batch *
+                    * te_batch.memory_seq rows */
     TE_ROWS_routed = 1 << 20 /* TE_ROUTED_ROWS: top_k rows for each token, ordered by expert (te/ops/router.h) */
 } te_rows;
 /* The kind of the rows behind a (router, ..): a token has one row for each of the top_k experts that it was sent to.
@@ -104,15 +105,15 @@ TE_BOTH int te__rows_are_routed(te_rows rows) { return (int)rows >= (int)TE_ROWS
 /* How many rows of this kind a token has: top_k of routed rows, else 1. */
 TE_BOTH int te__rows_per_token(te_rows rows) { return te__rows_are_routed(rows) ? (int)rows & 255 : 1; }
 
-/* How a value is laid out over the ranks of the tensor group. The layout is known at compile time;
+/* How a value is laid out over the ranks of the tensor group. The layout is known at compile time, and
  * te/fuse/impl/list_checks.h checks that each op accepts the layout of its input. */
 typedef enum te_rank_layout {
-    TE_LAYOUT_any,          /* no op so far has determined the layout */
-    TE_LAYOUT_replicated,   /* each rank has the whole value and its whole gradient; with TE_ROWS_shard, all columns of
-                             * its own rows */
+    TE_LAYOUT_any,          /* the layout of x, until an op determines another one */
+    TE_LAYOUT_replicated,   /* each rank has the whole value and its whole gradient; for values of kind TE_ROWS_shard:
+                             * all columns of the rank's rows */
     TE_LAYOUT_partial_grad, /* each rank has the whole value, but only a partial sum of its gradient: the backward of
                              * the preceding all_gather or copy_to_group adds up the partial sums */
-    TE_LAYOUT_columns,      /* each rank has a part of the columns */
+    TE_LAYOUT_columns,      /* each rank has its own part of the columns */
     TE_LAYOUT_partial_sum   /* each rank has a partial sum of each element; the value is the sum of these over the
                              * ranks */
 } te_rank_layout;
@@ -120,30 +121,31 @@ typedef enum te_rank_layout {
 /* Which part of a parameter each rank of the tensor group holds. */
 typedef enum te_shard {
     TE_SHARD_none,    /* the whole parameter */
-    TE_SHARD_columns, /* the part that produces the rank's own columns of the op's output: rows of a weight [out, in],
+    TE_SHARD_columns, /* the part that produces this rank's columns of the op's output: rows of a weight [out, in],
                        * columns of a bias, rows of an embedding */
-    TE_SHARD_rows     /* the part that multiplies the rank's own columns of the op's input: columns of a weight
-                       * [out, in] */
+    TE_SHARD_rows     /* the part that multiplies this rank's columns of the op's input: columns of a weight [out,
+                       * in] */
 } te_shard;
 
 /* How the operands of a GEMM are stored in FP8; all other values of a list have the list's dtype. An FP8 number is
  * stored multiplied by its scale. With one scale per tensor, x and the weight are e4m3, and the gradient dy is e5m2 or
- * e4m3 (Micikevicius et al. 2022). With one scale per 1 x 128 tile or 128 x 128 block, all three are e4m3 (DeepSeek-V3,
- * 2024). With one scale per row, x and the weight are e4m3, and backward runs in the list's dtype. */
+ * e4m3 (Micikevicius et al. 2022). With one scale per 1 x 128 tile of x and dy and per 128 x 128 block of the weight,
+ * all three are e4m3 (DeepSeek-V3, 2024). With one scale per row, x and the weight are e4m3, and backward runs in the
+ * list's dtype. */
 typedef enum te_recipe {
     TE_RECIPE_none,
     TE_RECIPE_fp8_current, /* one scale per tensor, computed from the tensor's own amax */
     TE_RECIPE_fp8_delayed, /* one scale per tensor, computed from the amaxes that this tensor had in earlier optimizer
-                            * steps; the cast to FP8 therefore takes one pass over the tensor, where fp8_current takes
-                            * two */
+                            * steps. It is known before the tensor is, so casting takes one pass over the tensor, where
+                            * fp8_current takes two */
     TE_RECIPE_fp8_block,   /* one scale for each 1 x 128 tile of x and dy, and for each 128 x 128 block of the weight */
     TE_RECIPE_fp8_row,     /* one scale for each row of x, and for each row of the weight; FP8 is used in forward
                             * only */
     TE_RECIPE_COUNT
 } te_recipe;
-/* Constant expressions, if `recipe` is one. TE_IS_BLOCKWISE, TE_IS_ROWWISE, TE_IS_TENSORWISE: whether the recipe has
- * one scale per tile or block, per row, or per tensor. TE_SCALING_OF: the te_scaling by which the recipe scales x and
- * dy. */
+/* TE_IS_BLOCKWISE, TE_IS_ROWWISE, TE_IS_TENSORWISE: whether the recipe has one scale per tile or block, per row, or per
+ * tensor. TE_SCALING_OF: the te_scaling by which the recipe scales x and dy. All are constant expressions if `recipe`
+ * is one. */
 #define TE_IS_BLOCKWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
 #define TE_IS_ROWWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
 #define TE_IS_TENSORWISE(recipe) \
@@ -168,28 +170,28 @@ enum { TE_MAX_PARAMS = 3,                         /* the largest number of param
        TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };     /* the number of 32-bit words in a bit set that has one bit for each
                                                    * op */
 
-/* One op of a list: constants. */
+/* One op of a list. All members are constants. */
 typedef struct te_op {
-    const char *kind, *name; /* "gelu", "act": for messages */
+    const char *kind, *name; /* the op (gelu, act) has kind "gelu" and name "act" */
     te_class op_class;
     int in, out;                  /* widths, in elements of a row, of the op's input (in) and of its output (out) */
     te_dtype in_dtype, out_dtype; /* number formats of the op's input (in_dtype) and output (out_dtype) */
     te_rows in_rows, out_rows;    /* kinds of rows of the op's input (in_rows) and output (out_rows) */
-    te_dtype edge_dtype;          /* the number format of a fork's value, for a fork, an input, and the ops that use
-                                   * their values */
+    te_dtype edge_dtype;          /* for a fork, an (input, ..), and the ops that use their values: the number format of
+                                   * that value */
     int flags;                    /* the op's properties, a combination of flags such as TE_SAVES_INPUT */
     te_recipe recipe;             /* the FP8 recipe of the op's GEMM */
     int stats;                    /* how many f32 statistics, such as mean and rstd, forward saves for each row */
     te_rank_layout layout;        /* the layout of the op's output over the ranks of the tensor group */
-    int parts;                    /* number of blocks that the columns of the op's output consist of, each split over
-                                   * the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
+    int parts;                    /* the columns of the op's output consist of this many parts, each of which is split
+                                   * over the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
                                    * whole */
-    int first_part;               /* width of the first block of output columns divided by the width of each other
-                                   * block */
+    int first_part;               /* (width of the first part of the output columns) / (width of each other part): heads
+                                   * / kv_heads for a fused q, k, v */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
-    int edge;                     /* the index of the fork or input whose value the op uses, or of the router whose
-                                   * rows a combine sums; -1: it uses none */
+    int edge;                     /* the index of the fork or (input, ..) whose value the op uses, or of the router
+                                   * whose rows a combine sums; -1: it uses none */
     int experts;                  /* the number of experts of a router, and of an op with parameters for each expert; 0:
                                    * the op is neither */
     const void *options;          /* the op's constants, a te_<family>_options, whose members are ints and floats */
@@ -212,54 +214,55 @@ struct te_gemm; struct te_model; struct te_run; struct te_step; struct te_value;
 /* The FP8 functions of a list with a recipe, which te/linear/impl/linear_fp8.h makes. The library calls them only
  * through this table, so a program whose lists name no recipe contains no FP8 code. */
 typedef struct te_fp8_ops {
-    /* These three functions cast tensors to FP8 or within FP8: quantize and quantize_dy read a tensor in the list's
-     * dtype, and quantize_dy rounds as the member `rounding` says; transpose_fp8 reads FP8 and writes FP8. The members
-     * of the struct are in the order of the initialiser in te/linear/impl/linear_fp8.h. */
+    /* These three functions store a tensor in FP8 with one scale for the whole tensor. quantize and quantize_dy cast a
+     * tensor from the list's dtype, and quantize_dy rounds as the member `rounding` says; transpose_fp8 transposes a
+     * tensor that is in FP8 already. (The members of this struct are in the order of the initialiser in
+     * te/linear/impl/linear_fp8.h.) */
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx);
     te_status (*quantize_dy)(const struct te_quantize *q, te_context *ctx);
     te_status (*transpose_fp8)(const struct te_quantize *q, te_context *ctx);
-    /* the function that runs a GEMM under recipes with one scale per tensor */
+    /* runs a GEMM under recipes with one scale per tensor */
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
-    /* For fp8_block: the function that casts, the one that runs a GEMM, and the one that says whether the GEMM's
-     * epilogue can add a bias. All three are null if the list has another recipe. */
+    /* For fp8_block: functions that cast a tensor, run a GEMM, and return whether the GEMM's epilogue can add a bias.
+     * All three are null if the list has another recipe. */
     te_status (*quantize_blockwise)(const struct te_quantize_blockwise *q, te_context *ctx);
     te_status (*gemm_blockwise)(const struct te_gemm *g, te_context *ctx);
     int (*blockwise_takes_bias)(const struct te_gemm *g, te_context *ctx);
     /* For fp8_row: the function that casts a tensor with one scale per row; null if the list has another recipe. */
     te_status (*quantize_rowwise)(const struct te_quantize_rowwise *q, te_context *ctx);
-    /* Functions that cast many weights in one launch: cast_weights with one scale per weight, the others with one scale
-     * per block or per row. A function that the list's recipe does not need is null. */
+    /* Functions that cast many weights in one launch: with one scale per weight (cast_weights), per 128 x 128 block, or
+     * per row. A function that the list's recipe does not need is null. */
     te_status (*cast_weights)(const struct te_quantize_multi_tensor *t, te_context *ctx);
     te_status (*cast_weights_by_block)(const struct te_multi_tensor *t, te_context *ctx);
     te_status (*cast_weights_by_row)(const struct te_multi_tensor *t, te_context *ctx);
-    /* `forward` sets the operands of *g, the GEMM that op i runs in forward. `backward` sets the operands of the two
-     * GEMMs of op i in backward: *w computes dweight, *x computes dx. `backward` is null in a list for inference
-     * only. */
+    /* `forward` makes *g, the GEMM that op i runs in forward, with operands in FP8. `backward` makes the two GEMMs of
+     * op i in backward: *w computes dweight, *x computes dx. `backward` is null in a list for inference only. */
     te_status (*forward)(struct te_gemm *g, struct te_run *r, int i, struct te_value x);
     te_status (*backward)(struct te_gemm *w, struct te_gemm *x, struct te_run *r, int i, struct te_value dy);
-    /* Store the transpose of v, an FP8 value. All rows of v must already be there; if v is a dy that is gathered from
-     * all ranks, call this only after the gather. */
+    /* Store the transpose of v, an FP8 value, to `transposed`. All rows of v must already be there; if v is a dy that
+     * is gathered from all ranks, call this only after the gather. */
     te_status (*transpose)(struct te_run *r, struct te_value v, void *transposed);
-    /* Cast v to an operand of GEMM f, with scale number `index`. y receives the result, yt its transpose; either of the
-     * two pointers may be null. */
+    /* Cast v to the format `to`, as an operand of GEMM f; `index` is the index of its scale in f->scales. The result
+     * goes to y, its transpose to yt, 1 / scale to `inverse`; each of these three pointers may be null. */
     te_status (*cast)(struct te_run *r, struct te_value v, const struct te_fp8_product *f, int index, te_dtype to,
                       void *y, void *yt, float *inverse);
-    int fixed_widths;     /* 1: all widths of the list are constants; only then can pointwise kernels store tiles or
-                           * whole rows in FP8 */
+    int fixed_widths;     /* 1: all widths of the list are constants. Only then can pointwise kernels store FP8 with one
+                           * scale per tile or per row */
     int saves_inputs;     /* 1: the list has the option (inputs, saved): forward saves GEMM inputs even where backward
                            * could recompute them */
     te_dtype gradients;   /* the format of dy under recipes with one scale per tensor: e5m2 or e4m3 */
     te_rounding rounding; /* how dy is rounded */
-    te_dtype weights;     /* the format of the weights of FP8 GEMMs, which the optimizer writes and the casts to FP8
-                           * read */
+    te_dtype weights;     /* the format of the weight parameters of FP8 GEMMs; the optimizer writes them, and the casts
+                           * to FP8 read them */
 } te_fp8_ops;
 
-/* The functions for weights in few bits (te/quant/block_formats.h), of a list with the option (weights, quantized). The
+typedef struct te_quantized_weight te_quantized_weight; /* te/quant/block_formats.h */
+/* The functions for quantized weights (te/quant/block_formats.h), of a list with the option (weights, quantized). The
  * library calls them only through this table, so a program whose lists do not name the option contains no such code. */
 typedef struct te_quantized_ops {
     size_t (*scratch)(const struct te_gemm *g);                     /* bytes of scratch memory that `product` needs */
     te_status (*product)(const struct te_gemm *g, te_context *ctx); /* D = alpha A B^T + beta C; B is quantized */
-    /* y[i] = row tokens[i] of w, as `dtype`, for `rows` tokens */
+    /* For i < rows: y[i] = row tokens[i] of w, which has `cols` columns. The rows are stored as `dtype`. */
     te_status (*lookup)(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows, const te_quantized_weight *w,
                         int64_t cols, te_context *ctx);
 } te_quantized_ops;
@@ -268,25 +271,24 @@ typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one fusion pattern has matched, and the function that runs them. */
 typedef struct te_step {
-    const char *pattern; /* the name of the fusion pattern, e.g. "linear_bias_gelu" */
+    const char *pattern; /* the kinds of the step's ops, joined by underscores, e.g. "linear_bias_gelu" */
     const char *kernels; /* the prefix that the names of the step's kernels share, e.g. "block_fc1_linear_bias_gelu" */
     int count;
-    int op[TE_MAX_PATTERN]; /* indices, into the plan's table of ops, of the step's ops in the order in which the pass
-                             * runs them */
+    int op[TE_MAX_PATTERN]; /* the indices of the step's ops in te_plan.op, in the order in which the pass runs them */
     te_step_fn run;
 } te_step;
 
-/* A recompute region: the ops first to last of a list, both included, which stand between (recompute, name) and
- * (end_recompute, name). Of the values of these ops, forward saves for backward only the output of the last one;
- * backward recomputes the others by running the region's forward steps again. The two marks are not in the table of
- * ops. */
+/* A recompute region: the ops with the indices first to last, both included, which stand between (recompute, name) and
+ * (end_recompute, name) in the list. Of the values of these ops, forward saves only the output of the last one for
+ * backward; backward recomputes the others by running the region's forward steps again. The two marks are not in the
+ * table of ops. */
 typedef struct te_recompute_region {
     const char *name;
     int first, last;
 } te_recompute_region;
 
-/* Functions that the executor (executor.h) calls before and after each step of a plan that trains, and at the end of
- * the pass. These functions advance the random state, open and close recompute regions, and add up column sums. */
+/* Functions that the executor (executor.h) calls before and after each step of a plan that trains, and at the end of a
+ * pass. They advance the random state, open and close recompute regions, and add up column sums. */
 typedef struct te_training {
     te_status (*before)(struct te_run *run, const struct te_step *step);
     te_status (*after)(struct te_run *run, const struct te_step *step);
@@ -307,42 +309,43 @@ typedef struct te_plan {
     const te_recompute_region *region; /* the list's recompute regions. They do not change which ops are fused into
                                         * which steps, so results are bitwise identical to those without regions */
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
-    const te_fp8_ops *fp8; /* null: the list names no recipe */
-    const te_quantized_ops *quantized; /* null: the list does not have the option (weights, quantized) */
+    const te_fp8_ops *fp8; /* the FP8 functions; null: the list names no recipe */
+    const te_quantized_ops *quantized; /* the functions for quantized weights; null: the list does not have the option
+                                        * (weights, quantized) */
     const te_training *(*training)(
-        void); /* functions for training; null: the list is for inference only, and has no forward or backward steps
-                * (inference.h) */
-    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* the function that runs a GEMM in the list's
-                                                                     * dtype: te_gemm_run (gemm.h) */
-    /* The function te_convert, which converts a value to the format that its consumer reads, where the two formats
-     * differ. */
+        void); /* returns the functions for training; null: the list is for inference only, and has no forward or
+                * backward steps (inference.h) */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* runs a GEMM in the list's dtype
+                                                                     * (TE_GEMM_RUN_OF) */
+    /* converts a value to the format that its consumer reads, where the two formats differ: te_convert
+     * (core/tensor_kernels.h) */
     te_status (*convert)(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx);
 } te_plan;
 
 /* How te__renew_weights casts weights that were written after their last cast: it calls renew(of, ctx). */
 typedef struct te_fp8_renewal {
     te_status (*renew)(void *of, te_context *ctx);
-    void *of;              /* the te_recipes */
-    const te_context *ctx; /* the context with which all weights were cast last */
-    uint64_t loaded;       /* ctx->loaded at that time */
+    void *of;              /* the argument of `renew`: the te_recipes */
+    const te_context *ctx; /* the context of the last cast of all weights */
+    uint64_t loaded;       /* the value of ctx->loaded at the last cast of all weights */
 } te_fp8_renewal;
 
 /* The FP8 state of a GEMM that has a recipe; the te_param of the GEMM's weight holds it (te/optim/recipes.h). */
 typedef struct te_fp8_product {
     int on;                        /* 1: the GEMM runs in FP8 at present; 0: it runs in the list's format */
-    int current;                   /* 1: each scale is computed from the current tensor's amax; 0: from the amaxes of
-                                    * earlier optimizer steps */
+    int current;                   /* 1: each scale is computed from the current tensor's amax (fp8_current); 0: from
+                                    * the amaxes of earlier optimizer steps (fp8_delayed) */
     int common;                    /* 1: all ranks of the group have the same FP8 scales */
-    const te_scales *scales;       /* the scales of the whole instance */
+    const te_scales *scales;       /* the FP8 scales of all GEMMs of the instance */
     int x, weight, dy;             /* the indices, within the te_scales, of the scales of this GEMM's three operands */
     void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows], which is
                                     * null under fp8_row */
     float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of each block or row of `data` (inverse), and
                                           * of each block of `transposed` (transposed_inverse) */
     te_scale_rule own;             /* how a scale is computed from the current tensor's amax */
-    uint64_t written;              /* the weight's count of writes (te__writes_of) when it was cast to `data` */
-    struct te_fp8_renewal *renewal; /* casts the weight again if it was written since; null: the weight exists only in
-                                     * FP8 */
+    uint64_t written;              /* the weight's write count (te__writes_of) at the time of its last cast to `data` */
+    struct te_fp8_renewal *renewal; /* casts the weight again if it was written after the last cast; null: the weight
+                                     * exists only in FP8 */
     int updated;                   /* 1: the optimizer's update kernel also computes this weight's amax, or casts the
                                     * weight to FP8 (recipes_adamw.h) */
 } te_fp8_product;
@@ -359,48 +362,54 @@ typedef struct te_param {
     te_init init;
     int tied;                /* 1: the parameter uses the memory of another parameter, its owner (te_tie) */
     int constant;            /* 1: the parameter's memory is a mapped file, which is only read (te_weights_use) */
-    int shared;              /* 1: this parameter and one that is tied to it share one gradient buffer, and backward
-                              * writes the tied one's gradient first; backward therefore adds this parameter's gradient
-                              * to the buffer */
+    int shared;              /* 1: another parameter shares this one's gradient buffer (te_tie), and backward writes
+                              * that parameter's gradient first. Backward therefore adds this parameter's gradient to
+                              * the buffer instead of overwriting it */
     int trains;              /* 1: the parameter's instance was bound with gradients */
     int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
     int fixed;               /* 1: always frozen, because the list declares its op as a frozen one (frozen_linear) */
-    int last;                /* 1: the gradient is a deferred column sum, which is written at the end of backward */
+    int last;                /* 1: the gradient is a deferred column sum, so backward writes it at its end
+                              * (gradients.h) */
     int index;               /* the parameter's index among the parameters of its instance */
     te_shard shard;          /* the part of the parameter that this rank of the tensor group holds */
-    int parts;               /* number of blocks that the op's output columns consist of, each split over the ranks
-                              * separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
-    int first_part;          /* width of the first block of output columns divided by the width of each other block */
+    int parts;               /* the op's output columns consist of this many parts, each of which is split over the
+                              * ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
+    int first_part;          /* (width of the first part of the op's output columns) / (width of each other part):
+                              * heads / kv_heads for a fused q, k, v */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
-    struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter, itself or one that is tied
-                              * to it, whose gradient backward writes first. null: the parameter is not tied */
-    uint64_t written;        /* changes whenever the values are written (te__count_write); unused if tied */
+    struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
+                              * writes first, which is itself or one that is tied to it. null: there is no tie */
+    uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write); unused
+                              * if tied */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
     int takes_quantized;     /* 1: te_use_quantized may be called for the parameter, the weight of a linear or of an
                               * embedding in a list with the option (weights, quantized) */
-    const te_quantized_weight *quantized; /* the values in few bits (te_use_quantized); `data` is then not read. null:
-                                           * the values are `data` */
+    const te_quantized_weight *quantized; /* the values in a quantized format (te_use_quantized), in which case `data`
+                                           * is not read; null: the values are `data` */
 } te_param;
 
 /* A listener that backward calls as soon as a gradient is final, that is, when it will not be written again before the
  * optimizer step. te/comm/buckets.h uses it to reduce final gradients over ranks while the rest of backward runs. */
 typedef struct te_watch {
     int armed;  /* 1: backward calls this listener; 0: backward does not call it */
-    int slices; /* for ZeRO-1: the number of slices into which the buffer of reduced gradients is cut; each rank gets
-                 * one slice. 1: each rank gets all gradients */
-    /* Returns an error if backward of m must not run now, because it would write gradients that are being reduced. */
+    int slices; /* the number of slices into which the buffer of reduced gradients is cut: with ZeRO-1, each rank gets
+                 * one slice; 1: each rank gets all gradients */
+    /* Return an error if backward of m must not run now, because it would overwrite gradients that are being
+     * reduced. */
     te_status (*allows)(const struct te_watch *w, const struct te_model *m, te_context *ctx);
+    /* Backward calls this when it will not write the gradient of p again. */
     te_status (*is_final)(struct te_watch *w, const te_param *p, te_context *ctx);
 } te_watch;
 
-/* One instance of a list: the first member of the struct that TE_SEQUENTIAL declares. The instance's parameters follow
- * in the same struct, in list order. An instance must stay where it was bound: calls return an error for a copy. */
+/* One instance of a list, the first member of the struct that TE_SEQUENTIAL declares. The instance's parameters follow
+ * in the same struct, in list order. An instance must not move in memory after it was bound: calls return an error for
+ * a copy. */
 typedef struct te_model {
     const te_plan *plan;
     te_param *param;
     int param_count;
-    const struct te_model *at; /* the address of this te_model when it was bound, if its parameters follow it in the
-                                * same struct; else null. It shows whether the te_model is a copy */
+    const struct te_model *at; /* the address of this te_model when it was bound, by which a copy is recognised; null if
+                                * the parameters do not follow the te_model in the same struct */
     const void *params;        /* the buffer of the instance's parameters: `elements` elements, param_bytes bytes */
     const float *grads;        /* the buffer of the instance's gradients: grad_elements elements; null: there are no
                                 * gradients */
@@ -411,59 +420,58 @@ typedef struct te_model {
 
 /* The activations that one forward saves for its backward. Several te_saved may be in use at a time with the same
  * parameters (micro-batches). The caller sets `memory` (target memory of at least <model>_saved_bytes(rows) bytes,
- * aligned to TE_ALIGN) and `bytes`; forward fills in the rest. If backward reads the x or the y of the forward, that
- * tensor must not change until backward has run. */
+ * aligned to TE_ALIGN) and `bytes`; forward fills in the rest. If backward reads the forward's x or y, then that tensor
+ * must not change until backward has run. */
 typedef struct te_saved {
     void *memory;
     size_t bytes;
     const te_plan *plan;
     const te_model *model;    /* the instance of the forward */
-    int batch, seq, position; /* copied from the te_batch of forward, as are sequences, max_seqlen, cu_seqlens and
-                               * positions; the te_batch of backward must have the same values */
+    int batch, seq, position; /* these three, sequences, max_seqlen, cu_seqlens and positions are copied from the
+                               * te_batch of forward; the te_batch of backward must have the same values */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens, *positions;
-    int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory, which a decoder attends to, in the forward
-                               * call */
+    int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory in the forward call */
     const void *x;
     void *y;
     size_t used;              /* bytes of `memory` that the forward used */
     int loss_in_backward;     /* 1: forward did not compute the loss; backward computes it and writes y */
-    const void *filled;       /* the value of `memory` when forward ran */
+    const void *filled;       /* the value of `memory` when forward ran; backward returns an error if `memory` has
+                               * changed since */
     uint32_t transposed[TE_OP_BITS]; /* a copy of te_run.saved_transposed */
 } te_saved;
 
-/* te__from_tokens: whether the list's first op reads tokens instead of x. te__to_loss: whether the list's last op
- * computes a loss, so that y is this loss. */
+/* Return whether the list's first op reads tokens instead of x. */
 TE_API int te__from_tokens(const te_plan *p) { return (p->op[0].flags & TE_FROM_TOKENS) != 0; }
+/* Return whether the list's last op computes a loss, so that y is this loss. */
 TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_TO_LOSS) != 0; }
-/* Returns whether the plan has an extra input whose rows are of kind TE_ROWS_memory (rows that a decoder attends
- * to). */
+/* Return whether the plan has an extra input whose rows are of kind TE_ROWS_memory. */
 TE_API int te__has_memory(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         if (p->op[i].flags & TE_OF_MEMORY) return 1;
     return 0;
 }
-/* Returns whether any value of the plan has rows of kind TE_ROWS_shard (only this rank's part of the tokens). */
+/* Return whether any value of the plan has rows of kind TE_ROWS_shard. */
 TE_API int te__has_sharded_rows(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
     return 0;
 }
-/* Returns whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not
+/* Return whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not
  * frozen. */
 TE_API int te_is_trained(const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     return p->grad && owner && !owner->frozen;
 }
-/* Returns whether op i is the last op in the list that uses the value of its fork. If so, op i is the first one that
+/* Return whether op i is the last op in the list that uses the value of its fork. If so, op i is the first one that
  * contributes to the fork's gradient, because backward runs in reverse. */
 TE_API int te__is_last_use(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
 }
-/* Returns whether op i is the GEMM that produces the logits, and forward does not save the logits: then this GEMM and
- * the loss are one step of backward, which recomputes the logits. */
+/* Return whether op i is the GEMM that produces the logits, in a list whose forward does not save them. This GEMM and
+ * the loss are then one step of backward, which recomputes the logits. */
 TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;

@@ -13,7 +13,7 @@
  */
 #ifndef TE_OP_LIST_H
 #define TE_OP_LIST_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
@@ -42,8 +42,8 @@
 #define TE_STRING_(...) #__VA_ARGS__
 #define TE_NOTHING(...)
 
-/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. In this way the macros test whether a name
- * is in a set: all names in the set are #defined as a comma. */
+/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. To test whether a name x is in a set, the
+ * macros join a prefix and x to such a name: PREFIX_x is #defined as a comma for each x in the set. */
 #define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
 /* Expands to `yes` if x is in parentheses, else to `no`. */
 #define TE_IF_TUPLE(x, yes, no) TE_IF_MARKED(TE_COMMA x, TE_SECOND_X(yes), TE_SECOND_X(no))
@@ -81,8 +81,8 @@
 
 /* ---- an op, (kind, name, shapes..., options...) ------------------------------------------------------------------ */
 
-/* Parts of an op: TE_KIND is its kind, TE_NAME its name, TE_ARGi(op, d) its i-th shape, or d if the op has fewer than i
- * shapes. TE_FAMILY and TE_CLASS are the family and the class of its kind. */
+/* Parts of an op (kind, name, shapes..., options...): TE_KIND is its kind, TE_NAME its name, TE_ARGi(op, d) its i-th
+ * shape, or d if the op has fewer than i shapes. TE_FAMILY and TE_CLASS are the family and the class of its kind. */
 #define TE_KIND(op)      TE_FIRST(TE_STRIP op, ~)
 #define TE_NAME(op)      TE_SECOND(TE_STRIP op, ~, ~)
 #define TE_ARG1(op, d)   TE_THIRD(TE_STRIP op, d, ~)
@@ -92,16 +92,16 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
-/* The name of the fork whose value the op uses. The name is x for the op (add, x), and also for (add, name, x). */
+/* The name of the fork whose value the op uses: x for the op (add, x), and also for (add, name, x). */
 #define TE_FORK_OF(op)   TE_ARG1(op, TE_NAME(op))
 /* The text by which error messages name an op, e.g. "(linear, fc1)". */
 #define TE_CALLED(op) "(" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ")"
 
 /* ---- options by name --------------------------------------------------------------------------------------------- */
 
-/* The names of all options. TE_SAME_a_b is #defined as a comma only if a and b are the same name. Therefore
- * TE_IF_MARKED(TE_SAME_a_b, ..) tests whether the names a and b are equal. A custom op adds the names of its options in
- * the same way. */
+/* The names of all options. TE_SAME_a_b is #defined as a comma only if a and b are the same name, so
+ * TE_IF_MARKED(TE_SAME_a_b, ..) tests whether two names are equal. A program with a custom op #defines TE_SAME_x_x as a
+ * comma for each option x of the op that is not in this list. */
 #define TE_SAME_eps_eps ,
 #define TE_SAME_columns_columns ,
 #define TE_SAME_first_first ,
@@ -156,8 +156,8 @@
 #define TE_IF_PAIR(a, yes, no) TE_THIRD(TE_STRIP a, yes, no, ~)
 #define TE_TAKE_NO(a, yes, no) no
 
-/* The value of the op's option `name`, or `otherwise` if the op does not have this option. An op may have up to twelve
- * arguments behind its kind and name; the macro compares the name with each of them. */
+/* Expands to the value of the op's option `name`, or to `otherwise` if the op does not have this option. An op may have
+ * up to twelve arguments behind its kind and name; the macro compares the name with each of them. */
 #define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
 #define TE_OPTION__(name, otherwise, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                           \
@@ -170,7 +170,7 @@
     TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
 
-/* A constant expression: 1 if the op has the option `name`, else 0. */
+/* Expands to a constant expression: 1 if the op has the option `name`, else 0. */
 #define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
 #define TE_HAS_OPTION__(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                   \
@@ -192,9 +192,9 @@
 #define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
-/* static_asserts that check the arguments of an op. as: the family whose facts list the permitted options and the
- * number of shapes. The following are errors: an option that the family does not have, an option whose value has the
- * wrong type, and too many shapes. The messages name the model, the op and the option. */
+/* Expands to static_asserts that check the arguments of an op. as: the family whose facts list the permitted options
+ * and the number of shapes. Errors are: an option that the family does not have, an option whose value has the wrong
+ * type, and too many shapes. The messages name the model, the op and the option. */
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
@@ -233,8 +233,8 @@
 #define TE_TOKEN (name)      /* a name that the macros turn into an enumerator: bf16 becomes TE_bf16; the compiler
                               * reports unknown names */
 #define TE_IS_name(value) 1
-/* A static_assert whose condition compares floats. (In C such a condition is not an integer constant expression, so a
- * plain static_assert does not accept the condition.) */
+/* A static_assert whose condition may compare floats. (In C such a condition is not an integer constant expression, so
+ * a plain static_assert does not accept it.) */
 #define TE_ASSERT_NUMBER(cond, text) \
     __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
 #ifdef __cplusplus
@@ -253,8 +253,8 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 
 /* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
 
-/* A number format that depends on the list: the format of an op's output, or the format in which an op's input should
- * be stored. */
+/* A number format as a family states it for its ops: for the output (TE_PRODUCES_<family>) or for the input
+ * (TE_WANTS_<family>). */
 typedef enum te_produces {
     TE_PRODUCES_list,     /* the list's format */
     TE_PRODUCES_same,     /* the format of the op's input */
@@ -294,7 +294,7 @@ typedef enum te_produces {
 #define TE_FLAGS(op)      TE_TUPLE_OR(TE_FACT(FLAGS, op)(op), 0)
 #define TE_STATS(op)      TE_TUPLE_OR(TE_FACT(STATS, op)(op), 0)
 #define TE_PARAMS(op, in, out) TE_TUPLE_OR(TE_FACT(PARAMS, op)(op, in, out), ((end, ~)))
-#define TE_COUNT_PARAMS(op)    TE_COUNT_ARGS(TE_UNWRAP(TE_PARAMS(op, 0, 0))) /* of an op that has parameters */
+#define TE_COUNT_PARAMS(op)    TE_COUNT_ARGS(TE_UNWRAP(TE_PARAMS(op, 0, 0))) /* only for an op that has parameters */
 #define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))
 #define TE_PARTS(op)           TE_TUPLE_OR(TE_FACT(PARTS, op)(op), 1)
 #define TE_FIRST_PART(op)      TE_TUPLE_OR(TE_FACT(FIRST_PART, op)(op), 1)
@@ -305,31 +305,31 @@ typedef enum te_produces {
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
 #define TE_EDGE(model, op)     TE_TUPLE_OR(TE_FACT(EDGE, op)(model, op), (-1, TE_JOIN2(, model, dtype)))
 
-/* The enumerator that an option's value, a token, stands for: for example, (dtype, bf16) yields TE_bf16, a te_dtype,
- * and (recipe, fp8_block) yields a te_recipe. op: an op, or the options of a list. otherwise: the result if the op does
- * not have the option. */
+/* The enumerator that an option's value stands for. TE_DTYPE_OPTION turns (dtype, bf16) into TE_bf16, a te_dtype;
+ * TE_RECIPE_OPTION turns (recipe, fp8_block) into TE_RECIPE_fp8_block, a te_recipe. op: an op, or the options of a
+ * list. otherwise: the result if there is no such option. */
 #define TE_DTYPE_OPTION(op, name, otherwise) TE_DTYPE_OPTION_(TE_OPTION(op, name, (otherwise)))
 #define TE_DTYPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_DTYPE_OF)(value)
 #define TE_DTYPE_OF(token) TE_JOIN1(TE_, token)
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
-/* The values of (inputs, saved), an option of a list: forward saves the inputs of FP8 GEMMs even where backward could
- * recompute them. */
+/* The option (inputs, saved) of a list: forward saves the inputs of FP8 GEMMs even where backward could recompute
+ * them. */
 enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, recomputed))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
-/* (rounding, stochastic), an option of a list: how gradients are rounded to FP8. The value is a te_rounding. */
+/* The option (rounding, stochastic) of a list: how gradients are rounded to FP8. The value is a te_rounding. */
 #define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
 #define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
-/* Values of options. TE_ROWS_OPTION: the value of a list's option (rows, ..), as a te_rows. TE_SHARD_OPTION: the value
- * of a linear's option (shard, ..), as a te_shard. */
+/* The value of a list's option (rows, ..), as a te_rows. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
+/* The value of a linear's option (shard, ..), as a te_shard. */
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
-/* (ranks, N), an option of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
+/* The option (ranks, N) of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
  * the size of one rank's part, where `all` is the size for all ranks together. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
@@ -347,15 +347,16 @@ typedef struct te_no_options { int none; } te_no_options;
 
 /* ---- constants of a list ----------------------------------------------------------------------------------------- */
 
-/* The macros add two pseudo-ops to a list: (begin, begin) in front of its first op, and (end, ~) behind its last op.
+/* The macros add two pseudo-ops to each list: (begin, begin) in front of its first op, and (end, ~) behind its last op.
  * TE_IF_END expands to `yes` if op is (end, ~), else to `no`. */
 #define TE_OP_begin (begin, begin)
 #define TE_OP_end (end, end)
 #define TE_IS_END_end ,
 #define TE_IF_END(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE_IS_END_, TE_KIND(op)), yes, no)
 /* The names of the enumerators that te/fuse/impl/declare.h defines for each op of a model: the op's index, and the
- * width, number format, rows and layout of the op's input and output. The names have the form model_family_name_index.
- * TE_EDGE_INDEX and TE_EDGE_DTYPE are the index and the format of the fork whose value the op uses. */
+ * width, number format, rows and layout of the op's input and output. For the op (linear, fc1, ..) of the model mlp,
+ * TE_ID is mlp_linear_fc1_index. TE_EDGE_INDEX and TE_EDGE_DTYPE are the index and the number format of the fork whose
+ * value the op uses. */
 #define TE_ID(model, op)        TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), index)
 #define TE_WIDTH_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in)
 #define TE_WIDTH_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), out)
@@ -380,9 +381,9 @@ typedef struct te_no_options { int none; } te_no_options;
 #define TE_EACH_OP1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
 
 /* These macros get the ops of a step as arguments: TE_FIRST_OP is the first op, TE_LAST_OP the last one,
- * TE_PATTERN_NAME the name of the pattern (the kinds of all ops, joined by underscores), and TE_OP_COUNT the number of
- * ops. All but TE_FIRST_OP use TE_BY_OP_COUNT(ops..., eight, seven, .., one, ~), which expands to `one` for one op, to
- * `two` for two ops, and so on. */
+ * TE_PATTERN_NAME the kinds of all ops joined by underscores, and TE_OP_COUNT the number of ops. All but TE_FIRST_OP
+ * use TE_BY_OP_COUNT(ops..., eight, seven, .., one, ~), which expands to `one` for one op, to `two` for two ops, and so
+ * on. */
 #define TE_FIRST_OP(...) TE_FIRST(__VA_ARGS__, ~)
 #define TE_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
     TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)

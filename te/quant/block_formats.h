@@ -1,8 +1,8 @@
-/* block_formats.h -- weights in few bits, in the block formats of GGUF files, byte for byte: conversions from and to
- * float, and te_quantized_weight, a weight whose rows are in such formats.
+/* block_formats.h -- weights of 4 to 8 bits in the block formats of GGUF files, byte for byte: conversions from and to
+ * float, and te_quantized_weight, a weight whose rows are in these formats.
  *
  * Do this:
- *     te_dequantize_row(y, blocks, 576, TE_BLOCK_q4_k);            // the 576 values of a row
+ *     te_dequantize_row(y, blocks, 768, TE_BLOCK_q4_k);            // the 768 values of a row
  *     const te_weight_part part = {mapped, TE_BLOCK_q8_0, 3072};   // 3072 rows, where they lie in a mapped file
  *     const te_quantized_weight weight = {&part, 1};
  *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));      // te/plan/bind.h; both structs stay where they are
@@ -32,9 +32,9 @@
     X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
     X(q5_0, 32, 22) /* f16 d; 32 bits, the highest bits of q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
-    X(q5_1, 32, 24) /* f16 d, m; as q5_0, with q */ \
-    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each of two groups of 32 values */ \
-    X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes with highest bits; 128 as in q4_k */ \
+    X(q5_1, 32, 24) /* f16 d, m; the rest as in q5_0, with q instead of q + 16 */ \
+    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */ \
+    X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
     X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
 
 #define TE_BLOCK_ENUM(token, values, bytes) TE_BLOCK_##token,
@@ -46,7 +46,7 @@ enum {
     TE_BLOCK_MAX_GROUPS = 16   /* the largest number of groups of a block: a group is the values with a common scale */
 };
 
-/* The name of a format, "q4_k"; "unknown" for a number that is no format. */
+/* The name of a format, such as "q4_k"; "unknown" for a number that is no format. */
 TE_API const char *te_block_name(te_block_format f) {
 #define TE_BLOCK_NAME(token, values, bytes) #token,
     static const char *const names[] = {TE_BLOCK_FORMATS(TE_BLOCK_NAME)};
@@ -66,7 +66,7 @@ TE_API int te_block_bytes(te_block_format f) {
 #undef TE_BLOCK_BYTES
     return (unsigned)f < (unsigned)TE_BLOCK_COUNT ? count[f] : 0;
 }
-/* The bytes of a row of `cols` values, which must be a multiple of te_block_values. */
+/* The number of bytes of a row of `cols` values; cols must be a multiple of te_block_values. */
 TE_API size_t te_block_row_bytes(te_block_format f, int64_t cols) {
     const int values = te_block_values(f);
     return values && cols > 0 ? (size_t)(cols / values) * (size_t)te_block_bytes(f) : 0;
@@ -74,15 +74,15 @@ TE_API size_t te_block_row_bytes(te_block_format f, int64_t cols) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* Rows of a weight that lie one behind the other, in host memory and in one format: a tensor of a GGUF file. `data`
- * need not be aligned. */
+/* Consecutive rows of a weight, in host memory and all in one format, such as a tensor of a GGUF file. `data` need not
+ * be aligned. */
 typedef struct te_weight_part {
     const void *data;
     te_block_format format;
     int64_t rows;
 } te_weight_part;
-/* A weight [rows, cols]: the rows of its parts, one part behind the other. For example, the q, k and v of a file are
- * the three parts of a packed qkv weight, each in its own format. */
+/* A weight [rows, cols]: the rows of part[0], then those of part[1] and so on. For example, the tensors q, k and v of a
+ * file are the three parts of a packed qkv weight, and each may have another format. */
 typedef struct te_quantized_weight {
     const te_weight_part *part;
     int parts;
@@ -90,8 +90,8 @@ typedef struct te_quantized_weight {
 
 /* ---- the codes of a block ---------------------------------------------------------------------------------------- */
 
-/* A block of integers: value i = scale[i / group] * q[i] + offset[i / group]. In formats without offsets they are
- * -0.0, because x + -0.0 is x for every x, also for x = -0.0. */
+/* An unpacked block: value i = scale[i / group] * q[i] + offset[i / group], where group is te__block_group. In formats
+ * without offsets each offset is -0.0, because x + -0.0 is x for every x, also for x = -0.0. */
 typedef struct te__block_codes {
     int8_t q[TE_BLOCK_MAX_VALUES];
     float scale[TE_BLOCK_MAX_GROUPS], offset[TE_BLOCK_MAX_GROUPS];
@@ -102,9 +102,9 @@ TE_API float te__read_f16(const uint8_t *p) { return te_float_of_f16(te__read_u1
 TE_API uint32_t te__read_u32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
-/* The number of values with a common scale. */
+/* The number of values in a group, which have a common scale. */
 TE_API int te__block_group(te_block_format f) { return f == TE_BLOCK_q6_k ? 16 : te_block_values(f) > 1 ? 32 : 1; }
-/* Whether the format has offsets besides scales. */
+/* Return whether the format has offsets besides scales. */
 TE_API int te__block_has_offset(te_block_format f) {
     return f == TE_BLOCK_q4_1 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k;
 }
@@ -113,8 +113,8 @@ TE_API int te__block_is_float(te_block_format f) {
     return f == TE_BLOCK_f32 || f == TE_BLOCK_f16 || f == TE_BLOCK_bf16;
 }
 
-/* The 32 codes of q4_0, q4_1, q5_0 and q5_1. high: the highest bits, null if the format has 4 bits. zero: the number
- * that is subtracted from each code. */
+/* Unpack the 32 codes of q4_0, q4_1, q5_0 or q5_1. low: the low 4 bits; high: the highest bits, null if codes have 4
+ * bits. zero: the number that is subtracted from each stored code to get q. */
 TE_API void te__codes_32(int8_t *q, const uint8_t *low, const uint8_t *high, int zero) {
     const uint32_t bits = high ? te__read_u32(high) : 0;
     for (int i = 0; i < 16; i++) {
@@ -132,7 +132,8 @@ TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[
         min[i + 4] = (uint8_t)(packed[i + 8] >> 4 | packed[i + 4] >> 6 << 4);
     }
 }
-/* The codes of q4_k (high is null) and q5_k: bit g of high[i] is the highest bit of value i of group g. */
+/* Unpack the block b of q4_k (high is null) or q5_k, whose codes are at low and high: bit g of high[i] is the highest
+ * bit of code i of group g. */
 TE_API void te__codes_k(te__block_codes *c, const uint8_t *b, const uint8_t *high, const uint8_t *low) {
     uint8_t scale[8], min[8];
     const float d = te__read_f16(b), dmin = te__read_f16(b + 2);
@@ -149,7 +150,8 @@ TE_API void te__codes_q6_k(te__block_codes *c, const uint8_t *b) {
     const uint8_t *low = b, *high = b + 128, *scale = b + 192;
     const float d = te__read_f16(b + 208);
     for (int g = 0; g < 16; g++) {
-        const int half = g / 8, row = g % 8 / 2, first = g % 2 * 16; /* a half has 4 rows of 32 values */
+        /* each half of the block has 4 rows of 32 values */
+        const int half = g / 8, row = g % 8 / 2, first = g % 2 * 16;
         c->scale[g] = d * (float)(int8_t)scale[g], c->offset[g] = -0.0f;
         for (int i = 0; i < 16; i++) {
             const int nibble = low[half * 64 + row % 2 * 32 + first + i] >> row / 2 * 4 & 15;
@@ -157,7 +159,7 @@ TE_API void te__codes_q6_k(te__block_codes *c, const uint8_t *b) {
         }
     }
 }
-/* Unpack the block at b, which is in a format of 32 or 256 values. */
+/* Unpack the block at b. f: any format with blocks of 32 or 256 values. */
 TE_API void te__block_unpack(te__block_codes *c, const uint8_t *b, te_block_format f) {
     if (f == TE_BLOCK_q6_k) te__codes_q6_k(c, b);
     else if (f == TE_BLOCK_q5_k) te__codes_k(c, b, b + 16, b + 48);
@@ -176,8 +178,8 @@ TE_API void te__block_unpack(te__block_codes *c, const uint8_t *b, te_block_form
 
 /* ---- to float ---------------------------------------------------------------------------------------------------- */
 
-/* y[n] = the values of n / te_block_values blocks at x, which need not be aligned. n must be a multiple of
- * te_block_values. */
+/* Convert the n values of the n / te_block_values(f) blocks at x to y[n]. x need not be aligned; n must be a multiple
+ * of te_block_values(f). */
 TE_API void te_dequantize_row(float *y, const void *x, int64_t n, te_block_format f) {
     const uint8_t *b = (const uint8_t *)x;
     const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);
@@ -193,8 +195,8 @@ TE_API void te_dequantize_row(float *y, const void *x, int64_t n, te_block_forma
         for (int k = 0; k < values; k++) y[i + k] = c.scale[k / group] * (float)c.q[k] + c.offset[k / group];
     }
 }
-/* The part of w that has the weight's row number *row. *row becomes the row's number in this part. Null: w has fewer
- * rows. */
+/* Return the part of w that contains the weight's row *row, and set *row to the index of this row in the part. Returns
+ * null if w has fewer rows. */
 TE_API const te_weight_part *te__part_of_row(const te_quantized_weight *w, int64_t *row) {
     for (int i = 0; i < w->parts; i++) {
         if (*row < w->part[i].rows) return &w->part[i];
@@ -209,14 +211,14 @@ TE_API void te__write_f16(uint8_t *p, float v) {
     const uint16_t h = te_f16_of_float(v);
     p[0] = (uint8_t)(h & 255), p[1] = (uint8_t)(h >> 8);
 }
-/* The value of the largest magnitude, with its sign; the first one of several. */
+/* Return the value of the largest magnitude, with its sign; if several values have this magnitude, the first. */
 TE_API float te__largest_of(const float *x, int n) {
     float largest = 0.0f;
     for (int i = 0; i < n; i++) largest = fabsf(x[i]) > fabsf(largest) ? x[i] : largest;
     return largest;
 }
-/* v rounded to the nearest integer and clamped to 0 .. max. bias: 0.5 plus the number that codes are above integers.
- * The formats' reference truncates v + bias. */
+/* Return the code of v, which is v plus an integer offset, rounded to nearest and clamped to [0, max]. bias: the offset
+ * plus 0.5: like the formats' reference, the function truncates v + bias. */
 TE_API int te__code_of(float v, float bias, int max) {
     const float t = v + bias;
     return t >= (float)max ? max : t > 0.0f ? (int)t : 0;
@@ -227,7 +229,7 @@ TE_API void te__pack_32(uint8_t *low, uint8_t *high, const uint8_t *q) {
     for (int i = 0; i < 32; i++) bits |= (uint32_t)(q[i] >> 4 & 1) << i;
     for (int i = 0; high && i < 4; i++) high[i] = (uint8_t)(bits >> 8 * i & 255);
 }
-/* q4_0 and q5_0: d is chosen so that the value of the largest magnitude becomes the lowest code. */
+/* Quantize a block to q4_0 or q5_0. d is such that the value of the largest magnitude gets the lowest code. */
 TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits) {
     uint8_t q[32];
     const int half = 1 << (bits - 1);
@@ -239,7 +241,7 @@ TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits) {
     te__write_f16(y, d);
     te__pack_32(y + (bits == 5 ? 6 : 2), bits == 5 ? y + 2 : 0, q);
 }
-/* q4_1 and q5_1: the smallest value becomes code 0, and the largest one the highest code. */
+/* Quantize a block to q4_1 or q5_1: the smallest value gets code 0, and the largest value gets the highest code. */
 TE_API void te__quantize_affine(uint8_t *y, const float *x, int bits) {
     uint8_t q[32];
     const int max = (1 << bits) - 1;
@@ -258,8 +260,9 @@ TE_API void te__quantize_q8_0(uint8_t *y, const float *x) {
     te__write_f16(y, d);
     for (int i = 0; i < 32; i++) y[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
 }
-/* The scale and min of a group of a k-quant: x is about scale q - min with q = 0 .. max, and min is not negative. Of
- * the scales from 0.9 to 1.1 times (largest - smallest) / max the one with the least squared error is taken. */
+/* Compute the scale and the min of a group of a k-quant: x is approximated by scale q - min with q = 0 .. max, and min
+ * is not negative. Of nine scales from 0.9 to 1.1 times (largest - smallest) / max, the one with the least squared
+ * error is taken. */
 TE_API void te__group_search(float *scale, float *min, const float *x, int max) {
     float low = 0.0f, high = x[0], best = INFINITY;
     for (int i = 0; i < 32; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
@@ -274,7 +277,8 @@ TE_API void te__group_search(float *scale, float *min, const float *x, int max) 
         if (error < best) best = error, *scale = s;
     }
 }
-/* q4_k and q5_k. The group's scale and min are found first, then both are rounded to 6 bits, then the codes follow. */
+/* Quantize a block to q4_k or q5_k: first find the scale and min of each group, then round both to 6 bits, and then
+ * compute the codes for the rounded scale and min. */
 TE_API void te__quantize_k(uint8_t *y, const float *x, int bits) {
     const int max = (1 << bits) - 1;
     float scale[8], min[8], max_scale = 0.0f, max_min = 0.0f;
@@ -324,8 +328,8 @@ TE_API void te__quantize_q6_k(uint8_t *y, const float *x) {
 /* Quantize n finite values, a multiple of te_block_values, to blocks at y. The formats of 32 values are rounded to
  * nearest exactly as the Python package gguf and ggml's reference do. The k-quants, which that package does not write,
  * are rounded to nearest with each group's scale found by a search (te__group_search) or, in q6_k, from the group's
- * largest value; llama.cpp's own search finds somewhat better scales. Values of a magnitude of 65504 * 127 or more do
- * not fit. */
+ * largest value; llama.cpp's own search finds somewhat better scales. Because d is in f16, very large values do not
+ * fit: in q8_0, those of a magnitude of 65504 * 127 or more. */
 TE_API void te_quantize_row(void *y, const float *x, int64_t n, te_block_format f) {
     uint8_t *b = (uint8_t *)y;
     const int values = te_block_values(f), bytes = te_block_bytes(f);

@@ -288,6 +288,7 @@ int main(int argc, char **argv) {
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.tensor = size, config.peer_bytes = 8 << 20;
+    if (getenv("RANKS_ALL_REDUCE")) config.all_reduce = (te_all_reduce_algorithm)atoi(getenv("RANKS_ALL_REDUCE"));
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);

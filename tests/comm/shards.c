@@ -3,7 +3,8 @@
  *
  *     mpirun -n 4 shards states TENSOR FILE        an optimizer with sharded states against one with all states; both
  *         write the same FILE
- *     mpirun -n 4 shards scales TENSOR             FP8 scales follow the amax over all ranks
+ *     mpirun -n 4 shards scales TENSOR FILE        FP8 scales follow the amax over all ranks; saved to FILE and loaded
+ *         again, they lead to the same bits
  *     mpirun -n 4 shards vocabulary                vocabulary-parallel embedding and cross_entropy against one rank's
  *     mpirun -n 4 shards train TENSOR SHARDED FIRST LAST FROM TO
  *         rank 0 prints the losses of steps FIRST to LAST of a small GPT. SHARDED 1: with sharded optimizer states.
@@ -443,7 +444,46 @@ static te_status local_amax(float amax[FP8_TENSORS], const te_recipes *r, int st
         for (int h = 0; h < s->length; h++) amax[i] = fmaxf(amax[i], history[i * s->length + h]);
     return TE_OK;
 }
-static te_status run_scales(void) {
+/* A step on x of seed `draw` with all that te_recipes_step then changes: y, and the scales of all tensors. */
+typedef struct scaled_step { float y[FP8_ROWS * 16], scale[FP8_TENSORS]; } scaled_step;
+static te_status run_scaled_step(scaled_step *out, fp8 *m, te_recipes *recipes, te_saved *saved, te_tensor x,
+                                 te_tensor y, te_tensor dx) {
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 1, batch.seq = FP8_ROWS;
+    TE_TRY(te_fill_normal(x.data, TE_f32, FP8_ROWS * 16, 0, 2.0f, 19, (uint32_t)comm.world.rank, &ctx));
+    TE_TRY(fp8_forward(y, saved, x, m, &batch, &ctx));
+    TE_TRY(fp8_backward(dx, y, saved, m, &batch, &ctx));
+    TE_TRY(te_recipes_step(recipes, &ctx));
+    TE_TRY(read_back(out->y, y.data, sizeof out->y));
+    return read_back(out->scale, recipes->scales.scale, sizeof out->scale);
+}
+/* Saves the weights and scales, takes a step, overwrites all of them, loads the file, and takes the step again. */
+static te_status run_scales_file(const char *path, fp8 *m, te_recipes *recipes, te_saved *saved, te_tensor x,
+                                 te_tensor y, te_tensor dx) {
+    static scaled_step first, again;
+    const te_named_model named[1] = {{"m", &m->model}};
+    const te_checkpoint all = {named, 1, 0, 0, 0, 0, 0, recipes};
+    te_safetensors file;
+    TE_TRY(te_checkpoint_save(path, &all, &ctx));
+    TE_TRY(run_scaled_step(&first, m, recipes, saved, x, y, dx));
+    for (int i = 0; i < 3; i++) TE_TRY(run_scaled_step(&again, m, recipes, saved, x, y, dx)); /* other histories */
+    TE_TRY(te_fill(&ctx, m->up.weight.data, 0, 16 * 32 * sizeof(float)));
+    TE_TRY(te_fill(&ctx, recipes->scales.scale, 0, FP8_TENSORS * sizeof(float)));
+    TE_TRY(te_safetensors_open(&file, path, &ctx));
+    const te_status status = te_checkpoint_load(&all, &file, &ctx);
+    te_safetensors_close(&file);
+    TE_TRY(status);
+    TE_TRY(run_scaled_step(&again, m, recipes, saved, x, y, dx));
+    for (int i = 0; i < FP8_ROWS * 16; i++) compare("y after loading", i, again.y[i], first.y[i], 0);
+    for (int i = 0; i < FP8_TENSORS; i++) compare("scale after loading", i, again.scale[i], first.scale[i], 0);
+    recipes->config.ranks = 1; /* as if each rank had scales of its own */
+    if (comm.world.size > 1)
+        refuses(te_checkpoint_save(path, &all, &ctx), TE_ERROR_VALUE, "each rank has scales of its own");
+    recipes->config.ranks = comm.world.size;
+    return TE_OK;
+}
+static te_status run_scales(const char *path) {
     static fp8 m;
     static te_recipes recipes;
     const int ranks = comm.world.size;
@@ -509,6 +549,7 @@ static te_status run_scales(void) {
         wrong += scale[0] > te_scale_of_amax(largest, te_fp8_max(TE_e4m3), &rule);
         for (int i = 0; i < FP8_TENSORS; i++) compare("scale of rank 0", i, scale[i], amax[0][i], 0);
     }
+    if (te_tensor_group(&ctx)->size == 1) TE_TRY(run_scales_file(path, &m, &recipes, &saved, in, y, dx));
     recipes.config.ranks = ranks + 1;
     refuses(te_recipes_step(&recipes, &ctx), TE_ERROR_STATE, "recipes: ranks is");
     void *const room[6] = {params, grads, memory, x, all, saved.memory};
@@ -574,7 +615,7 @@ int main(int argc, char **argv) {
     if (status == TE_OK) {
         if (!strcmp(mode, "states")) status = argc < 4 ? TE_ERROR_VALUE : run_states(argv[3]);
         else if (!strcmp(mode, "vocabulary")) status = run_vocabulary(size);
-        else if (!strcmp(mode, "scales")) status = run_scales();
+        else if (!strcmp(mode, "scales")) status = argc < 4 ? TE_ERROR_VALUE : run_scales(argv[3]);
         else if (!strcmp(mode, "refuse")) status = run_refuse();
         else if (argc < 8) status = TE_ERROR_VALUE;
         else {

@@ -1,5 +1,6 @@
 // expect: te: m: (sample, next) has no gradient: TE_INFERENCE takes it
 #include "te/te.h"
+#include "te/infer.h"
 
 #ifdef TE_FIXED
 TE_INFERENCE(m, f32, (linear, l, 16, 8), (sample, next, 8))

@@ -1,5 +1,6 @@
 // expect: te: m: (weights, quantized) is of a list without a recipe
 #include "te/te.h"
+#include "te/infer.h"
 #ifdef TE_FIXED
 TE_INFERENCE(m, (bf16, (recipe, fp8_row)), (linear, fc, 64, 32))
 #else

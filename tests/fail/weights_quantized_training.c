@@ -1,6 +1,7 @@
 // expect: te: m: (weights, quantized) is of a list for inference, TE_INFERENCE
 // Weights in few bits cannot be trained.
 #include "te/te.h"
+#include "te/infer.h"
 #ifdef TE_FIXED
 TE_INFERENCE(m, (f32, (weights, quantized)), (linear, fc, 64, 32))
 #else

@@ -12,26 +12,28 @@
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
-#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: a few new rows over a cache */
-#include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
+#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: decoding, a few new rows over a cache */
+#include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch memory */
 #include "attention_sm90_forward.h"  /* bf16 and f16 on compute capability 9.0: forward */
-#include "attention_simt_f32.h"           /* f32 */
-#include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
-#include "attention_sm80_forward.h"       /* bf16 and f16 elsewhere: forward */
+#include "attention_simt_f32.h"      /* f32 on every device */
+#include "attention_sm80_backward.h" /* bf16 and f16 on other devices: backward */
+#include "attention_sm80_forward.h"  /* bf16 and f16 on other devices: forward */
 
-/* The types of the kernels for compute capability 9.0. For f32 these kernels do not exist (EXISTS is false). An option
- * that they do not support (a score bias, and in forward max_logit) must have the same effect, so with such an option
- * the aliases pass f32 instead of the dtype. */
+/* The types of the kernels for compute capability 9.0. They do not support a score bias, nor, in forward, max_logit;
+ * with these options the kernels must not exist. They do not exist for f32 either (EXISTS is false), so these aliases
+ * pass f32 instead of the dtype if one of these options is set. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
 /* ---- which kernels have code -------------------------------------------------------------------------------------
- * The template parameter H is the type of the kernel for compute capability 9.0, F has the options. Cross-attention
+ * An instantiation that would never run is left empty, to save compile time and code. In the functions below, the
+ * template parameter H is the type of the kernel for compute capability 9.0, and F has the options. Cross-attention
  * needs the code of both kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
 
-/* Return whether all kernels except those for compute capability 9.0 are left empty, because of the option `only`. */
+/* Return whether all kernels except those for compute capability 9.0 are left empty, because the option `only` is
+ * TE_ATTENTION_SM90_ONLY. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::SHIFTED;
 }
@@ -40,8 +42,8 @@ template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
-/* Return whether each query sees at least one key, as the kernels for compute capability 9.0 require. In self-attention
- * this is always so. */
+/* Return whether each query sees at least one key in this call, as the kernels for compute capability 9.0 require. In
+ * self-attention each query does. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
@@ -51,8 +53,9 @@ template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
-/* Return an error if only the forward kernel for sm_90a was compiled and it cannot run on this device. On devices of
- * another compute capability the driver is not queried. */
+/* Returns an error if the forward kernel for sm_80 was left empty because only code for sm_90a was compiled
+ * (te__attn_replaced_by_sm90), but the kernel for sm_90a cannot run on this device, which has compute capability
+ * 9.0. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
@@ -64,11 +67,12 @@ TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *
     return TE_OK;
 }
 
-/* ---- kernels as types --------------------------------------------------------------------------------------------
- * A type describes everything of a kernel except its name: THREADS (the threads of a block), BLOCKS (how many blocks
- * must fit on a multiprocessor), args (the struct of the kernel's arguments) and body (the kernel's code). The three
- * types below also have ROWS (how many rows of a sequence a block processes) and BYTES (the size of a block's shared
- * memory). */
+/* ---- kernels as types -------------------------------------------------------------------------------------------- A
+ * kernel is described by a type, which has everything except the kernel's name: THREADS (the threads of a block),
+ * BLOCKS (how many blocks must fit on a multiprocessor), args (the struct of the kernel's arguments) and body (the
+ * kernel's code). The types te__attn_forward, te__attn_dq and te__attn_dkdv also have ROWS (how many rows of a sequence
+ * a block processes), BYTES (the size of a block's shared memory), and `small` (the same for devices with 99 KB of
+ * shared memory). */
 
 template <te_dtype T, class SM80, class F32> struct te__attn_select_shape : SM80 {};
 template <class SM80, class F32> struct te__attn_select_shape<TE_f32, SM80, F32> : F32 {};
@@ -110,21 +114,22 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* A kernel, and on which devices it is configured: bit d of `configured` is 1 if the size of the kernel's shared memory
- * has been configured on device d; then bit d of `small` says whether the code that the device runs has the tiles for
- * 99 KB of shared memory. */
+/* A kernel, and the devices on which it is configured. Bit d of `configured` is 1 if the size of the kernel's shared
+ * memory has been set on device d. Then bit d of `small` is 1 if device d runs code with the smaller tiles, for 99 KB
+ * of shared memory. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured, small; } te__attn_kernel;
 
-/* The shape of a kernel's launch. */
+/* The sizes of a kernel's launch: the rows and the threads of a block, and its bytes of shared memory. */
 typedef struct te__attn_launch_shape { int rows, threads, bytes; } te__attn_launch_shape;
 template <class K> te__attn_launch_shape te__attn_launch_shape_of() {
     const te__attn_launch_shape s = {K::ROWS, K::THREADS, K::BYTES};
     return s;
 }
-/* Sets the size of the kernel's shared memory on the context's device, and *small to whether the device runs code with
- * the tiles for 99 KB: that is code of a compute capability whose GPUs have no more, and not only code on such a GPU,
- * because these run code for 8.0, too. Both are found once on each device (from the 65th device on, at each launch,
- * which is harmless). Nothing here is a stream operation, so all of it is allowed while the stream is captured. */
+/* Sets the size of the kernel's shared memory on the context's device. *small: output, 1 if the device runs code with
+ * the tiles for 99 KB of shared memory. This depends on the compute capability for which the code was compiled, not on
+ * the device alone: a device with 99 KB can also run code for 8.0, whose tiles are larger. The driver is asked once for
+ * each device (from the 65th device on, at each launch, which is harmless). Nothing here is a stream operation, so all
+ * of it is allowed while the stream is captured. */
 template <class K>
 TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *ctx, const char *name) {
     const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
@@ -149,7 +154,8 @@ TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *
     return TE_OK;
 }
 /* Launches a kernel of type K on `rows` rows of each of batch_heads heads; each block processes K::ROWS of the rows. A
- * kernel with more than 48 KB of shared memory needs a function attribute. */
+ * kernel with more than 48 KB of shared memory is configured first, because CUDA requires a function attribute for
+ * it. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {
@@ -197,15 +203,15 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     }
 };
 
-/* The kernels of an attention over a cache. If each sequence has only a few new rows, a call runs `decode` and `merge`
- * (attention_sm90_decode.h). Otherwise it runs `store` and then `fallback`, the forward kernel for sm_80 (or for
- * f32). */
+/* The kernels of an attention over a cache. If each sequence has only a few new rows, a call runs `decode` and then
+ * `merge` (attention_sm90_decode.h). Otherwise it runs `store` and then `fallback`, the forward kernel for sm_80 (in
+ * f32: that of attention_simt_f32.h). */
 typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
-    te_sm90_kernel decode; /* the kernel for decoding, which itself stores the keys and values of new rows in the
-                            * cache */
+    /* the kernel for decoding, which also stores the keys and values of the new rows in the cache */
+    te_sm90_kernel decode;
     const void *merge;
-    /* stores the new rows' keys and values in the cache; called before `fallback` only */
+    /* stores the keys and values of the new rows in the cache; needed only before `fallback` */
     te_status (*store)(te_context *ctx, const te_attention_args *a);
 } te__attn_cached_kernels;
 
@@ -227,8 +233,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
 typedef struct te__attn_backward_kernels {
     te__attn_kernel dq, dkdv;
     te_sm90_kernel wgmma;
-    const void *delta, *round; /* the kernels of backward that run before (delta) and after (round) the main kernel with
-                                * wgmma */
+    /* the kernels that run before (delta) and after (round) the main kernel with wgmma */
+    const void *delta, *round;
 } te__attn_backward_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_dispatch {
@@ -239,8 +245,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* How many rows of dqkv each row of te_attention_args.sum adds up: as many as a warp computes; 0: the kernels
-     * cannot compute `sum`. */
+    /* The number of rows of dqkv that are added up in each row of te_attention_args.sum, which is the number of rows of
+     * a warp; 0: the kernels cannot compute `sum`. */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* Return the driver's function for making tensor maps if the backward kernel for compute capability 9.0 exists for
@@ -259,7 +265,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
         const te__tensor_map_encode_fn encode = can_use_sm90 ? ready(ctx, k) : 0;
         if (encode) return sm90::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));
-        /* The dq kernel runs first, because it also writes delta, which the dkdv kernel reads. */
+        /* The dq kernel runs first, because it also computes delta, which the dkdv kernel reads. */
         TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name));
         if (F::CROSS && !a->dkv) return TE_OK;
         return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, F::CROSS ? a->kv_seq : a->seq, a, name);
@@ -267,17 +273,19 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
 };
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
- * A block owns a tile of ROWS queries by TILE keys of one head, or of all heads that share the table. In registers, it
- * adds up the dS of each pair of the tile over the sequences. With a relative bias a block owns ROWS queries of a head,
- * and all tiles of keys: it adds up dS along each diagonal of a tile, where key - query is constant, then over all
- * diagonals that belong to the same bucket, and stores the sum of each bucket as one part of the gradient.
+ * If the bias is a table, a block computes a tile of its gradient, ROWS queries by TILE keys of one head, or of all
+ * heads that share the table. In registers, it adds up the dS of each pair of a query and a key over all sequences. If
+ * the bias is relative, a block processes ROWS queries of a head and all keys, tile by tile: it adds up dS along each
+ * diagonal of a tile, where key - query is constant, then over all diagonals that belong to the same bucket, and stores
+ * the sum of each bucket as a partial sum of the gradient.
  *
  * Floor: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of that
  * if causal; the dq and dkdv kernels together take 14 instead of 4), and writes the gradient once, 4 bytes for each
  * pair of query and key. Measurements: docs/notes/attention.md. */
 
-/* Selects the type that holds a tile's sums of dS, the gradient of the scores. clear() sets them to 0; add(args, head,
- * q0, k0) adds the dS of one head to them; each(f) calls f(row, column, sum) for each of them. */
+/* The type that holds a tile's sums of dS, the gradient of the scores; in f32 another one than in bf16 and f16. It has
+ * the functions clear(), which sets the sums to 0; add(args, head, q0, k0), which adds the dS of one head to them; and
+ * each(f), which calls f(row, column, sum) for each of them. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT>
 struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F, LIMIT> {};
 template <int HEADS, int KV_HEADS, int D, class F, int LIMIT>
@@ -290,17 +298,18 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     typedef te__attn_dbias<T, HEADS, KV_HEADS, D, F, TE__ATTN_SHARED_SMALL> small;
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
-    static constexpr int LD = TILE + 1;                /* the distance in floats between two rows of the tile of sums;
-                                                        * one more than TILE, which avoids bank conflicts */
+    /* the distance in floats between two rows of the tile of sums in shared memory; one more than TILE, to avoid bank
+     * conflicts */
+    static constexpr int LD = TILE + 1;
     static constexpr int DIAGONALS = ROWS + TILE - 1;  /* the number of diagonals of a tile */
-    /* A tile of sums lies where the tiles of the products have been, which are read before it is written. */
+    /* The tile of sums is stored in the memory of the operand tiles of the products, once these have been read. */
     static constexpr int TILES_BYTES =
         RELATIVE && ROWS * LD * 4 > sums::TILES_BYTES ? ROWS * LD * 4 : sums::TILES_BYTES;
     static constexpr int BYTES = TILES_BYTES + te__attn_bucket_bytes<F>(ROWS, TILE);
-    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* how many tiles of keys a table has */
+    static constexpr int TILES = (F::BIAS_KEYS + TILE - 1) / TILE; /* the number of tiles of keys of a bias table */
 
-    /* Compute the gradient of a score bias that is a table. Grid: (tiles of keys * tables, tiles of queries). With
-     * TE_BIAS_heads there is one table for each head, with TE_BIAS_shared one for all heads. */
+    /* Computes the gradient of a score bias that is a table. Grid: (tiles of keys * tables, tiles of queries). There is
+     * one table for each head (TE_BIAS_heads), or one for all heads (TE_BIAS_shared). */
     static __device__ __forceinline__ void table(const args *a) {
         const int table = (int)blockIdx.x / TILES, k0 = (int)blockIdx.x % TILES * TILE, q0 = (int)blockIdx.y * ROWS;
         sums s;
@@ -314,9 +323,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
             *p = (a->accumulate ? *p : 0.0f) + x;
         });
     }
-    /* Compute partial sums of the gradient of a relative score bias. Grid: (heads, tiles of queries). Shared memory:
-     * the operand tiles of the products, later a tile of sums of dS in their place; the sum and the bucket of each of
-     * its diagonals, and the sum of each bucket. */
+    /* Computes partial sums of the gradient of a relative score bias. Grid: (heads, tiles of queries). Contents of
+     * shared memory: the operand tiles of the products, later a tile of sums of dS in their place; the sum and the
+     * bucket of each of its diagonals; and the sum of each bucket. */
     static __device__ __forceinline__ void buckets(const args *a) {
         constexpr int BUCKETS = F::BIAS_BUCKETS;
         float *tile = (float *)te__attention_shared, *diagonal = (float *)(te__attention_shared + TILES_BYTES);
@@ -331,11 +340,12 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
             sums s;
             s.clear();
             s.add(a, head, q0, k0);
-            __syncthreads(); /* after this barrier all threads have read the tiles of the products, which may be
-                              * overwritten */
+            /* after this barrier all threads have read the operand tiles of the products, whose memory may be
+             * overwritten */
+            __syncthreads();
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();
-            /* loop over the diagonals of the tile; on diagonal i, column - row is i - (ROWS - 1) */
+            /* Add up each diagonal of the tile; on diagonal i, column - row is i - (ROWS - 1). */
             for (int i = thread; i < DIAGONALS; i += THREADS) {
                 float sum = 0;
                 for (int row = 0; row < ROWS; row++) {
@@ -359,8 +369,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
         if constexpr (RELATIVE) buckets(a);
         else table(a);
     }
-    /* Launch the kernel that computes the gradient of a score bias. Call this function after the backward, because the
-     * kernel reads delta, which backward writes. */
+    /* Launches the kernel that computes the gradient of a score bias. Call this after backward, which writes the delta
+     * that this kernel reads. */
     static te_status launch(te_context *ctx, te__attn_kernel *k, const te_attention_args *a, const char *name) {
         const int tables = RELATIVE || F::BIAS == TE_BIAS_heads ? HEADS : 1;
         int is_small = 0;
@@ -381,7 +391,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 8 == 0,      \
                   "te: attention: value must be a multiple of 8 in bf16 and f16 on CUDA");
 
-/* Defines the __global__ function `name`, whose body, arguments and launch bounds the type K describes. */
+/* Defines the __global__ function `name`, whose code, arguments and launch bounds the type K describes. */
 #define TE__ATTENTION_SHELL(name, K)                                          \
     TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
         name(const __grid_constant__ K::args te_arg_) {                       \

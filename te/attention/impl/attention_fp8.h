@@ -16,12 +16,12 @@
  *
  * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
  * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because row_max is an
- * integer, how P's fraction is rounded does not depend on the previous tiles. Probabilities below 2^-14 of the largest
- * become 0. The softmax sum and lse use P before it is rounded to e4m3. If a head has an infinity, all results that
- * depend on that head are NaN.
+ * integer, the rounding of P's fraction does not depend on the previous tiles of keys. Probabilities below 2^-14 of the
+ * largest become 0. The softmax sum and lse use P before it is rounded to e4m3. If a head has an infinity, all results
+ * that depend on that head are NaN.
  *
- * Memory traffic of the two passes: amax reads qkv, 2 bytes an element; cast reads it again and writes e4m3, 3 bytes an
- * element. v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
+ * Memory traffic of the two passes: amax reads qkv, 2 bytes for each element; cast reads qkv and writes e4m3, 3 bytes.
+ * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
  */
 #ifndef TE_ATTENTION_FP8_H
 #define TE_ATTENTION_FP8_H
@@ -31,28 +31,30 @@
 #include "../attention_options.h"   /* te_attention_args */
 
 enum {
-    /* the largest number of sequences of a call; it is limited because the transposed v pads each sequence by up to 15
-     * keys */
+    /* The largest number of sequences of a call. It is limited because the transposed v pads each sequence by up to 15
+     * keys, and the size of the scratch memory must allow for that. */
     TE_ATTENTION_FP8_MAX_SEQUENCES = 1024,
     TE__ATTN_FP8_THREADS = TE_CUDA ? 256 : 1,
-    TE__ATTN_FP8_ROWS = 128, /* rows of a block of the two passes */
-    TE__ATTN_FP8_KEYS = 16,  /* the number of keys in a group; the transposed v permutes the keys within each group */
-    /* The exponent of P = 2^(score - row_max + 4) in e4m3: the P of the largest score is 8 to 16, and e4m3 spans 448 to
-     * 2^-9. With a larger exponent, fewer small probabilities would become 0, but P would exceed the range of e4m3 more
-     * often, and the CUDA kernel would have to rescale more often. */
+    /* the number of rows of a head that a block of either pass processes */
+    TE__ATTN_FP8_ROWS = 128,
+    /* the transposed v permutes the keys within each group of this many keys */
+    TE__ATTN_FP8_KEYS = 16,
+    /* The exponent of P = 2^(score - row_max + 4) in e4m3: P of the largest score is 8 to 16, while e4m3 ranges from
+     * 2^-9 to 448. With a larger exponent fewer small probabilities would become 0, but P would exceed the range of
+     * e4m3 more often, and the CUDA kernel would have to rescale more often. */
     TE__ATTN_FP8_P_EXPONENT = 4,
     /* The largest |q| and |k| in e4m3. With this limit a score, a sum of up to 256 products, stays below 65504, the
-     * largest f16, and numbers down to 2^-9 of the limit are still normal e4m3 numbers. */
+     * largest f16. Numbers down to 2^-9 of the limit are still normal e4m3 numbers. */
     TE__ATTN_FP8_QK_MAX = 15
 };
 
-/* The layout of the scratch memory: the e4m3 operands and their amax. */
+/* The operands of an attention in FP8, which are laid out in the call's scratch memory: e4m3 numbers and their amax. */
 typedef struct te_attention_fp8_operands {
-    float *amax;        /* [heads + 2 kv_heads] */
-    uint8_t *q, *k, *v; /* the e4m3 operands: q is [rows, heads, d], k is [rows, kv_heads, d], and v, transposed, is
-                         * [batch, kv_heads, d, keys] */
-    int64_t keys;       /* number of keys in a row of the transposed v: seq rounded up to TE__ATTN_FP8_KEYS; the padding
-                         * is 0 */
+    float *amax; /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of each head of v */
+    /* the operands in e4m3: q [rows, heads, d], k [rows, kv_heads, d], and v, transposed, [batch, kv_heads, d, keys] */
+    uint8_t *q, *k, *v;
+    /* the number of keys in a row of the transposed v: seq rounded up to TE__ATTN_FP8_KEYS; the padding is 0 */
+    int64_t keys;
 } te_attention_fp8_operands;
 
 TE_BOTH te_attention_fp8_operands te__attn_fp8_operands_of(const te_attention_args *a, int heads, int kv_heads, int d) {
@@ -70,34 +72,36 @@ TE_API size_t te__attn_fp8_bytes(int64_t rows, int heads, int kv_heads, int d) {
     const int64_t elements = ((heads + kv_heads) * rows + kv_heads * keys) * d;
     return (size_t)((heads + 2 * kv_heads) * (int64_t)sizeof(float) + elements + 4 * TE_ALIGN);
 }
-/* Returns the byte at which a key is stored in a row of the transposed v. In the accumulator of the scores, thread t of
- * a group of four has the keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen; as the e4m3 operand P it needs four
- * adjacent bytes, 4 t to 4 t + 3. Permuting the keys of v in the same way avoids shuffles between threads. */
+/* Returns the byte at which a key is stored in a row of the transposed v. In the accumulators of the scores, lane t of
+ * a quad has the keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen keys; as the e4m3 operand P it needs four adjacent
+ * bytes, 4 t to 4 t + 3. Permuting the keys of v in the same way avoids shuffles between lanes. */
 TE_BOTH int te__attn_fp8_byte_of_key(int key) {
     return (key & ~15) | (key & 6) << 1 | (key & 8) >> 2 | (key & 1);
 }
 TE_BOTH int te__attn_fp8_key_of_byte(int column) {
     return (column & ~15) | (column & 12) >> 1 | (column & 2) << 2 | (column & 1);
 }
-/* The functions below compute the scale of a head, which maps the head's amax to `limit`, and its inverse. A head of
- * zeros, or of numbers so small that limit / amax would overflow, has the scale 1. */
+/* te__attn_fp8_scale returns the scale of a head, limit / amax, which maps the head's amax to `limit`;
+ * te__attn_fp8_inverse returns amax / limit. If the head is not scaled (te__attn_fp8_is_scaled returns 0), because it
+ * has only zeros or numbers so small that limit / amax would overflow, both return 1. */
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
 TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? limit / amax : 1.0f; }
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
-/* Return the factor that would convert products of e4m3 numbers to scores in base 2, if q were scaled to
- * TE__ATTN_FP8_QK_MAX as k is. q, k: the amax of the heads. */
+/* Return the factor that would convert q k^T of e4m3 numbers to a score in base 2 (times log2(e)), if q were scaled to
+ * a largest magnitude of TE__ATTN_FP8_QK_MAX like k. q, k: the amax of the two heads. */
 TE_FN float te__attn_fp8_raw_score_unit(float q, float k, float scale) {
     const float limit = (float)TE__ATTN_FP8_QK_MAX, log2e = 1.44269504088896341f;
     return te__attn_fp8_inverse(q, limit) * te__attn_fp8_inverse(k, limit) * scale * log2e;
 }
-/* Return the factor that converts products of e4m3 numbers to scores in base 2: te__attn_fp8_raw_score_unit rounded up
- * to a power of two, so that f16 represents it exactly (unless it is extreme). */
+/* Return the factor that converts q k^T of e4m3 numbers to a score in base 2: te__attn_fp8_raw_score_unit rounded up to
+ * a power of two, so that f16 represents it exactly (unless it is extremely large or small). */
 TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale);
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* Return the scale of q, which compensates for the rounding of te__attn_fp8_score_unit to a power of two. */
+/* Return the scale of q. te__attn_fp8_score_unit rounds the factor from q k^T to a score up to a power of two; the
+ * scale of q is smaller by the same ratio, so that the score is right. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);
@@ -105,15 +109,17 @@ TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
 
 /* ---- the two passes ---------------------------------------------------------------------------------------------- */
 
-/* The rows of one head that a block quantizes. Grid: (batch * all heads of q, k and v, tiles of rows). */
+/* The rows of one head that a block of either pass processes. Grid: (batch * all heads of q, k and v, tiles of
+ * rows). */
 typedef struct te__attn_fp8_tile {
     const te_attention_args *a;
     te_dtype dtype;
-    int all, d;             /* heads of q, k and v together; head_dim */
-    int head, batch, first; /* head: the head's index among those of q, k and v; batch: the sequence; first: the tile's
-                             * first row within the sequence */
-    int64_t from;           /* the index, within qkv, of the first element of the head in the first row of the
-                             * sequence */
+    int all, d;             /* all: the number of heads of q, k and v together; d: head_dim */
+    /* head: the index of the head among those of q, k and v; batch: the sequence; first: the tile's first row within
+     * the sequence */
+    int head, batch, first;
+    /* the index in qkv of the first element of this head and sequence */
+    int64_t from;
 } te__attn_fp8_tile;
 TE_FN te__attn_fp8_tile te__attn_fp8_tile_of(const te_attention_args *a, te_block at, te_dtype dtype, int all, int d) {
     te__attn_fp8_tile t;
@@ -122,8 +128,8 @@ TE_FN te__attn_fp8_tile te__attn_fp8_tile_of(const te_attention_args *a, te_bloc
     t.from = ((int64_t)t.batch * a->seq * all + t.head) * d;
     return t;
 }
-/* Read sixteen numbers of a row, from dimension `dim` on; for rows beyond the end of the sequence, read its last row
- * instead. */
+/* Reads sixteen numbers of a row, from dimension `dim` on. For a row past the end of the sequence, reads the last row
+ * of the sequence instead, which does not change the amax. */
 TE_FN void te__attn_fp8_read(float v[16], const te__attn_fp8_tile *t, int row, int dim) {
     const int64_t from = t->from + (int64_t)(row < t->a->seq ? row : t->a->seq - 1) * t->all * t->d + dim;
     te_load8(v, t->a->qkv, from, 8, 1, t->dtype), te_load8(v + 8, t->a->qkv, from + 8, 8, 1, t->dtype);
@@ -142,9 +148,9 @@ TE_FN void te__attn_fp8_amax(const te_attention_args *a, te_block b, te_dtype dt
     te_amax_atomic_max((float *)a->scratch + t.head, amax, g);
 }
 
-/* Cast a tile of q or k to e4m3: to[row * width + dim], sixteen bytes at a time. */
+/* Casts a tile of q or k to e4m3, sixteen bytes at a time: element (row, dim) is stored at to[row * width + dim]. */
 TE_FN void te__attn_fp8_cast_rows(const te__attn_fp8_tile *t, uint8_t *to, int64_t width, float scale, te_lanes g) {
-    const int units = t->d / 16; /* of sixteen bytes, in a row */
+    const int units = t->d / 16; /* the number of units of sixteen elements in a row */
     TE_UNROLL_8 for (int i = g.id; i < TE__ATTN_FP8_ROWS * units; i += TE__ATTN_FP8_THREADS) {
         const int row = t->first + i / units, dim = i % units * 16;
         te_vec8 e;
@@ -155,8 +161,9 @@ TE_FN void te__attn_fp8_cast_rows(const te__attn_fp8_tile *t, uint8_t *to, int64
         if (row < t->a->seq) memcpy(__builtin_assume_aligned(to + row * width + dim, 16), e.w, 16);
     }
 }
-/* Cast a tile of v to e4m3 and transpose it: to[dim * keys + byte of the key]. A thread writes four keys of sixteen
- * dimensions, the next thread the next four keys of the same dimensions. */
+/* Casts a tile of v to e4m3 and transposes it: element (key, dim) is stored at to[dim * keys +
+ * te__attn_fp8_byte_of_key(key)]. A thread stores four keys of sixteen dimensions, and the next thread stores the next
+ * four keys of the same dimensions. */
 TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t keys, float scale, te_lanes g) {
     for (int i = g.id; i < TE__ATTN_FP8_ROWS / 4 * (t->d / 16); i += TE__ATTN_FP8_THREADS) {
         const int column = t->first + i % (TE__ATTN_FP8_ROWS / 4) * 4, dim = i / (TE__ATTN_FP8_ROWS / 4) * 16;
@@ -175,14 +182,15 @@ TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t 
     }
 }
 TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype dtype, int heads, int kv_heads, int d) {
-    b.y = b.ny - 1 - b.y; /* the blocks with the last rows come first, because the amax pass left these rows in the
-                           * L2 */
+    /* the blocks with the last rows run first, because the amax pass, which ran before, has left these rows in the
+     * L2 */
+    b.y = b.ny - 1 - b.y;
     const te__attn_fp8_tile t = te__attn_fp8_tile_of(a, b, dtype, heads + 2 * kv_heads, d);
     const te_attention_fp8_operands p = te__attn_fp8_operands_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    /* The head's index within k (`k`) and within v (`v`); a negative index says that the head belongs to another
-     * tensor. */
+    /* The index of the head among those of k (`k`) and among those of v (`v`); a negative index means that the head
+     * does not belong to k (v). */
     const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads;
     const float limit = v >= 0 ? TE_E4M3_MAX : (float)TE__ATTN_FP8_QK_MAX, amax = p.amax[t.head];
     const float scale = k >= 0 ? te__attn_fp8_scale(amax, limit)
@@ -205,8 +213,8 @@ TE_API te_status te__attention_check_fp8(te_context *ctx, const te_attention_arg
                   "te: attention: head_dim must be 64, 128 or 256 in FP8");                                  \
     static_assert(TE_##dtype == TE_bf16 || TE_##dtype == TE_f16, "te: attention: FP8 is for bf16 and f16");
 
-/* Defines the kernels of the two passes that quantize q, k and v; name##_cast, which launches both; and the size of the
- * scratch memory. */
+/* Defines the kernels of the two passes that quantize q, k and v; name##_cast, which launches both of them; and
+ * name##_scratch_bytes, which returns the size of the scratch memory. */
 #define TE__ATTENTION_FP8_PASSES(name, dtype, heads, kv_heads, head_dim)                                         \
     TE_KERNEL(name##_amax, TE__ATTN_FP8_THREADS, te_attention_args,                                              \
               te__attn_fp8_amax(te_args, te_at, TE_##dtype, (heads) + 2 * (kv_heads), head_dim))                 \

@@ -1,24 +1,24 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
  * and forward in FP8. Tiles of 64 queries by 64 keys are converted to float in the block's scratch memory.
  *
- * A block transposes the operand that it owns (its queries or its keys) once, and reads the tiles of the other operand
- * in the layout in which they are stored. With these layouts each product reads contiguous memory, and the softmax
- * processes 64 queries (or keys) in parallel, without adding up the elements of a vector:
- *     forward (a block owns queries): S^T[key][query] = K Q^T, O[query] += P V
- *     dq (a block owns queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
- *     dkdv (a block owns keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
+ * A block processes 64 queries, or 64 keys. It transposes these rows once, and reads the tiles of the other operand in
+ * the layout in which they are stored. With these layouts each product reads contiguous memory, and the softmax
+ * processes the queries (or keys) in the lanes of vectors, so that it never has to add up the elements of a vector:
+ *     forward (block of queries): S^T[key][query] = K Q^T, O[query] += P V
+ *     dq (block of queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
+ *     dkdv (block of keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
  * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the
  * processor's rate of multiply-adds.
  */
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H
 
-#include "attention_fp8.h"        /* te_attention_fp8_operands: the cast passes of FP8 */
+#include "attention_fp8.h"        /* te_attention_fp8_operands and the passes that cast to FP8 */
 #include "attention_host_tiles.h" /* te__attn_scores, te__attn_accumulate, tiles of scores */
 
 /* ---- the location of a head's rows ------------------------------------------------------------------------------- */
 
-/* The arguments of a call of a host kernel, and the constants of the kernel. */
+/* The arguments of a call of a host kernel, and the constants with which the kernel was declared. */
 typedef struct te__attn_call {
     const te_attention_args *a;
     te_dtype dtype;
@@ -32,16 +32,21 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
     return c;
 }
 
-/* Where the rows of one head of one sequence are. Offsets are in elements from the start of each tensor. */
+/* One head of one sequence, and where its rows are. Offsets are in elements, from the start of each tensor. */
 typedef struct te__attn_head {
-    int64_t width, q;       /* in qkv and dqkv: the length of a row, and the offset of the head's first query */
-    int64_t kv_width, k, v; /* in kv and dkv: the length of a row, and the offsets of the head's first key and first
-                             * value */
-    int64_t out_width, out; /* in out and dout: the length of a row, and the offset of the head's first row */
-    int64_t row;            /* in lse, delta and row_max_logit: the offset of the element for the head's first row */
+    /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
+     * query. */
+    int64_t width, q;
+    /* Where the head's keys and values are in kv, and their gradients in dkv. kv_width: the distance between two rows;
+     * k, v: the offsets of the first key and the first value. */
+    int64_t kv_width, k, v;
+    /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
+     * first row. */
+    int64_t out_width, out;
+    int64_t row;            /* the offset, in lse, delta and row_max_logit, of the number for the head's first query */
     const void *kv;         /* the tensor that holds the keys and values */
     void *dkv;              /* the tensor that receives the gradients of the keys and values */
-    /* with a cache: the page numbers of the sequence; k and v are then offsets from the start of a page */
+    /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
     int head;               /* the index of the head within the call: sequence * heads + head */
@@ -77,8 +82,8 @@ TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_variant f)
     return f.shifted ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
                    : te__attn_mask_of(h->seq, f.left, f.right);
 }
-/* Return the first query of a block. If the last queries see the most keys, the first blocks process the last queries,
- * so that the longest work starts first. */
+/* Return the first query of a block. If the last queries see the most keys, the first blocks process them, so that the
+ * blocks with the most work start first. */
 TE_FN int te__attn_first_query(te__attn_mask m, te_block at) {
     return (te__attn_keys_grow(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE;
 }
@@ -88,16 +93,17 @@ TE_FN te__attn_score_bias te__attn_score_bias_of(const te__attn_call *c, int hea
     return b;
 }
 
-/* The functions te__attn_read_* read `rows` rows of q, dO, k or v, from token `row` on, into a tile. Those whose name
- * ends in _transposed transpose the rows, and multiply q and k by te__attn_score_factor; the others only copy. */
+/* The functions te__attn_read_* read `rows` rows of q, dO, k or v, from token `row` on, into a tile of floats. ld: the
+ * row length of the tile. The functions whose name ends in _transposed store the transpose, and multiply q and k by
+ * te__attn_score_factor; the others only convert to float. */
 TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->qkv, h->q + row * h->width, h->width, rows, c->d, c->dtype);
 }
 TE_FN void te__attn_read_dout(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->dout, h->out + row * h->out_width, h->out_width, rows, c->dv, c->dtype);
 }
-/* Reads keys or values from the cache, as many rows at a time as lie in one page. at: h->k or h->v, an offset from the
- * start of a page. */
+/* Reads rows of keys or values from the cache, as many at a time as one page contains. at: h->k or h->v, an offset
+ * within a page; d: the number of elements of a row. */
 TE_FN void te__attn_read_cached(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int64_t at, int d,
                                 int row, int rows) {
     const te_attention_cache *cache = &c->a->cache;
@@ -140,8 +146,8 @@ TE_FN void te__attn_read_kv_transposed(float *kt, float *vt, const te__attn_call
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* One step of the online softmax, for n queries: s[key][query] becomes exp2(s - max); `max` and `sum` are updated; and
- * rescale[query] becomes the factor by which the query's previous O must be multiplied. */
+/* One step of the online softmax for n queries: s[key][query] becomes exp2(s - max); `max` and `sum` of each query are
+ * updated; and rescale[query] becomes the factor by which the O of the previous steps must be multiplied. */
 TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float *sum, float *rescale) {
     for (int q = 0; q < n; q += TE__ATTN_LANES) {
         te__attn_vector old, now, add, e;
@@ -155,7 +161,7 @@ TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float 
         te__attn_put(rescale + q, &old), te__attn_put(max + q, &now), te__attn_put(sum + q, &add);
     }
 }
-/* Multiplies row q of O by rescale[q]. */
+/* Multiplies row q of O by rescale[q], for each of `rows` rows. */
 TE_FN void te__attn_rescale_rows(float *o, int ld, int rows, const float *rescale) {
     for (int q = 0; q < rows; q++)
         if (rescale[q] != 1)
@@ -165,7 +171,7 @@ TE_FN void te__attn_rescale_rows(float *o, int ld, int rows, const float *rescal
             }
 }
 
-/* Grid: (batch * heads, query tiles). */
+/* The forward kernel. Grid: (batch * heads, tiles of queries). s: the block's scratch memory. */
 TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -173,18 +179,20 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* nothing to do: the grid is for the longest sequence, and this sequence is shorter */
+    /* nothing to do: this sequence is shorter than the longest one, for which the grid is made */
+    if (queries <= 0) return;
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(c->a->whole, h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
-    /* Layout of the scratch memory: tiles of K, V, O, Q^T and P^T, then arrays with one number for each query. */
+    /* The contents of the scratch memory: tiles of K, V, O, Q^T and P^T, then arrays with one number for each query. */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *max = p + square, *sum = max + TE__ATTN_TILE, *rescale = sum + TE__ATTN_TILE;
-    float *max_logit = rescale + TE__ATTN_TILE; /* the largest score of each query; like max, but without sinks */
+    /* the largest score of each query, without the attention sink, which `max` includes */
+    float *max_logit = rescale + TE__ATTN_TILE;
     memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
-    /* The sink acts like a key before the first one: every row sees it, and its value vector is 0. */
+    /* The sink acts like a key that comes before the first key, that every query sees, and whose value vector is 0. */
     const float sink = f.sinks ? te_load(a->sinks, head, c->dtype) * TE__ATTN_LOG2E : -INFINITY;
     for (int q = 0; q < TE__ATTN_TILE; q++) max[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
     for (int q = 0; f.max_logit && q < TE__ATTN_TILE; q++) max_logit[q] = -INFINITY;
@@ -213,8 +221,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
         te__attn_accumulate(o, ldv, p, v, queries, keys, triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL);
     }
     for (int q = 0; q < queries; q++) {
-        /* 1: the query sees no key. Then its output is 0, and its lse is infinity, so that all its probabilities are 0
-         * in backward. */
+        /* 1 if the query sees no key. Then its output is 0, and its lse is infinity, so that all its probabilities are
+         * 0 in backward. */
         const int empty = (f.shifted || f.bias) && !(sum[q] > 0);
         te__attn_out_write(a, h.out + (q0 + q) * h.out_width, o + q * ldv, c->dv,
                            empty ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], c->dtype);
@@ -225,8 +233,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Compute dQ, the gradient of the queries. Grid: (batch * heads, query tiles). delta = rowsum(dO * O), dS = P * (dP -
- * delta), dQ = scale * dS K. */
+/* The dq kernel of backward: delta = rowsum(dO * O), dS = P * (dP - delta), dQ = scale * dS K. Grid: (batch * heads,
+ * tiles of queries). s: the block's scratch memory. */
 TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -234,12 +242,13 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
     const te__attn_head h = te__attn_head_of(c, at.x / c->heads, head);
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = te__attn_first_query(m, at), queries = te__attn_min(TE__ATTN_TILE, h.seq - q0);
-    if (queries <= 0) return; /* nothing to do: the grid is for the longest sequence, and this sequence is shorter */
+    /* nothing to do: this sequence is shorter than the longest one, for which the grid is made */
+    if (queries <= 0) return;
     const te__attn_range seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(c->a->whole, h.head, c->heads, f);
     const te__attn_score_bias bias = te__attn_score_bias_of(c, head, m);
-    /* Layout of the scratch memory: tiles of K, V, dQ, Q^T, dO^T, P^T (later dS^T) and dP^T, then lse and delta of each
-     * query. */
+    /* The contents of the scratch memory: tiles of K, V, dQ, Q^T, dO^T, P^T (later dS^T) and dP^T, then lse and delta
+     * of each query. */
     const int dv = c->dv, ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(dv), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *dq = v + TE__ATTN_TILE * ldv, *qt = dq + tile, *dot = qt + tile;
@@ -280,18 +289,19 @@ TE_FN void te__attention_dq_host(const te__attn_call *c, te_block at, float *s) 
         te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, c->d, a->scale, c->dtype, a->amax);
 }
 
-/* Compute dK and dV, the gradients of the keys and values. Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale
- * * dS^T Q, both summed over all query heads that share the KV head. */
+/* The dkdv kernel of backward: dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the KV
+ * head. Grid: (batch * kv_heads, tiles of keys). s: the block's scratch memory. */
 TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
     const int group = c->heads / c->kv_heads, batch = at.x / c->kv_heads, head0 = at.x % c->kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(c, batch, head0);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_min(TE__ATTN_TILE, h0.keys - k0);
-    if (keys <= 0) return; /* nothing to do: the grid is for the longest sequence, and this sequence is shorter */
+    /* nothing to do: this sequence is shorter than the longest one, for which the grid is made */
+    if (keys <= 0) return;
     const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_range seen = te__attn_queries_of(m, k0, keys);
-    /* Layout of the scratch memory: tiles of Q, dO, dK, dV, K^T, V^T, P and dP (later dS). */
+    /* The contents of the scratch memory: tiles of Q, dO, dK, dV, K^T, V^T, P and dP (later dS). */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(keys);
     const int tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
     float *q = s, *dout = q + tile, *dk = dout + value_tile, *dv = dk + tile, *kt = dv + value_tile, *vt = kt + tile;
@@ -332,7 +342,7 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
             te__attn_accumulate(dk, ld, dp, q, keys, queries, depth);
         }
     }
-    /* in cross-attention the gradients of keys and values are not part of the tensor whose amax is wanted */
+    /* In cross-attention, dk and dv are not part of dqkv, the tensor whose amax is computed. */
     float *const amax = a->kv ? 0 : a->amax;
     for (int k = 0; k < keys; k++) {
         te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, c->d, a->scale, c->dtype, amax);
@@ -341,11 +351,11 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
 }
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
- * A block owns a tile of 64 queries by 64 keys, or with a relative bias all tiles of its 64 queries. It adds up dS over
- * the sequences in order. */
+ * If the bias is a table, a block computes the gradient of a tile of 64 queries by 64 keys. If it is relative, a block
+ * processes 64 queries and all keys, tile by tile. In both cases the block adds up dS over the sequences in order. */
 
-/* Add dS = P (dP - delta) of one head of one sequence to a tile sum[query][key]. Returns 0 if all pairs of the tile are
- * masked, else 1. */
+/* Adds dS = P (dP - delta) of one head of one sequence to sum[query][key], the sums of a tile, which begins at query q0
+ * and key k0. Returns 0 if all pairs of the tile are masked, else 1. s: scratch memory. */
 TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int head, int q0, int k0, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -353,7 +363,7 @@ TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int 
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int queries = te__attn_min(TE__ATTN_TILE, h.seq - q0), keys = te__attn_min(TE__ATTN_TILE, h.keys - k0);
     if (queries <= 0 || keys <= 0 || !te__attn_intersects(te__attn_keys_of(m, q0, queries), k0, keys)) return 0;
-    /* Layout of the scratch memory: tiles of Q, dO, K^T, V^T, P and dP. */
+    /* The contents of the scratch memory: tiles of Q, dO, K^T, V^T, P and dP. */
     const int ld = TE__ATTN_PADDED(c->d), ldv = TE__ATTN_PADDED(c->dv), n = TE__ATTN_PADDED(keys);
     const int tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
     float *q = s, *dout = q + tile, *kt = dout + value_tile, *vt = kt + tile, *p = vt + value_tile;
@@ -382,8 +392,8 @@ TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int 
     return 1;
 }
 
-/* Compute the gradient of a score bias that is a table. Grid: (tiles of keys * tables, tiles of queries). With
- * TE_BIAS_heads there is one table for each head, with TE_BIAS_shared one for all heads. */
+/* Computes the gradient of a score bias that is a table. Grid: (tiles of keys * tables, tiles of queries). There is one
+ * table for each head (TE_BIAS_heads), or one for all heads (TE_BIAS_shared). */
 TE_FN void te__attention_dbias_table_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -399,8 +409,8 @@ TE_FN void te__attention_dbias_table_host(const te__attn_call *c, te_block at, f
             *p = (a->accumulate ? *p : 0.0f) + sum[i * TE__ATTN_TILE + j];
         }
 }
-/* Compute partial sums of the gradient of a relative score bias: those of this block for all buckets of one head. Grid:
- * (heads, tiles of queries). */
+/* Computes partial sums of the gradient of a relative score bias: one for each bucket, over the queries of this block,
+ * for one head. Grid: (heads, tiles of queries). */
 TE_FN void te__attention_dbias_buckets_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;
@@ -412,7 +422,8 @@ TE_FN void te__attention_dbias_buckets_host(const te__attn_call *c, te_block at,
         int seen = 0;
         memset(sum, 0, sizeof(float) * TE__ATTN_TILE * TE__ATTN_TILE);
         for (int batch = 0; batch < a->batch; batch++) seen |= te__attn_dbias_add(sum, c, batch, at.x, q0, k0, s);
-        /* This loop goes over the diagonals of the tile; on each of them key - query is constant. */
+        /* Add up each diagonal of the tile, on which `distance`, key - query relative to the tile's first pair, is
+         * constant. */
         for (int distance = 1 - TE__ATTN_TILE; seen && distance < TE__ATTN_TILE; distance++) {
             const int last = te__attn_min(TE__ATTN_TILE, TE__ATTN_TILE - distance);
             float diagonal = 0;
@@ -430,8 +441,8 @@ TE_FN void te__attention_dbias_host(const te__attn_call *c, te_block at, float *
 
 /* ---- forward in FP8 (attention_fp8.h) ---------------------------------------------------------------------------- */
 
-/* Converts `rows` rows of d numbers in e4m3 to to[rows][ld]. In `from`, each row begins `width` numbers after the
- * previous one; `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
+/* Converts `rows` rows of d numbers in e4m3 to floats, to[rows][ld]. width: the distance between two rows in `from`, in
+ * bytes. `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_t width, int rows, int d) {
     memset(to, 0, (size_t)(((rows + 3) & ~3) * ld) * sizeof(float));
     for (int r = 0; r < rows; r++)
@@ -447,7 +458,7 @@ TE_FN void te__attn_fp8_row_max(float *max, const float *s, int keys, int querie
     }
 }
 
-/* Grid: (batch * heads, query tiles). */
+/* The forward kernel in FP8. Grid: (batch * heads, tiles of queries). s: the block's scratch memory. */
 TE_FN void te__attention_fp8_host(const te__attn_call *c, te_block at, float *s) {
     const te_attention_args *a = c->a;
     const int heads = c->heads, kv_heads = c->kv_heads, d = c->d;
@@ -513,7 +524,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     return te__attention_check_bias(ctx, a, f.cross, f.bias, f.bias_queries, f.bias_keys, name);
 }
 
-/* Defines the kernel `name`, which calls te__attention_<body>_host with scratch memory. */
+/* Defines the kernel `name`, which calls te__attention_<body>_host with the scratch memory of a block. */
 #define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, variant)                                  \
     TE_FN void name##_body(const te_attention_args *a, te_block at, float *scratch) {                               \
         const te__attn_call c = te__attn_call_of(a, TE_##dtype, heads, kv_heads, head_dim, variant());              \
@@ -546,7 +557,8 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
         TE_TRY(name##_store_launch(ctx, a));                                                                        \
         return name##_kernel_launch(ctx, a);                                                                        \
     }
-/* Defines name##_launch, which runs the dq kernel, which writes delta, and then the dkdv kernel, which reads delta. */
+/* Defines name##_launch, which runs the dq kernel and then the dkdv kernel; the dq kernel comes first, because it
+ * computes delta, which the dkdv kernel reads. */
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                   \
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
     TE__ATTENTION_VARIANT(name, options)                                                                            \

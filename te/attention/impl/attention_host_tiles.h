@@ -1,15 +1,15 @@
 /* attention_host_tiles.h -- the building blocks of attention_host.h: vectors, tiles of 64 rows in memory, one small
  * matrix product, and the mask and the options on a tile of scores.
  *
- * A tile of scores is s[key][query] or s[query][key], in rows of TE__ATTN_TILE floats. Scores are in base 2, that is,
- * multiplied by log2(e), because softmax uses exp2.
+ * A tile of scores is stored as s[key][query] or s[query][key], in rows of TE__ATTN_TILE floats. Scores are in base 2,
+ * that is, multiplied by log2(e), because softmax uses exp2.
  */
 /* target: host */
 #ifndef TE_ATTENTION_HOST_TILES_H
 #define TE_ATTENTION_HOST_TILES_H
 
 #include "../../core/lanes.h"      /* te_amax_atomic_max */
-#include "../attention_options.h" /* te_attention_args, te__attn_variant, te__attn_mask */
+#include "../attention_options.h" /* te_attention_args, te__attn_variant, the mask */
 
 #if defined(__FMA__)
 #include <immintrin.h> /* fused multiply-add: with -std=c11 compilers do not form it from a * b + c */
@@ -17,8 +17,8 @@
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
-/* te__attn_vector is a vector register, as a vector type of GCC and Clang. TE__ATTN_LANES: the number of floats in a
- * vector. TE__ATTN_MULTIPLY_ADD computes c += a b, for vectors c and b and a number a. */
+/* te__attn_vector is a vector register, by a vector type of GCC and Clang, with TE__ATTN_LANES floats.
+ * TE__ATTN_MULTIPLY_ADD computes c += a b, for vectors c and b and a number a. */
 #if defined(__AVX512F__)
 #define TE__ATTN_LANES 16
 #define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
@@ -33,13 +33,14 @@ typedef float te__attn_vector __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef int32_t te__attn_vector_bits __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES * 4)));
 
-/* the number of queries, and of keys, in a tile; also the row length of every array [..][TE__ATTN_TILE] below */
+/* the number of queries, and of keys, in a tile; also the row length, in floats, of each tile of scores and of each
+ * transposed tile */
 enum { TE__ATTN_TILE = 64 };
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
-/* Rows of tiles of q, k and v are padded to a multiple of 32 numbers. TE__ATTENTION_FLOATS is the number of floats of a
- * block's scratch memory. The dkdv kernel needs the most: three tiles with rows of head_dim numbers, three with rows of
- * value_dim numbers, and two tiles of scores. */
+/* TE__ATTN_PADDED: the row length of a tile of q, k or v, which is a multiple of 32. TE__ATTENTION_FLOATS: the number
+ * of floats of a block's scratch memory, which is enough for all kernels; the dkdv kernel needs the most: three tiles
+ * with rows of head_dim numbers, three with rows of value_dim numbers, and two tiles of scores. */
 #define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
     (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
@@ -64,8 +65,8 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
         (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
     *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
 }
-/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. For |x| > 60 the result, rounded to
- * float, is 1 or -1. */
+/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Before that, x is limited to -60 to 60,
+ * where the result, rounded to float, is already -1 or 1. */
 TE_FN void te__attn_tanh(te__attn_vector *x) {
     const te__attn_vector_bits high = *x > 60.0f, low = *x < -60.0f, between = ~(high | low);
     const te__attn_vector zero = *x - *x, bound = zero + 60.0f;
@@ -84,8 +85,8 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* Which part of a matrix product is needed. All values except TE__ATTN_ALL are for a tile of scores whose diagonal is
- * the edge of a causal mask. te__attn_product may compute more than the part that is needed. */
+/* The part of a matrix product that is needed. All values except TE__ATTN_ALL are for a tile of scores whose diagonal
+ * is the edge of a causal mask. te__attn_product may compute more than the needed part. */
 enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* only the elements of the product in row i and column j >= i are needed */
@@ -94,9 +95,9 @@ enum te__attn_region {
     TE__ATTN_DEPTH_TO_ROW      /* all elements are needed; each sum in row i has only the terms k <= i */
 };
 
-/* Arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is set. Element (i, k) of a is
- * a[i * a_row + k * a_step]; the rows of b and c are ldb and ldc numbers long. m is rounded up to a multiple of 4 (the
- * additional rows are read and written), and n must be a multiple of 32. */
+/* The arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is 1. Element (i, k) of a
+ * is a[i * a_row + k * a_step]; ldb and ldc are the row lengths of b and c. te__attn_product rounds m up to a multiple
+ * of 4 (the additional rows of a and c must exist; those of c are overwritten), and n must be a multiple of 32. */
 typedef struct te__attn_matmul {
     float *c;
     const float *a, *b;
@@ -104,7 +105,7 @@ typedef struct te__attn_matmul {
     enum te__attn_region region;
 } te__attn_matmul;
 
-/* Compute a matrix product, one block of c at a time: four rows by two vectors, which are held in registers. */
+/* Computes a matrix product, one block of c at a time: four rows by two vectors, which stay in registers. */
 TE_FN void te__attn_product(const te__attn_matmul *p) {
     enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
     const int m = p->m, n = p->n, depth = p->depth, ldc = p->ldc, ldb = p->ldb, row = p->a_row, step = p->a_step;
@@ -137,8 +138,8 @@ TE_FN void te__attn_product(const te__attn_matmul *p) {
             memcpy(pc + 3 * ldc, &c30, W), memcpy(pc + 3 * ldc + V, &c31, W);
         }
 }
-/* Compute a tile of scores: scores[m][TILE] = rows[m][d] (in rows of length ld) times columns[d][TILE]; only the first
- * n columns are computed. */
+/* Computes a tile of scores: scores[m][TE__ATTN_TILE] = rows[m][d] columns[d][TE__ATTN_TILE], of which only the first n
+ * columns are computed. ld: the row length of `rows`. */
 TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float *columns, int m, int n, int d,
                            enum te__attn_region region) {
     te__attn_matmul p;
@@ -146,7 +147,7 @@ TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float
     p.m = m, p.n = n, p.depth = d, p.add = 0, p.region = region;
     te__attn_product(&p);
 }
-/* Add to out[m][ld] the product of the transpose of scores[depth][TILE] with rows[depth][ld]. */
+/* Adds to out[m][ld] the product of the transpose of scores[depth][TE__ATTN_TILE] with rows[depth][ld]. */
 TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const float *rows, int m, int depth,
                                enum te__attn_region region) {
     te__attn_matmul p;
@@ -157,14 +158,13 @@ TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const fl
 
 /* ---- rows and tiles in memory ------------------------------------------------------------------------------------ */
 
-/* to[0..n) = from[at..at + n) */
+/* Copies n elements of `from`, from index `at` on, to `to`, as floats. */
 TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
     if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
     else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
 }
-/* Reads `rows` rows of d numbers into to[TE__ATTN_TILE][ld]. In `from`, the first row begins at index `at`, and each
- * further row `width` numbers after the previous one. `to` is padded with zeros to ld columns and to a multiple of 4
- * rows. */
+/* Reads `rows` rows of d numbers into to[TE__ATTN_TILE][ld]. at: the index of the first row's first element in `from`;
+ * width: the distance between two rows. `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
                               te_dtype t) {
     for (int r = 0; r < rows; r++) {
@@ -173,8 +173,8 @@ TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, i
     }
     memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
 }
-/* Reads a row of d numbers of a cache of 8 bits, and multiplies them by the row's scale. Columns from d to ld become
- * zeros. */
+/* Reads a row of d numbers from a cache of 8 bits, and multiplies them by the row's scale. Columns d to ld - 1 of `to`
+ * become zeros. */
 TE_FN void te__attn_row_dequantize(float *to, int ld, const uint8_t *from, int d, float scale, int format) {
     if (format == (int)TE_CACHE_FORMAT_int8)
         for (int c = 0; c < d; c++) to[c] = (float)(int8_t)from[c] * scale;
@@ -182,8 +182,9 @@ TE_FN void te__attn_row_dequantize(float *to, int ld, const uint8_t *from, int d
         for (int c = 0; c < d; c++) to[c] = te_float_of_e4m3(from[c]) * scale;
     for (int c = d; c < ld; c++) to[c] = 0;
 }
-/* Reads the same rows as te__attn_tile_read, multiplies them by `factor`, and stores their transpose in
- * to[d][TE__ATTN_TILE]. Columns from `rows` on become zeros. */
+/* Reads `rows` rows of d numbers, multiplies them by `factor` and stores their transpose in to[d][TE__ATTN_TILE], as
+ * floats. at: the index of the first row's first element in `from`; width: the distance between two rows. Columns from
+ * `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_HEAD_DIM];
@@ -193,8 +194,8 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-/* Multiplies a row of d numbers by `factor` and writes it. amax: te_attention_args.amax, or null; *amax is raised to
- * the largest magnitude that is stored, unless it is higher already. */
+/* Multiplies a row of d numbers by `factor` and stores it from index `at` of `to` on. amax: null, or raised to the
+ * largest magnitude that is stored, unless it is higher already. */
 TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
     int group;
     uint32_t largest = 0;
@@ -206,8 +207,9 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
     }
     te_amax_atomic_max(amax, largest, te_lanes_here(1, &group));
 }
-/* Writes a row of a->out. With an out_scale, each number is rounded to the dtype, multiplied by the scale and stored in
- * e4m3; otherwise the row is written as by te__attn_row_write. */
+/* Multiplies a row of d numbers by `factor` and stores it in a->out, from index `at` on. If a->out_scale is not null,
+ * each number is rounded to the dtype, multiplied by *out_scale and stored in e4m3; otherwise this is
+ * te__attn_row_write. */
 TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
                               te_dtype t) {
     if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
@@ -220,33 +222,32 @@ TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const floa
 
 /* ---- mask and options on a tile of scores ------------------------------------------------------------------------ */
 
-/* Set the scores of a row that lie outside the range `seen` to -inf. at: the token (key or query) to which column 0 of
- * the row belongs. */
+/* Sets the scores of a row that lie outside the range `seen` to -inf. at: the token (key or query) of column 0. */
 TE_FN void te__attn_mask_row(float *row, te__attn_range seen, int at) {
     for (int c = 0; c < te__attn_min(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
     for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
 }
-/* Sets the masked pairs of a tile s[key][query] to -inf. */
+/* Sets the masked scores of a tile s[key][query] to -inf. */
 TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0, int keys) {
     for (int k = 0; k < keys; k++) te__attn_mask_row(s + k * TE__ATTN_TILE, te__attn_queries_of(m, k0 + k, 1), q0);
 }
-/* Sets the masked pairs of a tile s[query][key] to -inf. */
+/* Sets the masked scores of a tile s[query][key] to -inf. */
 TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
-/* Returns whether one side of the tile's diagonal is completely masked, so that products may skip that side: for each
- * i, no query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the first
- * query that sees the key advances by at most one. */
+/* Returns whether all pairs on one side of the tile's diagonal are masked, so that products need not compute them: for
+ * each i, no query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the
+ * first query that sees the key advances by at most one. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* Returns the factor by which q (or k) is multiplied before the product, so that q k^T is the score in base 2 or, with
+/* Returns the factor by which q (or k) is multiplied before the product. With it, q k^T is the score in base 2 or, with
  * softcap, the argument of te__attn_tanh. */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
-/* Replaces the scores in the first n columns of a tile by softcap tanh(score / softcap), in base 2. */
+/* Applies softcap to the first n columns of a tile: a score s becomes softcap tanh(s / softcap), in base 2. */
 TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f) {
     for (int i = 0; f.softcap > 0 && i < rows; i++)
         for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
@@ -254,8 +255,8 @@ TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f)
             te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
         }
 }
-/* Multiplies x by the derivative of softcap. e: the score after softcap, at which the derivative is taken; where e is
- * masked, the derivative is 0. */
+/* Multiplies x by the derivative of softcap. e: the score after softcap; where it is masked (-inf), the derivative is
+ * 0. */
 TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *e, te__attn_variant f) {
     if (f.softcap > 0) {
         const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
@@ -264,12 +265,12 @@ TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *
     }
 }
 
-/* Returns the ALiBi slope of a head, in base 2; 0 without the option. */
+/* Returns the ALiBi slope of a head, times log2(e); 0 if the option alibi is not set. */
 TE_FN float te__attn_alibi(te_attention_shard whole, int head, int heads, te__attn_variant f) {
     return f.alibi ? te__attn_alibi_slope_of(whole, head % heads, heads) * TE__ATTN_LOG2E : 0;
 }
-/* Subtracts slope |i - j| from the scores of a vector, for query i and key j of each score. distance: i - j (or j - i)
- * of the vector's first score; for each further score it is one more. */
+/* Subtracts the ALiBi bias slope |query - key| from a vector of scores. distance: query - key, or key - query, of the
+ * vector's first score; it grows by one from each score to the next. */
 TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te__attn_variant f) {
     if (!f.alibi) return;
     float bias[TE__ATTN_LANES];
@@ -278,16 +279,16 @@ TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te_
     te__attn_get(&b, bias), *x -= b;
 }
 
-/* The score bias of one head. head: the index of the head; shift: te__attn_mask.shift, number of keys minus number of
- * queries. */
+/* The score bias of one head. head: the index of the head; shift: te__attn_mask.shift, the number of keys minus the
+ * number of queries; dtype: that of a bias table. */
 typedef struct te__attn_score_bias {
     const te_attention_args *a;
     int head, shift;
     te_dtype dtype;
 } te__attn_score_bias;
-/* Adds the score bias, in base 2, to a vector of scores. The vector has one query and the keys from `key` on if by_key
- * is set, else one key and the queries from `query` on. To pairs outside a table, which are beyond the end of the
- * sequence, 0 is added. */
+/* Adds the score bias, times log2(e), to a vector of scores. If by_key is 1, the vector belongs to one query and the
+ * keys from `key` on; if 0, to one key and the queries from `query` on. For pairs outside a bias table, which lie past
+ * the end of the sequence, 0 is added. */
 TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias *from, int query, int key, int by_key,
                                    te__attn_variant f) {
     const te_attention_args *const a = from->a;
@@ -309,13 +310,13 @@ TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias
     te__attn_get(&b, bias), *x += b;
 }
 
-/* Applies dropout to a tile, s[key][query] if by_key is set, else s[query][key]: dropped elements become 0, the others
- * are multiplied by `factor`. head: the result of te__attn_global_head. q0, k0: the first query and the first key of
- * the tile, multiples of 64. */
+/* Applies dropout to a tile, which is s[key][query] if by_key is 1, else s[query][key]: dropped elements become 0, the
+ * others are multiplied by `factor`. head: the index of the head over all ranks (te__attn_global_head). q0, k0: the
+ * first query and the first key of the tile, multiples of 64. */
 TE_FN void te__attn_apply_dropout(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0,
                                   float factor, te__attn_variant f) {
-    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8; /* number of Philox calls for a tile; each yields random
-                                                             * bits for eight pairs of a query and a key */
+    /* the number of calls of Philox for a tile; each yields the random bits of eight pairs of a query and a key */
+    const int counters = TE__ATTN_TILE * TE__ATTN_TILE / 8;
     for (int i = 0; f.drop && a->rng && i < counters; i++) {
         const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
         uint32_t word[4];

@@ -3,7 +3,7 @@
  *
  * Query i sees key j if i - left <= j <= i + right: the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et
  * al. 2023 (Mistral); a causal mask has right = 0. Hence the keys that a query sees are one contiguous range, and from
- * one query to the next neither end of this range moves back. The queries that see a key are a contiguous range, too.
+ * one query to the next neither end of this range decreases. The queries that see a key are a contiguous range, too.
  * The ends of these ranges define the mask completely.
  *
  * If queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
@@ -17,8 +17,8 @@
  *     for (int i = tiles.first; i < tiles.end; i++)
  *         if (te__attn_needs_mask(keys, i * TILE, TILE)) ... score = te__attn_sees(m, query, key) ? score : -INFINITY
  *
- * The last tile may extend beyond the sequence. No query sees keys beyond it, and te__attn_seen must not be called for
- * such keys. Queries beyond the sequence do see keys: the kernel must discard their results.
+ * The last tile may extend past the end of the sequence. No query sees keys past the end, and te__attn_seen must not be
+ * called for such keys. Queries past the end do see keys: the kernel must discard their results.
  */
 #ifndef TE_ATTENTION_MASK_H
 #define TE_ATTENTION_MASK_H
@@ -26,24 +26,27 @@
 #include "../../core/base.h" /* TE_BOTH */
 
 enum {
-    TE_ATTENTION_ALL = -1, /* as left or right: no bound on this side */
+    TE_ATTENTION_ALL = -1, /* as `left` or `right` of a mask: no bound in this direction */
     TE_ATTENTION_MAX_SEQ = 1 << 20
 };
 typedef struct te__attn_mask {
     int queries, keys;
-    int left, right; /* how many keys before (left) and after (right) its own position a query sees; or
-                      * TE_ATTENTION_ALL */
-    int shift;       /* number of keys minus number of queries; in self-attention the constant 0, which the compiler
-                      * removes */
+    /* how many keys before (left) and after (right) its own position a query sees, or TE_ATTENTION_ALL */
+    int left, right;
+    /* the number of keys minus the number of queries; in self-attention the constant 0, so that the compiler removes
+     * it */
+    int shift;
 } te__attn_mask;
 
-/* A range of tokens: the keys that a block of queries sees, or the queries that see a block of keys. */
+/* Two ranges of tokens for a block of queries: the keys that any of them, or all of them, see. Or for a block of keys:
+ * the queries that see any of them, or all of them. */
 typedef struct te__attn_range {
-    /* the tokens that see, or are seen by, at least one token of the block. Kernels skip the tiles outside this
-     * range */
+    /* The tokens from `first` to `end` (exclusive): the keys that at least one query of the block sees or, for a block
+     * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */
     int first, end;
-    /* the tokens that see, or are seen by, all tokens of the block. Tiles inside this range need no mask. The range is
-     * empty if all_end <= all_first */
+    /* The tokens from `all_first` to `all_end` (exclusive): the keys that all queries of the block see or, for a block
+     * of keys, the queries that see all of them. Tiles inside this range need no mask. The range is empty if all_end <=
+     * all_first. */
     int all_first, all_end;
 } te__attn_range;
 
@@ -59,21 +62,21 @@ TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int
     m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
     return m;
 }
-/* Return whether later queries see more keys than earlier ones (with a window on the left, until the window is full).
- * If so, kernels process the last queries first, so that the blocks with the least work come last and the
- * multiprocessors finish together. */
+/* Return whether later queries see more keys than earlier ones (with a bound on the left: until the window is full). If
+ * so, kernels process the last queries first, so that the blocks with the least work come last and all multiprocessors
+ * finish at about the same time. */
 TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 
 /* Return whether the mask hides any key from any query. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* Returns the first token that is at most `count` tokens before `token`, or token 0 if count < 0. */
+/* Returns the index of the first of the `count` tokens before `token`, but at least 0; 0 if count < 0 (no bound). */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
-/* Returns one more than the last of the `count` tokens after `token`, in a sequence of `seq` tokens; if count < 0, one
- * more than the last token of the sequence. If the mask has a shift, `token` may lie outside the sequence; then
- * te__attn_clamp_end must be applied to the result. */
+/* Returns one more than the index of the last of the `count` tokens after `token`, but at most seq; seq if count < 0
+ * (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative
+ * (te__attn_clamp_end). */
 TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }
@@ -84,7 +87,7 @@ TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_ra
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
     return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
 }
-/* Return the first query that sees a key. With a causal mask and no shift this is `key` itself, which saves a
+/* Return the first query that sees a key. With a causal mask and no shift it is `key` itself; this case needs no
  * comparison. */
 TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
     return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
@@ -94,16 +97,16 @@ TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) {
     return te__attn_clamp_end(m, te__attn_range_end(key - m.shift, m.left, m.queries));
 }
 
-/* Return two ranges of keys for the `count` queries from `query` on: the keys that at least one of these queries sees,
- * and the keys that all of them see. */
+/* Return the ranges of keys for the `count` queries from `query` on: the keys that at least one of these queries sees
+ * (first, end), and the keys that all of them see (all_first, all_end). */
 TE_BOTH te__attn_range te__attn_keys_of(te__attn_mask m, int query, int count) {
     te__attn_range s;
     s.first = te__attn_keys_first(m, query), s.all_first = te__attn_keys_first(m, query + count - 1);
     s.end = te__attn_keys_end(m, query + count - 1), s.all_end = te__attn_keys_end(m, query);
     return s;
 }
-/* Return two ranges of queries for the `count` keys from `key` on: the queries that see at least one of these keys, and
- * the queries that see all of them. */
+/* Return the ranges of queries for the `count` keys from `key` on: the queries that see at least one of these keys
+ * (first, end), and the queries that see all of them (all_first, all_end). */
 TE_BOTH te__attn_range te__attn_queries_of(te__attn_mask m, int key, int count) {
     te__attn_range s;
     s.first = te__attn_queries_first(m, key), s.all_first = te__attn_queries_first(m, key + count - 1);
@@ -118,25 +121,30 @@ TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
     return t;
 }
-/* Return whether at >= first. `at` is never negative; therefore, if `first` is the constant 0, the compiler replaces
- * the call by 1. */
+/* Return whether at >= first. `at` is never negative, so the test first <= 0 changes nothing; but with it, the compiler
+ * replaces the call by 1 if `first` is the constant 0. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
 /* Return whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Return whether at least one of the `count` tokens from `at` on is masked for at least one token of a block, so that
- * the mask must be applied to the scores. s: the ranges of keys or queries for that block. */
+/* Return whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. s: the
+ * ranges of keys for the tile's queries (te__attn_keys_of), and `at`, `count` its first key and number of keys; or s:
+ * the ranges of queries for the tile's keys, and `at`, `count` its first query and number of queries. After
+ * te__attn_in_tiles all three count in tiles. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Return whether a query sees a key. te__attn_sees is cheap if a thread has few queries and many keys. */
+/* Return whether a query sees a key. This function is the cheaper one of te__attn_sees and te__attn_seen in a thread
+ * that has few queries and many keys, because the compiler moves the computation for each query out of the loop over
+ * keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* Return whether a query sees a key, if the key is inside the sequence. te__attn_seen is cheap if a thread has few keys
- * and many queries. */
+/* Return whether a query sees a key that lies inside the sequence. This function is cheaper than te__attn_sees in a
+ * thread that has few keys and many queries, because the compiler moves the computation for each key out of the loop
+ * over queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

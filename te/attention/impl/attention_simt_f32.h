@@ -1,8 +1,10 @@
-/* attention_simt_f32.h -- attention forward and backward in true f32, on CUDA cores; any head sizes up to 256.
+/* attention_simt_f32.h -- attention forward and backward in f32 (not TF32), on CUDA cores, for any head sizes up to
+ * 256.
  *
- * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) computes the rows y + 16 i: in a
- * tile of scores their columns x + 16 j, in an output their columns 4 * (x + 16 j) to 4 * (x + 16 j) + 3. A product
- * reads 4 columns of both operands at a time: with T = 64, a thread loads 8 vectors of 16 bytes for 64 multiply-adds.
+ * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) computes rows y + 16 i, for i =
+ * 0, 1, ..: in a tile of scores their columns x + 16 j, in an output their columns 4 * (x + 16 j) to 4 * (x + 16 j) +
+ * 3. A product reads 4 columns of both operands at a time: with T = 64, a thread loads 8 vectors of 16 bytes for 64
+ * multiply-adds.
  *
  * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate
  * of the CUDA cores.
@@ -15,26 +17,26 @@
 
 /* ---- tiles and products ------------------------------------------------------------------------------------------ */
 
-/* Tiles of T rows of D columns. R: how many rows of a tile a thread computes; in a tile of scores it also computes R
- * columns. COLS: how many groups of 4 columns of an output a thread computes. PAD: D rounded up to a multiple of 4. LD:
- * the row length in shared memory, an odd number of 16-byte units, so that there are no bank conflicts. LP: the row
- * length of a tile of scores. */
+/* Constants of tiles of T rows of D columns. R: how many rows of a tile a thread computes, and in a tile of scores also
+ * how many columns. COLS: how many groups of 4 columns of an output a thread computes. PAD: D rounded up to a multiple
+ * of 4. LD: the row length in shared memory, in floats; it is an odd number of 16-byte units, to avoid bank conflicts.
+ * LP: the row length of a tile of scores, in floats. */
 template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int T = SIZE, R = T / 16, PAD = (D + 3) / 4 * 4, LD = PAD / 4 % 2 ? PAD : PAD + 4, LP = T + 4;
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
-/* The shapes of the forward's tiles. V: the head size of v. qk: the shape of tiles of q and k; value: the shape of
- * tiles of v. */
+/* Constants of the forward kernel, for the head size D of q and k, and V of v. qk: the shape of tiles of q and k;
+ * value: the shape of tiles of v. */
 template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
     typedef te__attn_f32_forward_shape small;
     typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int KV_LD = V > D ? value::LD : qk::LD;
-    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4; /* bytes of shared memory: a tile of Q, one of K
-                                                                         * (later V), and one of P */
+    /* bytes of shared memory: a tile of Q, one of K (later V), and one of P */
+    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4;
 };
-/* The bytes of shared memory that tiles of Q, dO, K, V and dS take, with T rows. */
+/* The bytes of shared memory of tiles of Q, dO, K, V and dS with T rows each. */
 template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T) {
     return T * (2 * te__attn_f32_shape<D, 16>::LD + 2 * te__attn_f32_shape<V, 16>::LD + T + 4) * 4;
 }
@@ -50,9 +52,9 @@ struct te__attn_f32_dq_shape : te__attn_f32_shape<D, te__attn_f32_dq_rows<D, V>(
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
 
-/* Load T rows of D columns to shared memory; each row begins `width` elements after the previous one. The rows from
- * `valid` on and the padding become zeros. ALIGNED: 1 if the head sizes are multiples of four, so that rows are aligned
- * to 16 bytes. */
+/* Loads T rows of D columns to shared memory. width: the distance between two rows in `from`, in elements. Rows from
+ * `valid` on, and the padding, become zeros. ALIGNED: 1 if the head sizes are multiples of four, so that rows are
+ * aligned to 16 bytes. */
 template <class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int valid) {
     for (int i = (int)threadIdx.x; i < C::T * (C::PAD / 4); i += C::THREADS) {
@@ -66,7 +68,7 @@ TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int 
         *(float4 *)(tile + r * C::LD + d) = v;
     }
 }
-/* Compute s = A B^T, for tiles A (a) and B (b) in shared memory. */
+/* Computes s = A B^T, for tiles A (a) and B (b) in shared memory. */
 template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], const float *a, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     TE_UNROLL for (int i = 0; i < C::R; i++) TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = 0;
@@ -79,7 +81,7 @@ template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], co
                 s[i][j] += u[i].x * v[j].x + u[i].y * v[j].y + u[i].z * v[j].z + u[i].w * v[j].w;
     }
 }
-/* Compute o += P B, for tiles P (p) [T, T] and B (b) in shared memory. */
+/* Computes o += P B, for a tile P [T, T] (p) and a tile B (b) in shared memory. */
 template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     for (int k = 0; k < C::T; k += 4) {
@@ -100,7 +102,7 @@ template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][
         }
     }
 }
-/* Store this thread's scores s to the tile p in shared memory. */
+/* Stores this thread's scores s to the tile p in shared memory. */
 template <class C> TE_FN void te__attn_f32_put(float *p, const float (&s)[C::R][C::R]) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     TE_UNROLL for (int i = 0; i < C::R; i++)
@@ -110,7 +112,7 @@ template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
 }
-/* Store the rows of o before row `valid`, each multiplied by the row's factor. */
+/* Stores the rows of o before row `valid` to global memory, each multiplied by the row's factor. */
 template <class C, int D>
 TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
                               const float (&factor)[C::R]) {
@@ -135,15 +137,15 @@ TE_FN float te__attn_f32_row_sum(float v) {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Return whether dropout drops the probability of the pair (query, key). */
+/* Returns whether dropout drops the probability of the pair (query, key). */
 template <int HEADS, class F>
 TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
     const int head = te__attn_global_head(a->whole, h.batch * HEADS + h.head, HEADS);
     return te__attn_dropped(*a->rng, a->id, head, query, key, a->seq, F::DROP);
 }
 
-/* Loads a tile of keys (value 0) or values (value 1), from token `key` on, to shared memory, by te__attn_f32_load. D:
- * the head size of k or of v. */
+/* Loads a tile of keys (value 0) or values (value 1), from token `key` on, to shared memory: from qkv or kv, or from
+ * the pages of a cache. D: the head size of k or of v. */
 template <class F, class C, int D, int ALIGNED>
 TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
     const int64_t at = value ? h.v : h.k;
@@ -166,7 +168,7 @@ TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const
     }
 }
 
-/* The forward kernel. Grid: (batch * heads, query tiles). Shared memory: Q, then K or V, then P. */
+/* The forward kernel. Grid: (batch * heads, tiles of queries). Contents of shared memory: Q, then K or V, then P. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_forward_shape<D, V> C;
@@ -183,7 +185,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const float *qkv = (const float *)a->qkv;
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][CV::COLS][4], row_max[C::R], sum[C::R];
-    float max_logit[C::R]; /* the largest score of each row; like row_max, but without sinks */
+    /* the largest of this thread's scores in each row, without the attention sink, which row_max includes */
+    float max_logit[C::R];
     te__attn_f32_clear<CV>(o);
     const float sink = te__attn_sink<TE_f32, F>(a, h.head);
     TE_UNROLL for (int i = 0; i < C::R; i++) {
@@ -237,15 +240,15 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
                 a->row_max_logit[h.row + row] = max_logit[i] * te__attn_score_unit<F>(a->scale);
         }
         sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
-        if (empty) sum[i] = 0; /* if a query sees no key, its output is 0 */
+        if (empty) sum[i] = 0; /* a query that sees no key has the output 0 */
     }
     te__attn_f32_store<CV, V>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The dq kernel of backward. Grid: (batch * heads, query tiles). delta = rowsum(dO * O), dQ = scale * dS K. Shared
- * memory: Q, dO, K, V, dS. */
+/* The dq kernel of backward: delta = rowsum(dO * O), dQ = scale * dS K. Grid: (batch * heads, tiles of queries).
+ * Contents of shared memory: Q, dO, K, V, dS. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -305,8 +308,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     te__attn_f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
 }
 
-/* The dkdv kernel of backward. Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. Shared memory: Q,
- * dO, K, V, then P, later dS. */
+/* The dkdv kernel of backward: dV = P^T dO, dK = scale * dS^T Q. Grid: (batch * kv_heads, tiles of keys). Contents of
+ * shared memory: Q, dO, K, V, then P, later dS in its place. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -374,14 +377,15 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
 
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
     static constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
-    /* The same shape in all code, because the host needs the number of parts without knowing the device. */
+    /* The tiles have the same shape on all devices, because the host must know the number of partial sums, which
+     * depends on the shape, without asking the device. */
     typedef te__attn_f32_dq_shape<D, V, TE__ATTN_SHARED_SMALL - te__attn_bucket_bytes<F>(64, 64)> C;
     typedef typename C::value CV;
     static constexpr int ROWS = C::T, TILE = C::T, THREADS = C::THREADS, BLOCKS = C::BLOCKS, TILES_BYTES = C::BYTES;
     float sum[C::R][C::R];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Add the dS of one tile (the queries from q0 on, the keys from k0 on) of one head to `sum`, over all sequences in
+    /* Adds the dS of one tile of one head (the queries from q0 on, the keys from k0 on) to `sum`, for all sequences in
      * order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
@@ -395,8 +399,9 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         float *k = dout + C::T * CV::LD, *v = k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-        __syncthreads(); /* after this barrier all threads have read the tiles of the previous sequence, which may be
-                          * overwritten */
+        /* after this barrier all threads have read the tiles of the previous sequence, whose memory may be
+         * overwritten */
+        __syncthreads();
         te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
         te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
                                           h.seq - q0);

@@ -7,11 +7,11 @@
  *     dkdv kernel (blocks own keys):  dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the
  *                                     KV head
  *
- * Floor: the products S, dP and dQ of the dq kernel, 6 * n flops, and S, dP, dV and dK of the dkdv kernel, 8 * n flops,
- * where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that computes S and dP only once
- * needs 10 * n flops. If the head size of v differs from head_dim, the flops of dP and dV are in proportion to the head
- * size of v, and those of the other products in proportion to head_dim. P and dS are rounded to the dtype for their
- * products. Measurements: docs/notes/attention.md.
+ * Floor: 6 * n flops for the products S, dP and dQ of the dq kernel, and 8 * n flops for S, dP, dV and dK of the dkdv
+ * kernel, where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that computes S and dP
+ * only once needs 10 * n flops. If the head size of v differs from head_dim, the flops of dP and dV are in proportion
+ * to the head size of v, and those of the other products in proportion to head_dim. P and dS are rounded to the dtype
+ * for their products. Measurements: docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_BACKWARD_H
@@ -21,8 +21,8 @@
 
 /* ---- dQ ---------------------------------------------------------------------------------------------------------- */
 
-/* Constants of the dq kernel. D, V: the head sizes of q and k, and of v. A warp has the same number of rows (M * 16) in
- * the dq and in the dkdv kernel, because in both kernels each warp writes the sum of each column over its rows to
+/* Constants of the dq kernel, for the head size D of q and k, and V of v. A warp has the same number of rows (M * 16)
+ * in the dq kernel and in the dkdv kernel, because in both each warp stores the column sums over its rows in
  * te_attention_args.sum. */
 template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shape {
     typedef te__attn_dq_shape<D, V, TE__ATTN_SHARED_SMALL> small;
@@ -35,15 +35,15 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shap
     static constexpr int TILE = bytes(32) <= LIMIT ? 32 : 16, BYTES = bytes(TILE);
 };
 
-/* Returns the address in te_attention_args.sum at which a warp stores, for column `column`, the sum over the warp's
- * ROWS rows, which begin at `row`; null if no sums are wanted. */
+/* Returns the address in te_attention_args.sum at which a warp stores the sum of column `column` over the warp's ROWS
+ * rows, which begin at row `row`; null if no sums are wanted. */
 template <int64_t WIDTH, int ROWS>
 TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
 }
 
-/* The dq kernel. Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage
- * 1. */
+/* The dq kernel. Grid: (batch * heads, tiles of queries). Contents of shared memory: Q, dO, then K and V of stage 0, K
+ * and V of stage 1. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dq_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
@@ -53,8 +53,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* Where the block works. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
-     * keys that the block's queries see; warp_tiles: those that the warp's queries see. */
+    /* The position of the block. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles
+     * of keys that the block's queries see; warp_tiles: the tiles of keys that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -79,12 +79,14 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
     te__attn_tile_load<TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
 
-    float dq[M][te__attn_columns<D>() / 8][4] = {}, lse[M][2], minus_delta[M][2]; /* lse in base 2 */
+    /* lse is held times log2(e), for exponentials in base 2 */
+    float dq[M][te__attn_columns<D>() / 8][4] = {}, lse[M][2], minus_delta[M][2];
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
-            float delta = 0; /* this lane's part of rowsum(dO * O): of every 32 numbers of a row, each of the row's four
-                              * lanes adds up 8 */
+            /* the sum of this lane's terms of rowsum(dO * O): a row has four lanes, and each adds up 8 of every 32
+             * numbers */
+            float delta = 0;
             if (row < seq)
                 for (int d = t * 8; d < V; d += 32) {
                     float x[8], y[8];
@@ -101,8 +103,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* after this barrier the tile has arrived, and all warps have finished reading the other
-                          * stage */
+        /* after this barrier, tile i is in shared memory, and all warps have finished reading the other stage */
+        __syncthreads();
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             const int64_t at = (k0 + TILE) * KV;
@@ -127,7 +129,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
                     dp[m][n][e] = (drops ? 0 : dp[m][n][e] * F::FACTOR) + minus_delta[m][e / 2];
                 });
 
-        /* Compute dS = P (dP - delta), in the registers of S. */
+        /* Compute dS = P (dP - delta) in the registers of S. */
         te__attn_apply_softcap<F, M, N>(s, a->scale);
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
         const te__attn_alibi_bias alibi =
@@ -158,20 +160,20 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
 }
 
 /* ---- dK and dV ---------------------------------------------------------------------------------------------------
- * Two warps process the same M * 16 keys:
+ * Two warps, a pair, process the same M * 16 keys:
  *     the dV warp    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it passes P^T to the dK warp through shared
  *                    memory
  *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T (dP^T - delta), dK += dS^T Q
- * In this way each warp accumulates only dV or dK, for M * 16 rows. If one warp accumulated both, its registers would
- * suffice for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute
- * two products of the same form (A B^T, then P B), with different operands. */
+ * So each warp accumulates only dV or only dK, for M * 16 rows. If one warp accumulated both, it would have registers
+ * for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute two
+ * products of the same form (A B^T, then P B), with different operands. */
 template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_shape {
     typedef te__attn_dkdv_shape<D, V, TE__ATTN_SHARED_SMALL> small;
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WIDE: 1: a block processes 128 keys by 64 queries at a time; 0: half as many keys and half as many queries, so
-     * that up to three blocks fit on a multiprocessor. */
+    /* WIDE: if 1, a block processes 128 keys by 64 queries at a time; if 0, half as many keys and half as many queries,
+     * so that up to three blocks run on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= LIMIT;
     static constexpr int M = MAX_DIM <= 128 ? 2 : 1;
@@ -181,15 +183,16 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int PAIRS = WIDE || (MAX_DIM > 128 && all_bytes(4, 32) <= LIMIT) ? 4 : 2;
     /* the number of queries in a tile */
     static constexpr int TILE = WIDE ? 64 : all_bytes(PAIRS, 32) <= LIMIT ? 32 : 16;
-    static constexpr int HELD = MAX_DIM <= 64 && D == V; /* 1: the fragments of K or V stay in registers for all tiles
-                                                          * of queries */
+    /* 1 if the fragments of K or V stay in registers for all tiles of queries */
+    static constexpr int HELD = MAX_DIM <= 64 && D == V;
     static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
-    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* ROWS: how many keys a block processes */
+    /* ROWS: the number of keys that a block processes */
+    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64;
     static constexpr int TILES_BYTES = bytes(ROWS, TILE), BYTES = all_bytes(PAIRS, TILE);
 };
 
-/* Starts to load Q, dO, lse and delta of the TILE queries from q0 on, for the query head that is `member` heads after
- * that of h. */
+/* Starts to load Q, dO, lse and delta of the TILE queries from q0 on to shared memory. They are those of query head
+ * h.head + member, i.e. of one of the query heads that share a KV head. */
 template <int D, int V, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                  int member, int q0) {
@@ -201,39 +204,43 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
-/* Returns the offset in shared memory, in bytes from the tile of K, of the rows of V (is_v) or K that belong to a pair
- * of warps. row: the first of these rows, counted from the block's first key; rows: the number of keys of the block. */
+/* Returns where the rows of V (is_v = 1) or K (is_v = 0) of a pair of warps begin in shared memory, in bytes from the
+ * tile of K. row: the first of these rows, counted from the block's first key; rows: the number of keys of the
+ * block. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_ROW = te__attn_row_bytes<V>();
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Return the accumulator `sum` viewed as an accumulator for heads of size N. `sum` has enough registers for head_dim or
- * V columns, whichever is more. */
+/* Returns the array `sum`, whose size is for the larger of head_dim and V, as an array of accumulators for heads of
+ * size N. No number is moved. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_columns<N>() / 8][4] {
     return *(float (*)[M][te__attn_columns<N>() / 8][4])(void *)&sum[0][0][0];
 }
 
-/* What a pair of warps needs for one step of the dkdv kernel, in which the pair's keys meet a tile of queries of one
+/* The constants of one step of the dkdv kernel for a pair of warps: the pair's keys, and a tile of queries of one query
  * head. */
 struct te__attn_dkdv_step {
     const te_attention_args *a;
     te__attn_mask mask;
-    te__attn_range warp_tiles; /* the range of tiles of queries that see at least one of the pair's keys */
-    int tile;                  /* the index of the tile of queries that this step processes */
+    te__attn_range warp_tiles; /* the tiles of queries that see at least one key of this pair of warps */
+    int tile;                  /* the index of the step's tile of queries */
     int batch, head;
     int key, query;            /* the key and the query to which this lane's score s[0][0][0] belongs */
     float unit, c;             /* unit: the unit of scores (te__attn_score_unit); c: the unit times log2(e) */
-    /* column[n * 4]: lse (in the dK warp: delta) of the two queries that this lane has in columns n * 8 to n * 8 + 7 of
-     * the tile of scores */
+    /* The lse (in the dK warp: the delta) of this lane's queries: column[4 n] is that of the two queries that the lane
+     * has among columns 8 n to 8 n + 7 of the tile of scores. */
     const float2 *column;
-    uint4 *exchange;           /* address, in shared memory, of this lane's part of the pair's P^T */
+    /* the address in shared memory at which this lane stores (in the dV warp), or loads (in the dK warp), its elements
+     * of P^T */
+    uint4 *exchange;
 };
 
-/* Initialises the accumulators. S^T starts from -lse / unit, and dP^T from -delta, so that the products yield S - lse
- * and dP - delta. There are two exceptions: with softcap S^T starts from 0, because lse is subtracted after the tanh;
- * and with dropout dP^T starts from 0, because delta is subtracted after the dropout mask is applied. */
+/* Initialises the accumulators s of S^T (or of dP^T, if makes_dk is 1). S^T starts from -lse / unit, and dP^T from
+ * -delta, so that the products yield S - lse and dP - delta. There are two exceptions: with softcap S^T starts from 0,
+ * because lse is subtracted after the tanh; and with dropout dP^T starts from 0, because delta is subtracted after the
+ * dropout mask is applied. */
 template <class F, int M, int N>
 TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int makes_dk, float unit) {
     const int is_zero = makes_dk ? F::DROP != 0 : F::SOFTCAP > 0;
@@ -245,9 +252,9 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
     }
 }
 
-/* Used with softcap or dropout: replace s = S^T by P^T, with dropout applied. ds_factor becomes the factor by which
- * dP^T - delta is multiplied in dS^T: P (1 - t^2), where t is the tanh (without softcap: P), with a negative sign if
- * the pair was dropped. */
+/* Used with softcap or dropout: replaces s = S^T by P^T, with dropout applied. ds_factor: output, the factor of dP^T -
+ * delta in dS^T. It is P (1 - t^2), where t is the tanh of the softcap (without softcap: P), and has a negative sign if
+ * the pair of query and key was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {
@@ -282,8 +289,8 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
     }
 }
 
-/* Called by the dV warp of a pair: computes p = P^T from s = S^T - lse, as the operand of the next product, and passes
- * P^T, or ds_factor, to the dK warp through shared memory. */
+/* Called by the dV warp of a pair: computes p = P^T from s = S^T - lse, as the A operand of the product for dV, and
+ * passes P^T (with softcap or dropout: ds_factor) to the dK warp through shared memory. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     uint32_t ds_factor[M][N / 2][4];
@@ -310,9 +317,9 @@ TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], cons
         }
 }
 
-/* Called by the dK warp: computes ds = dS^T = P^T (dP^T - delta), as the operand of the next product, from s = dP^T -
- * delta and the P^T of the dV warp. With dropout s is dP^T without delta, and a negative sign of P^T in shared memory
- * says that the pair was dropped. */
+/* Called by the dK warp of a pair: computes ds = dS^T = P^T (dP^T - delta), as the A operand of the product for dK,
+ * from s = dP^T - delta and the P^T that the dV warp has stored. With dropout s is dP^T without delta, and a negative
+ * sign of the stored P^T says that the pair of query and key was dropped. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -333,9 +340,9 @@ TE_FN void te__attn_make_ds(uint32_t (&ds)[M][N / 2][4], float (&s)[M][N][4], co
     te__attn_pack_all<T, M, N>(ds, s);
 }
 
-/* The dkdv kernel. Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of
- * stage 1, P^T of each pair, and lse and delta of both stages. With a causal mask the blocks with the most work start
- * first, because the first blocks have the first keys, and these are seen by the most queries. */
+/* The dkdv kernel. Grid: (batch * kv_heads, tiles of keys). Contents of shared memory: K, V, then Q and dO of stage 0,
+ * Q and dO of stage 1, P^T of each pair of warps, and lse and delta of both stages. With a causal mask the blocks with
+ * the most work start first: the first blocks have the first keys, which the most queries see. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
@@ -346,8 +353,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    /* Where the block works. k0: the first key of the block; key0: the first key of this pair of warps; tiles: the
-     * tiles of queries that see the block's keys; warp_tiles: those that see the pair's keys. */
+    /* The position of the block. k0: the first key of the block; key0: the first key of this pair of warps; tiles: the
+     * tiles of queries that see the block's keys; warp_tiles: the tiles of queries that see the pair's keys. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
@@ -359,8 +366,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE);
     const int steps = (tiles.end - tiles.first) * GROUP;
 
-    /* Addresses in shared memory. rows: the offset of this warp's rows of K (in the dK warp: of V); lse_delta: for each
-     * stage, lse of the stage's queries, then their delta. */
+    /* Addresses in shared memory. rows: where the rows of K (in the dK warp: of V) begin that this pair of warps
+     * multiplies, in bytes from k_tile; lse_delta: for each stage, the lse of its queries, then their delta. */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -373,14 +380,14 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     te__attn_queries_load<D, V, QKV, OUT, C>(q_tile, te__shared_address(lse_delta), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? te__attn_columns<D>() / 16 : 1][4];
-    float sum[M][te__attn_columns<C::MAX_DIM>() / 8][4] = {}; /* accumulators of dV or, in the dK warp, of dK */
+    float sum[M][te__attn_columns<C::MAX_DIM>() / 8][4] = {}; /* the accumulators of dV; in the dK warp, of dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
-        /* Wait for this tile of queries, then start to load the next one, which is a tile of this head or of the next
-         * head of the group. */
+        /* Wait for this tile of queries, then start to load the next one, which belongs to the same query head or to
+         * the next query head that shares the KV head. */
         const int tile_now = tile, head = head0 + member;
         te__attn_wait_copies();
-        /* after this barrier the tile has arrived, and all warps have finished reading the other stage and the P^T of
-         * the last step */
+        /* After this barrier, the tile is in shared memory, and all warps have finished reading the other stage and the
+         * P^T of the previous step. */
         __syncthreads();
         if (i + 1 < steps) {
             const int next = (i + 1) & 1;
@@ -392,15 +399,16 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1)) {
-            /* no query of the tile sees a key of this pair, so both warps only join the barrier at which the others
-             * exchange P^T */
+            /* No query of the tile sees a key of this pair of warps: both warps only take part in the barrier that the
+             * other pairs need to exchange P^T. */
             __syncthreads();
             continue;
         }
 
         /* Compute S^T - lse = K Q^T - lse or, in the dK warp, dP^T - delta = V dO^T - delta. */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* Addresses of the operands B of the two products: Q and then dO or, in the dK warp, dO and then Q. */
+        /* b_nt: the address of operand B of the first product, which is Q for S^T (in the dK warp: dO for dP^T); b_nn:
+         * that of the second product, which is dO for dV (in the dK warp: Q for dK) */
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
@@ -415,9 +423,9 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
                                                   b_nt + te__attn_lane_b<D>(lane));
 
         /* In the dV warp p becomes P^T; in the dK warp it becomes dS^T, after the dV warp has stored P^T. A warp
-         * reaches one of three __syncthreads of this loop, depending on its role and on the mask. The three together
-         * form one barrier of the block, which is allowed because each of them is reached by whole warps. A barrier for
-         * only the two warps of a pair was not faster. */
+         * reaches one of the three __syncthreads of this loop, depending on its role and on the mask. The three act as
+         * one barrier of the block, which is allowed because whole warps reach each of them. A barrier for only the two
+         * warps of a pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step);
@@ -435,7 +443,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     }
     te__attn_drain_copies<F>(steps);
 
-    /* Store dV or, in the dK warp, dK; the result passes through shared memory. */
+    /* Store dV; in the dK warp, store dK. The result passes through shared memory. */
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = makes_dk ? a->scale : F::FACTOR;
     uint16_t *const dkv = (uint16_t *)te__attn_dkv<F>(a);
@@ -445,8 +453,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    /* dK passes through the shared memory of this pair's rows of K, and dV through that of the pair's rows of V,
-     * because these rows have the same size */
+    /* On its way to global memory, dK passes through the shared memory of this pair's rows of K, and dV through that of
+     * its rows of V, because the sizes match. */
     if constexpr (V != D) {
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
@@ -471,7 +479,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct
     float sum[1][N][4];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
-    /* Add the dS of one tile (the queries from q0 on, the keys from k0 on) of one head to `sum`, over all sequences in
+    /* Adds the dS of one tile of one head (the queries from q0 on, the keys from k0 on) to `sum`, for all sequences in
      * order. */
     __device__ __forceinline__ void add(const te_attention_args *a, int head, int q0, int k0) {
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
@@ -491,12 +499,12 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct
         const uint32_t k_tile = do_tile + ROWS * V_ROW, v_tile = k_tile + TILE * ROW;
         const uint32_t q_lane = (uint32_t)warp * 16 * ROW + te__attn_lane_a<D>(lane);
         const uint32_t do_lane = (uint32_t)warp * 16 * V_ROW + te__attn_lane_a<V>(lane);
-        __syncthreads(); /* after this barrier all warps have finished reading the tiles of the previous sequence */
+        __syncthreads(); /* after this barrier, all warps have finished reading the tiles of the previous sequence */
         te__attn_tile_load<ROWS, D, QKV, THREADS>(q_tile, qkv + h.q + q0 * QKV, h.seq - q0);
         te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);
         te__attn_tile_load<TILE, V, KV, THREADS>(v_tile, kv + h.v + k0 * KV, h.keys - k0);
-        float lse[2], minus_delta[1][2]; /* lse in base 2 */
+        float lse[2], minus_delta[1][2]; /* lse is held times log2(e) */
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + g + e * 8;
             lse[e] = row < h.seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;
@@ -505,7 +513,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct
         te__attn_wait_copies();
         __syncthreads();
 
-        /* Compute S = Q K^T and dP - delta, as in the dq kernel. */
+        /* Compute S = Q K^T, and dP - delta, where dP = dO V^T. */
         const uint32_t none[1][1][4] = {};
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
         float s[1][N][4] = {}, dp[1][N][4];

@@ -3,8 +3,8 @@
  * 1 of FlashAttention-2 (Dao 2023).
  *
  * A block processes WARPS * M * 16 queries of one head, each warp M * 16 of them; keys and values are loaded in tiles
- * of TILE keys, in two stages. A warp with 32 rows (M = 2) uses each B fragment that it loads for two products; with 16
- * rows the bandwidth of shared memory would be the limit, not the tensor cores.
+ * of TILE keys, in two stages. A warp with 32 queries (M = 2) uses each B fragment that it loads from shared memory for
+ * two products; with 16 queries, the bandwidth of shared memory would be the limit instead of the tensor cores.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and 2 * (2 * heads + 2 * kv_heads) *
  * batch * seq * head_dim bytes of memory traffic; if the head size V of v differs from head_dim, replace 2 * head_dim
@@ -19,14 +19,15 @@
 
 #include "attention_sm80_tiles.h" /* fragments, products, options of scores */
 
-/* Constants of the forward kernel for the head size D of q and k, and V of v and O. The accumulators of O take most of
- * the registers. At head_dim 64, more warps with 16 rows each are faster than fewer warps with 32 rows each; at
- * head_dim 128, the fewer warps are faster. */
+/* Constants of the forward kernel for the head size D of q and k, and V of v and O. They are tuned: the accumulators of
+ * O take most of the registers; at head_dim 64, more warps with 16 rows each are faster than fewer warps with 32 rows
+ * each, and at head_dim 128 the opposite. */
 template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_forward_shape {
     typedef te__attn_forward_shape<D, V, TE__ATTN_SHARED_SMALL> small;
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
-    static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
-    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* blocks on a multiprocessor */
+    static constexpr int HELD = D <= 64 && M == 1; /* 1 if the fragments of Q stay in registers */
+    /* how many blocks run on a multiprocessor */
+    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1;
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
     static constexpr int bytes(int tile) {
         return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
@@ -46,10 +47,10 @@ TE_FN float te__attn_quad_sum(float v) {
     v += __shfl_xor_sync(~0u, v, 2);
     return v;
 }
-/* One step of the online softmax for a warp's rows; this lane has rows g and g + 8 of the 16 rows of each m. s becomes
- * exp(s - row_max). row_max (in the unit of scores) and this lane's part of the sum are updated. rescale becomes the
- * factor by which the O of the previous steps must be multiplied. c: the unit of scores times log2(e). Returns whether
- * the maximum of at least one of these rows has changed. */
+/* One step of the online softmax for a warp's rows; this lane has elements of rows g and g + 8 of the 16 rows of each
+ * m, where g = lane / 4. s becomes exp(s - row_max). row_max (in the unit of te__attn_score_unit) and sum (over this
+ * lane's elements) are updated. rescale becomes the factor by which the O of the previous steps must be multiplied. c:
+ * the unit of scores times log2(e). Returns whether the maximum of any of these rows has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {
@@ -75,8 +76,8 @@ TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], flo
     return changed;
 }
 
-/* The forward kernel. Grid: (batch * heads, query tiles). Shared memory: Q, then K and V of stage 0, K and V of stage
- * 1. */
+/* The forward kernel. Grid: (batch * heads, tiles of queries). Contents of shared memory: Q, then K and V of stage 0, K
+ * and V of stage 1. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_forward_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
@@ -87,15 +88,15 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* Where the block works. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
-     * keys that the block's queries see; warp_tiles: those that the warp's queries see. */
+    /* The position of the block. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles
+     * of keys that the block's queries see; warp_tiles: the tiles of keys that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
     const te__attn_mask mask = te__attn_mask_at<F>(h);
-    /* With a causal mask, the first blocks process the queries with the most keys, so that the blocks with the least
-     * work come last. */
+    /* With a causal mask, the first blocks process the queries that see the most keys, so that the blocks with the
+     * least work come last. */
     const int q0 = (int)(te__attn_keys_grow(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
@@ -111,21 +112,22 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, a, h, 1, tiles.first * TILE);
 
     uint32_t held[M][HELD ? te__attn_columns<D>() / 16 : 1][4];
-    /* o: O before the division by the sum; sum: this lane's part of each row's sum of P */
+    /* o: O before the division by the sum; sum: the sum of this lane's elements of P, for each row */
     float o[M][te__attn_columns<V>() / 8][4] = {}, row_max[M][2], sum[M][2];
     const float sink = te__attn_sink<T, F>(a, h.head);
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
     }
-    float max_logit[M][2]; /* the largest score of each row among this lane's scores; like row_max, but without sinks */
+    /* the largest of this lane's scores in each row; unlike row_max it does not include the attention sink */
+    float max_logit[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) max_logit[m][0] = max_logit[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {
         /* Wait for tile i of the keys and values, then start to load the next one. */
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_wait_copies();
-        __syncthreads(); /* after this barrier the tile has arrived, and all warps have finished reading the other
-                          * stage */
+        /* after this barrier, tile i is in shared memory, and all warps have finished reading the other stage */
+        __syncthreads();
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(next, a, h, 0, k0 + TILE);
@@ -135,7 +137,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         /* Skip this tile if none of the warp's queries sees one of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
-        /* S = Q K^T, with the options applied */
+        /* compute S = Q K^T, and apply the options to it */
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_apply_softcap<F, M, N>(s, a->scale);
@@ -150,12 +152,12 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     TE_UNROLL for (int e = 0; e < 4; e++)
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
-        /* Compute P = exp(S - row_max) and O = rescale O + P V. Without a bound on the left, every query sees key 0,
-         * which is in the first tile; row_max is then finite from the first tile on. */
+        /* Compute P = exp(S - row_max) and O = rescale O + P V. row_max is finite from the first tile on if every query
+         * sees key 0, which is in the first tile; te__attn_softmax_offset is for the cases where this is not so. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
-        /* rescale O only if a maximum has changed, because otherwise all factors are 1; they usually are after a few
-         * tiles */
+        /* O needs to be multiplied only if a maximum has changed; otherwise all factors are 1, as they usually are
+         * after a few tiles */
         if (__any_sync(~0u, changed))
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int n = 0; n < te__attn_columns<V>() / 8; n++)
@@ -186,7 +188,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     a->row_max_logit[h.row + row] = max_logit[m][e] * te__attn_score_unit<F>(a->scale);
             }
         }
-    /* a warp's rows of O take more memory than its rows of Q, and extend into the memory of other warps */
+    /* A warp's rows of O take more shared memory than its rows of Q, and extend into the rows of other warps; so wait
+     * until all warps have finished reading Q. */
     if (V > D) __syncthreads();
     const float *const scale = te__attn_out_scale<F>(a);
     const te__attn_destination out = {te__attn_out_at(a->out, h.out + row0 * h.out_width, scale), h.out_width,

@@ -1,7 +1,7 @@
-/* attention_sm80_tiles.h -- the building blocks of attention on CUDA: fragments and tiles of the tensor cores (sm_80
- * and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16"), the options on
- * a tile of scores, the location of a head's rows, and the store of a tile. The kernels for f32 and sm_90a use the
- * last three of these four parts.
+/* attention_sm80_tiles.h -- the building blocks of attention on CUDA, in four parts: fragments and tiles for the tensor
+ * cores (sm_80 and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16");
+ * the options on a tile of scores; the location of a head's rows; and the store of a tile. The kernels for f32 and for
+ * sm_90a use the last three parts, too.
  *
  * Do this, in each warp, for M * 16 rows of a tile A [., D] and N * 8 rows of a tile B [., D], both in shared memory:
  *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T
@@ -9,9 +9,9 @@
  *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
  *
  * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16, the depth of an mma. The columns from D
- * on are zeros, and are not stored. The rows of a tile are padded by 16 bytes, so a row is an odd number of 16-byte
- * units, and the 8 rows that an ldmatrix reads are in different banks. With padding, unlike a swizzle, every address is
- * a register plus a constant.
+ * on are filled with zeros in shared memory, and are not stored to global memory. The rows of a tile are padded by 16
+ * bytes: then a row is an odd number of 16-byte units, so that the 8 rows that an ldmatrix reads are in different
+ * banks. With padding, unlike with a swizzle, every address is a register plus a constant.
  *
  * In lane l, s[m][n][e] of an accumulator is the element in row m * 16 + g + e / 2 * 8, where g = l / 4, and in column
  * n * 8 + 2 t + e % 2, where t = l % 4. Template parameters: T the dtype, D head_dim, V the head size of v, F the
@@ -24,12 +24,13 @@
 #include "../../core/lanes.h"      /* te_amax_atomic_max */
 #include "../../core/math.h"      /* te_exp2 */
 #include "../../core/impl/ptx_cuda.h"  /* te__mma_sync, te__shared_address */
-#include "../attention_options.h" /* te_attention_args, the options, te__attn_mask */
+#include "../attention_options.h" /* te_attention_args, the options, the mask */
 
-/* How many bytes of shared memory the tiles of a block may take: 163 KB, which compute capabilities 8.0, 8.7, 9.0 and
- * 10.x allow, and 99 KB in code for 8.6, 8.9 and 12.x. The host does not know which of its kernels' code a device runs,
- * so the shape of a kernel's tiles has the limit as a parameter, and `small` is the shape in code for 99 KB
- * (te__attn_runs_small). A program that defines TE_SHARED_BYTES has this limit in all its code. */
+/* The largest number of bytes of shared memory that the tiles of a block may take: 163 KB, which compute capabilities
+ * 8.0, 8.7, 9.0 and 10.x allow, but 99 KB in code for 8.6, 8.9 and 12.x. The host does not know which of a kernel's
+ * versions a device runs. Therefore the shapes of tiles have the limit as a template parameter, and the member `small`
+ * is the shape in code for 99 KB (te__attn_runs_small). A program that defines TE_SHARED_BYTES has this limit in all
+ * its code. */
 #ifdef TE_SHARED_BYTES
 enum { TE__ATTN_SHARED_SMALL = TE_SHARED_BYTES, TE__ATTN_SHARED = TE_SHARED_BYTES };
 #else
@@ -41,15 +42,15 @@ enum { TE__ATTN_SHARED = TE__ATTN_SHARED_SMALL };
 enum { TE__ATTN_SHARED = 163 * 1024 };
 #endif
 #endif
-enum { TE__ATTN_PAD = 8 }; /* number of unused elements behind each row of a tile in shared memory */
+enum { TE__ATTN_PAD = 8 }; /* the number of unused elements at the end of each row of a tile in shared memory */
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
 
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
 
 /* ---- copies and fragments ----------------------------------------------------------------------------------------
- * The functions te__attn_copy* copy 16 or 4 bytes from global to shared memory, asynchronously. If ok is 0, they write
- * zeros instead. */
+ * The functions te__attn_copy* copy 16 or 4 bytes from global to shared memory, asynchronously (cp.async). If ok is 0,
+ * they write zeros instead. */
 TE_FN void te__attn_copy16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -69,41 +70,43 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-/* The number of columns of a tile, and the bytes of one of its rows, for a head size D, which is a multiple of 8. */
+/* The number of columns of a tile in shared memory, and the bytes of one of its rows with padding, for a head size D,
+ * which is a multiple of 8. */
 template <int D> TE_BOTH constexpr int te__attn_columns(void) { return (D + 15) / 16 * 16; }
 template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
     return (uint32_t)(te__attn_columns<D>() + TE__ATTN_PAD) * 2;
 }
-/* Returns the offset of the row whose address this lane passes to ldmatrix.x4, in bytes from the first element of a 16
- * x 16 square. This address is for the operand A of te__attn_product_nt, and for B of te__attn_product_nn. */
+/* Returns the offset in bytes, from the first element of a 16 x 16 square of a tile, of the row whose address this lane
+ * passes to ldmatrix.x4. This is for the operand A of te__attn_product_nt, and for B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(lane & 15) * te__attn_row_bytes<D>() + (uint32_t)(lane >> 4) * 16;
 }
-/* Return the offset that te__attn_lane_a returns, but for the operand B of te__attn_product_nt. */
+/* Returns the offset that te__attn_lane_a returns (that of the row whose address this lane passes to ldmatrix.x4), but
+ * for the operand B of te__attn_product_nt. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (int)te__attn_row_bytes<D>(); }
-/* The bytes of shared memory that the gradient of a relative score bias takes beside the tiles of the products: for
- * each diagonal of a tile of `rows` by `tile` scores a sum and a bucket, and for each bucket a sum. */
+/* The bytes of shared memory that the kernel of the gradient of a relative bias needs in addition to the tiles: a sum
+ * and a bucket for each diagonal of a tile of `rows` by `tile` scores, and a sum for each bucket. */
 template <class F> constexpr int te__attn_bucket_bytes(int rows, int tile) {
     return F::BIAS == TE_BIAS_relative ? (2 * (rows + tile - 1) + F::BIAS_BUCKETS) * 4 : 0;
 }
 
-/* Starts to copy ROWS rows of D elements to a tile in shared memory. In `from`, each row begins WIDTH elements after
- * the previous one. Rows from `valid` on, and columns from D on, become zeros. */
+/* Starts to copy ROWS rows of D elements to a tile in shared memory. WIDTH: the distance between two rows in `from`, in
+ * elements. Rows from `valid` on, and columns from D on, are filled with zeros. */
 template <int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
-    /* CHUNKS: number of 16-byte chunks of a row; STEP: number of rows that the block copies at a time */
+    /* CHUNKS: the number of 16-byte chunks of a row; STEP: the number of rows that the block copies at a time */
     constexpr int CHUNKS = te__attn_columns<D>() / 8, STEP = THREADS / CHUNKS;
     constexpr uint32_t MOVE = STEP * te__attn_row_bytes<D>();
     const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-    const int in_head = D % 16 == 0 || chunk < D / 8; /* 0: the chunk lies beyond the head's D columns */
+    const int in_head = D % 16 == 0 || chunk < D / 8; /* 0 if this chunk lies beyond the head's D columns */
     const uint32_t to = tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16;
     const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
-    if (D % 16 == 0 && valid >= ROWS) { /* all tiles but the last one have ROWS valid rows; for them every address is a
-                                         * register plus a constant */
+    /* All tiles except the last one have ROWS valid rows; for them every address is a register plus a constant. */
+    if (D % 16 == 0 && valid >= ROWS) {
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);
     } else {
@@ -115,7 +118,8 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     }
 }
 
-/* Loads the A fragments of M * 16 rows of a tile to registers. Used for a tile that is an operand in every step. */
+/* Loads the A fragments of M * 16 rows of a tile to registers. This is for a tile that is an operand in every step of a
+ * loop. */
 template <int M, int D>
 TE_FN void te__attn_load_fragments(uint32_t (&f)[M][te__attn_columns<D>() / 16][4], uint32_t a) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -123,8 +127,8 @@ TE_FN void te__attn_load_fragments(uint32_t (&f)[M][te__attn_columns<D>() / 16][
             te__attn_ldmatrix(f[m][k], a + (uint32_t)m * 16 * te__attn_row_bytes<D>() + (uint32_t)k * 32);
 }
 
-/* Compute s += A B^T, where A and B are tiles of heads of size D. a, b: the addresses that this lane passes to
- * ldmatrix. HELD: 1 if the fragments of A are in registers (`held`); then a is not used. */
+/* Computes s += A B^T, where A and B are tiles of heads of size D in shared memory. a, b: the addresses that this lane
+ * passes to ldmatrix. HELD: 1 if the fragments of A were loaded to registers (`held`); then `a` is not used. */
 template <te_dtype T, int M, int N, int D, int HELD>
 TE_FN void te__attn_product_nt(float (&s)[M][N][4],
                                const uint32_t (&held)[M][HELD ? te__attn_columns<D>() / 16 : 1][4], uint32_t a,
@@ -145,8 +149,8 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4],
     }
 }
 
-/* Compute o += P B. P has M * 16 rows and K * 16 columns, and is in registers, as fragments. B has K * 16 rows of
- * heads of size D, and is in shared memory. */
+/* Computes o += P B. P has M * 16 rows and K * 16 columns, and is in registers, as fragments. B has K * 16 rows of
+ * heads of size D, and is in shared memory, where b is the address that this lane passes to ldmatrix. */
 template <te_dtype T, int M, int K, int D>
 TE_FN void te__attn_product_nn(float (&o)[M][te__attn_columns<D>() / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)
@@ -159,15 +163,16 @@ TE_FN void te__attn_product_nn(float (&o)[M][te__attn_columns<D>() / 8][4], cons
             }
         }
 }
-/* Initialises all accumulators of this lane in row m * 16 + g + 8 h to start[m][h]. */
+/* Initialises the accumulators s of a tile row by row: those in row 16 m + g + 8 h, where g = lane / 4, to
+ * start[m][h]. */
 template <int M, int N> TE_FN void te__attn_init_rows(float (&s)[M][N][4], const float (&start)[M][2]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = start[m][e / 2];
 }
 
-/* Rounds accumulators to the dtype, as A fragments of the next product. No element changes its lane, because
- * accumulators and A fragments have the same layout (FlashAttention-2, section 3.3). */
+/* Rounds accumulators to the dtype T, and returns them as the A fragments of a following product. No element moves to
+ * another lane, because accumulators and A fragments have the same layout (FlashAttention-2, section 3.3). */
 template <te_dtype T, int M, int N>
 TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -181,16 +186,19 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
 
 /* ---- options on a tile of scores --------------------------------------------------------------------------------- */
 
-/* Returns the unit of scores: in the kernels, the argument of softmax (a logit) is a score times the unit. Without
- * softcap, the score is q k^T and the unit is `scale`; with softcap, the score is a tanh and the unit is softcap. */
+/* Returns the unit of scores: what the kernels call a score, times this unit, is a logit, the argument of softmax.
+ * Without softcap, a score is q k^T and the unit is `scale`; with softcap, a score is a tanh and the unit is
+ * softcap. */
 template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
-/* Returns the score with softcap: tanh(scale * s / softcap), with an error of 2e-7. The hardware's tanh has a relative
- * error of 2^-11: at a softcap of 50 that would change a probability by 1%, three times the rounding error of bf16. */
+/* Applies softcap: returns tanh(scale * s / softcap), with an error of 2e-7. The hardware's tanh is not used: its
+ * relative error of 2^-11 would change a probability by 1% at a softcap of 50, three times the rounding error of
+ * bf16. */
 template <class F> TE_FN float te__attn_softcapped(float s, float scale) {
     if constexpr (!(F::SOFTCAP > 0)) return s;
     else return 1.0f - 2.0f * te_reciprocal(1.0f + te_exp2(s * (scale * (2 * TE__ATTN_LOG2E / F::SOFTCAP))));
 }
-/* Returns the derivative of the tanh where the tanh has the value t; 0 where the score is masked (t = -inf). */
+/* Returns the derivative of tanh at the point where tanh has the value t; 0 if the score is masked (t = -inf). Without
+ * softcap: 1. */
 template <class F> TE_FN float te__attn_softcap_grad(float t) {
     return F::SOFTCAP > 0 ? fmaxf(1.0f - t * t, 0.0f) : 1.0f;
 }
@@ -201,8 +209,8 @@ template <class F, int M, int N> TE_FN void te__attn_apply_softcap(float (&s)[M]
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_softcapped<F>(s[m][n][e], scale);
 }
 
-/* The ALiBi bias of a tile of scores, in the unit of scores. slope: the slope of the head; at: the slope times the
- * distance, query - key, of the tile's element (0, 0). whole, head: as for te__attn_alibi_slope_of. */
+/* The ALiBi bias of a tile of scores, in the unit of scores (te__attn_score_unit). slope: the slope of the head; at:
+ * the slope times the distance (query - key) of the tile's element (0, 0). */
 struct te__attn_alibi_bias { float slope, at; };
 template <int HEADS, class F>
 TE_FN te__attn_alibi_bias te__attn_alibi_at(te_attention_shard whole, int head, float scale, int distance) {
@@ -213,12 +221,12 @@ TE_FN te__attn_alibi_bias te__attn_alibi_at(te_attention_shard whole, int head, 
     }
     return b;
 }
-/* Returns score s with its ALiBi bias. further: the distance, query - key, of s, minus the distance of the tile's
- * element (0, 0); a constant. */
+/* Subtracts the ALiBi bias from score s. further: the distance (query - key) of s, minus that of the tile's element (0,
+ * 0); a constant. */
 template <class F> TE_FN float te__attn_with_alibi(float s, te__attn_alibi_bias b, int further) {
     return F::ALIBI ? s - fabsf(fmaf(b.slope, (float)further, b.at)) : s;
 }
-/* Adds the ALiBi bias to all of s[M][N][4], a tile of queries by keys. */
+/* Subtracts the ALiBi bias from all of s[M][N][4], a tile of queries by keys. */
 template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][4], te__attn_alibi_bias b) {
     if constexpr (F::ALIBI)
         TE_UNROLL for (int m = 0; m < M; m++)
@@ -227,16 +235,16 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
                     s[m][n][e] = te__attn_with_alibi<F>(s[m][n][e], b, m * 16 + e / 2 * 8 - n * 8 - e % 2);
 }
 
-/* The score bias (attention_options.h) of a tile of one head. Memory traffic: a table is read from global memory for
- * the first sequence, 2 or 4 bytes for each pair of query and key that the kernel uses, and from the L2 for later
- * sequences; a relative bias is read from the L1. */
+/* The score bias (attention_options.h) of a tile of scores of one head. Memory traffic of a bias table: for the first
+ * sequence it is read from global memory, 2 or 4 bytes for each pair of query and key that the kernel uses; for later
+ * sequences from the L2. A relative bias is read from the L1. */
 struct te__attn_score_bias {
-    const void *at; /* the address of the head's bias table or, for a relative bias, of the head's bias for distance
-                     * 0 */
-    /* the query and the key of the tile's element (0, 0); for a relative bias, `query` is the position of the query
-     * among the keys */
+    /* the address of the head's bias table; for a relative bias: the address of the head's bias for distance 0 */
+    const void *at;
+    /* The query and the key of the tile's element (0, 0). For a relative bias, `query` is the query's position among
+     * the keys. */
     int query, key;
-    float inverse;  /* 1 / the unit of scores */
+    float inverse;  /* 1 / te__attn_score_unit, which converts the bias to the unit of scores */
 };
 template <te_dtype T, class F>
 TE_FN te__attn_score_bias te__attn_score_bias_at(const te_attention_args *a, int head, int query, int key, int shift) {
@@ -250,8 +258,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_at(const te_attention_args *a, int
     }
     return b;
 }
-/* Returns score s with its score bias. queries, keys: the row and the column of s in the tile. Pairs outside a table
- * are beyond the end of the sequence and get no bias. */
+/* Returns score s plus its score bias. queries, keys: the row and the column of s in the tile. A pair of query and key
+ * outside the table lies beyond the end of the sequence, and gets no bias. */
 template <te_dtype T, class F>
 TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries, int keys) {
     const int query = b.query + queries, key = b.key + keys;
@@ -265,7 +273,7 @@ TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries
     }
 }
 /* Adds the score bias to all of s[M][N][4], a tile of queries by keys. If the rows of the table have an even length,
- * the biases of two keys are loaded at once. */
+ * the biases of two keys are loaded at a time. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
     constexpr bool TABLE = F::BIAS == TE_BIAS_heads || F::BIAS == TE_BIAS_shared;
@@ -273,7 +281,8 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int n = 0; n < N; n++)
                 TE_UNROLL for (int h = 0; h < 2; h++) {
-                    const int query = b.query + m * 16 + h * 8, key = b.key + n * 8; /* even */
+                    /* even, because b.key is even */
+                    const int query = b.query + m * 16 + h * 8, key = b.key + n * 8;
                     if (query >= F::BIAS_QUERIES || key >= F::BIAS_KEYS) continue;
                     const int64_t at = (int64_t)query * F::BIAS_KEYS + key;
                     const float2 x = te_floats_of_pair(*(const uint32_t *)((const uint16_t *)b.at + at), T);
@@ -287,13 +296,14 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
                     s[m][n][e] = te__attn_with_score_bias<T, F>(s[m][n][e], b, m * 16 + e / 2 * 8, n * 8 + e % 2);
 }
 
-/* Returns te__attn_draw_row for a query. head: the head's number in this call, sequence * heads + head. */
+/* Returns the index (te__attn_draw_row) that selects a query's random numbers for dropout. head: the number of the head
+ * in this call, sequence * heads + head. */
 template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
-/* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; drops: whether dropout drops that
- * element. query, key: the query (possibly modulo 16) and the key of s[0][0][0]; row: the result of
- * te__attn_draw_row_of for the query of s[0][0][0]. */
+/* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; `drops` is 1 if dropout drops the
+ * element. query, key: the query (possibly modulo 16) and the key of s[0][0][0]; row: the index that selects the random
+ * numbers of that query (te__attn_draw_row_of). */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;
@@ -303,8 +313,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
             if (n % 4 == 0)
                 TE_UNROLL for (int i = 0; i < 2; i++)
                     te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
-            /* which word of the Philox result to use: a tile of 16 keys has only half of the 32 keys that one Philox
-             * counter serves */
+            /* The index of the random word for these keys. One call of Philox serves 32 keys; a tile of 16 keys uses
+             * only two of its four words, which two depends on the tile's first key. */
             const int w = N < 4 ? key / 8 % 4 + n : n % 4;
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const uint32_t *u = word[e % 2];
@@ -314,8 +324,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
     }
 }
 
-/* Returns the sink of a head, in the unit of scores; -inf without sinks. The online softmax begins with this value as
- * the maximum of each row, and with 1 (without sinks: 0) as the sum of each row. */
+/* Returns the attention sink of a head, in the unit of scores; -inf without sinks. The online softmax begins with this
+ * value as the maximum of each row, and with 1 as the sum of each row (without sinks: 0). */
 template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args *a, int head) {
     return F::SINKS ? te_load(a->sinks, head, T) / te__attn_score_unit<F>(a->scale) : -INFINITY;
 }
@@ -329,8 +339,8 @@ template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__
                 if (!te__attn_sees(mask, q, k)) s[m][n][e] = -INFINITY;
             }
 }
-/* Sets masked scores to -inf in a tile of keys by queries. The scores of queries beyond the end of the sequence become
- * -inf, too. */
+/* Sets masked scores to -inf in a tile of keys by queries, and those of queries past the end of the sequence. key,
+ * query: the key and the query of s[0][0][0]. */
 template <int M, int N>
 TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mask, int key, int query) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -343,37 +353,42 @@ TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mas
 
 /* ---- the location of a head's rows ------------------------------------------------------------------------------- */
 
-/* One head of one sequence, and where the head's rows are. Offsets are in elements from the start of each tensor. */
+/* One head of one sequence, and where its rows are. Offsets are in elements, from the start of each tensor. */
 struct te__attn_head {
     int batch, head, kv_head;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
-    int64_t width, q;       /* in qkv and dqkv: row length, and offset of the head's first query */
-    /* in the tensors of keys and values (te__attn_kv) and of their gradients (te__attn_dkv): row length, and offsets of
-     * the head's first key and first value */
+    /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
+     * query. */
+    int64_t width, q;
+    /* Where the head's keys and values are in their tensor (te__attn_kv), and their gradients in theirs (te__attn_dkv).
+     * kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
     int64_t kv_width, k, v;
-    int64_t out_width, out; /* in out and dout: row length, and offset of the head's first row */
-    int64_t row, rows;      /* in lse and delta. row: the offset of the head's first row; rows: the distance from the
-                             * first row of a head to that of the next head */
-    /* with a cache: the page numbers of the sequence; k and v are then offsets from the start of a page */
+    /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
+     * first row. */
+    int64_t out_width, out;
+    /* Where the head's numbers are in lse and delta. row: the offset of that of its first query; rows: the distance
+     * from there to that of the next head's first query. */
+    int64_t row, rows;
+    /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
 };
 /* The row lengths of the tensors of an attention, in elements. */
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths {
     static constexpr int V = te__attn_value_dim<D, F>(); /* the head size of v */
-    static constexpr int64_t OUT = HEADS * V;            /* of out and dout */
+    static constexpr int64_t OUT = HEADS * V;            /* the row length of out and dout */
     static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + V);
     static constexpr int64_t QKV = F::CROSS ? Q : Q + ROW_KV, KV = F::CROSS ? ROW_KV : QKV;
 };
-/* Returns the first column, in te__attn_kv, of a head's keys (value 0) or values (value 1). The columns of the queries
- * precede those of the keys, except in cross-attention. */
+/* Returns the first column, within a row of the tensor of te__attn_kv, of a head's keys (value 0) or values (value 1).
+ * In self-attention the columns of the queries come first. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN int te__attn_kv_column(int value, int kv_head) {
     constexpr int V = te__attn_value_dim<D, F>(), BEFORE = F::CROSS ? 0 : HEADS;
     if (V == D) return (BEFORE + (value ? KV_HEADS : 0) + kv_head) * D;
     return value ? (BEFORE + KV_HEADS) * D + kv_head * V : (BEFORE + kv_head) * D;
 }
-/* Returns the tensor of keys and values. */
+/* Returns the tensor that contains the keys and values: kv in cross-attention, else qkv. */
 template <class F> TE_FN const void *te__attn_kv(const te_attention_args *a) { return F::CROSS ? a->kv : a->qkv; }
-/* Return the tensor that receives the gradients of keys and values: dkv in cross-attention, else dqkv. */
+/* Returns the tensor that receives the gradients of keys and values: dkv in cross-attention, else dqkv. */
 template <class F> TE_FN void *te__attn_dkv(const te_attention_args *a) { return F::CROSS ? a->dkv : a->dqkv; }
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head) {
@@ -409,9 +424,10 @@ template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) 
     if constexpr (F::SHIFTED) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
 }
-/* Loads a tile of ROWS keys or values from a cache of 8 bits, multiplies them by their scales, and stores them, rounded
- * to T, in shared memory. at: h.k or h.v. In contrast to the loads of te__attn_keys_load, these are finished when the
- * function returns; the loads of BATCH chunks are in flight at the same time. */
+/* Loads a tile of ROWS keys or values from a cache of 8 bits, multiplies the numbers by their scales, rounds them to T
+ * and stores them in shared memory. at: h.k or h.v; key: the index of the first row. The numbers pass through
+ * registers, so cp.async cannot be used; to have several loads in flight all the same, a thread issues the loads of
+ * BATCH chunks before it uses the first one. */
 template <te_dtype T, int FORMAT, int ROWS, int D, int THREADS>
 TE_FN void te__attn_keys_dequantize(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int64_t at,
                                     int key) {
@@ -443,8 +459,8 @@ TE_FN void te__attn_keys_dequantize(uint32_t tile, const te_attention_args *a, c
         }
     }
 }
-/* Starts to copy a tile of ROWS keys (value 0) or values (value 1), from token `key` on, to shared memory, by
- * te__attn_tile_load. */
+/* Starts to copy a tile of ROWS keys (value 0) or values (value 1), from token `key` on, to shared memory: from qkv or
+ * kv, or from the pages of a cache. Rows past the last key are filled with zeros. */
 template <te_dtype T, class F, int ROWS, int D, int64_t WIDTH, int THREADS>
 TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int value, int key) {
     const int64_t at = value ? h.v : h.k;
@@ -464,54 +480,59 @@ TE_FN void te__attn_keys_load(uint32_t tile, const te_attention_args *a, const t
         }
     }
 }
-/* Called after the loop over tiles, which had `steps` steps. If `steps` is 0, because no query sees a key, the copies
- * of the first tile may still be under way; the function then waits for them, because the tile's memory is reused. */
+/* Called after the loop over tiles, which had `steps` steps. If there was no step, because no query sees a key, the
+ * copies of the first tile may still be in flight. The function then waits for them, because the memory of the tile is
+ * reused. */
 template <class F> TE_FN void te__attn_drain_copies(int steps) {
     if constexpr (F::SHIFTED)
         if (steps <= 0) te__attn_wait_copies(), __syncthreads();
 }
 
-/* Returns the number that softmax subtracts from the scores of a row: the largest score so far; or 0 while the row has
- * seen no key, because -inf - -inf would be NaN. A row without keys is possible only with a bound on the left, fewer
- * keys than queries, or a bias of -inf. */
+/* Returns the number that softmax subtracts from the scores of a row: row_max, the largest score so far, or 0 while the
+ * row has seen no key, because -inf - -inf would be NaN. Such rows exist only with a bound on the left, with fewer keys
+ * than queries, or with a bias of -inf. */
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
     return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Returns whether a row has seen no key. sum: the sum of the row's exponentials. The output of such a row is 0, and its
- * lse is infinity, so that all its probabilities are 0 in backward. */
+/* Returns whether the row has seen no key in all tiles. sum: the sum of the row's exponentials. The output of such a
+ * row is 0, and its lse is infinity, so that all its probabilities are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
-/* Returns whether at least one pair of a tile of queries by keys is not masked. */
+/* Returns whether any pair of a query and a key of this tile is not masked. The tile has `rows` queries from q0 on and
+ * `keys` keys from k0 on. */
 template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
     if (q0 >= m.queries || k0 >= m.keys) return 0;
     return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);
 }
 
 /* ---- stores, the option fp8_output -------------------------------------------------------------------------------
- * Without fp8_output, out_scale and amax are null constants, so that there is no code for them. If they were only null
- * at run time, there would be a branch where O or a gradient is stored. All registers are in use at that point, and
- * with such a branch the kernels as a whole were 1 to 4% slower. */
+ * Without fp8_output, out_scale and amax are constants (null), so that the compiler removes the code that uses them. If
+ * they were null only at run time, there would be a branch where O or a gradient is stored. All registers are in use at
+ * that point, and with such a branch the kernels as a whole were 1 to 4% slower. */
 
 /* Returns p->out_scale if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a
  * kernel that has the same members. */
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
-/* Like te__attn_out_scale, for amax. */
+/* Returns p->amax if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a kernel
+ * that has the same members. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
-/* Return the amax pointer that te__attn_amax_output returns, but for the gradients of keys and values. In
- * cross-attention the result is null, because these gradients are not part of dqkv. */
+/* Returns the address that receives the amax of the gradients of keys and values: p->amax if the kernel has the option
+ * fp8_output, else null. In cross-attention it is null, because these gradients are not part of dqkv, and only dqkv has
+ * an amax. */
 template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }
 
-/* Returns the address of element i of out. The elements are e4m3 if there is a scale, else they have 16 bits. */
+/* Returns the address of element i of the output, which is in e4m3 if `scale` is not null, else in a dtype of 16
+ * bits. */
 TE_FN void *te__attn_out_at(void *out, int64_t i, const float *scale) {
     return scale ? (void *)((uint8_t *)out + i) : (void *)((uint16_t *)out + i);
 }
-/* Multiplies eight numbers of dtype T by the scale, and converts them to e4m3. */
+/* Multiplies eight numbers of dtype T by *scale, and converts them to e4m3. */
 template <te_dtype T> TE_FN uint2 te__attn_to_e4m3(uint4 eight, const float *scale) {
     const te_vec8 e = {{eight.x, eight.y, eight.z, eight.w}};
     float v[8];
@@ -519,13 +540,14 @@ template <te_dtype T> TE_FN uint2 te__attn_to_e4m3(uint4 eight, const float *sca
     TE_UNROLL for (int k = 0; k < 8; k++) v[k] = te_fp8_scaled(v[k], *scale);
     return make_uint2(te__fp8_word(v, 1), te__fp8_word(v + 4, 1));
 }
-/* Updates *largest, the largest magnitudes of the numbers that this lane has stored so far: two 16-bit numbers in a
- * word, one for the even and one for the odd elements. */
+/* Updates *largest with the magnitudes of eight stored numbers. *largest holds the largest magnitudes so far as the
+ * bits of two 16-bit numbers: one for elements with an even index and one for those with an odd index. */
 TE_FN void te__attn_track_amax(uint32_t *largest, uint4 eight) {
     const uint32_t w[4] = {eight.x, eight.y, eight.z, eight.w};
     TE_UNROLL for (int i = 0; i < 4; i++) *largest = te__max_u16x2(*largest, w[i] & 0x7fff7fffu);
 }
-/* Raises *amax to the largest of the warp's magnitudes, unless it is higher already. Called by all lanes of a warp. */
+/* Raises *amax to the largest magnitude that any lane of the warp has tracked in `largest`, unless *amax is higher
+ * already. Called by all lanes of a warp. */
 template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t largest) {
     int group;
     if (amax) te_amax_atomic_max(amax, te_amax_bits_of_16x2(largest, T), te_lanes_here(32, &group));
@@ -535,16 +557,17 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
 struct te__attn_destination {
     void *to;
     int64_t width;      /* the distance from one row to the next, in elements */
-    int valid;          /* number of valid rows; the rows from this one on are beyond the end of the sequence and are
-                         * not stored */
-    float *sum;         /* receives the sum of each column over the warp's rows; null: no sums are wanted */
-    const float *scale; /* null: the numbers are stored as they are; else they are multiplied by *scale and stored in
-                         * e4m3 */
-    float *amax;        /* raised to the largest magnitude before scaling, unless it is higher already; null: no amax is
-                         * wanted */
+    /* the number of rows that lie in the sequence; the rows from this one on are not stored */
+    int valid;
+    float *sum;         /* receives, for each column, the sum over the warp's rows; null: not wanted */
+    /* null: the numbers are stored in T; else they are multiplied by *scale and stored in e4m3 */
+    const float *scale;
+    /* raised to the largest magnitude (before the multiplication by *scale), unless it is higher already; null: not
+     * wanted */
+    float *amax;
 };
-/* Stores the D columns of each row of o, multiplied by the row's factor. The numbers pass through `tile`, this warp's
- * part of shared memory, so that each lane writes 16 bytes to global memory at a time. */
+/* Stores the D columns of each row of o, multiplied by the row's factor. The numbers pass through `tile`, the warp's
+ * own part of shared memory, so that each lane can write 16 bytes at a time to global memory. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__attn_columns<D>() / 8][4],
                                const float (&factor)[M][2], unsigned char *tile) {

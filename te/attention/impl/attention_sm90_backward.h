@@ -17,25 +17,25 @@
  *                  (attention_sm90_backward_2cta.h)
  *
  * Floor: 10 n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head size 128 a step of 128
- * keys by 64 queries takes 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 cycles of shared
- * memory, at 128 bytes a cycle. The cycles of shared memory are 544 for each of the products S and dP, which read both
- * operands, and lse or delta, from shared memory; 384 for the product dQ; 512 for dV and dK together; 512 to write dQ
- * and to read it again when it is added to global memory; 384 to write Q, dO and dS. Measurements:
- * docs/notes/attention_sm90.md.
+ * keys by 64 queries takes 2688 cycles of the tensor cores, 128 of them because lse and delta are 16 more columns of
+ * the operands of S and dP, and 2880 cycles of shared memory, at 128 bytes a cycle. The cycles of shared memory are 544
+ * for each of the products S and dP, which read both operands, and lse or delta, there; 384 for the product dQ; 512 for
+ * dV and dK together; 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and
+ * dS. Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
 #define TE_ATTENTION_SM90_BACKWARD_H
 
 #include "attention_sm90_backward_2cta.h"     /* te__attn_2cta_consumer: head_dim above 128 */
-#include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_consumer; arguments and traits */
+#include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_consumer; the kernel's arguments and traits */
 
 /* ---- preprocess and postprocess ---------------------------------------------------------------------------------- */
 
 /* Returns the number of lanes that together compute the delta of one row of a head; each lane sums over 8 columns. */
 TE_BOTH constexpr int te__attn_bwd_pre_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
-/* Computes delta, with te__attn_bwd_pre_lanes lanes for each row of a head, and zeroes the ticket and the semaphores.
- * The kernel reads dout and out once, and its time is bound by memory. */
+/* Computes delta, with te__attn_bwd_pre_lanes lanes for each row of a head, and sets the ticket and the semaphores of
+ * the main kernel to 0. The kernel reads dout and out once, and its time is bound by memory. */
 template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preprocess(const te__attn_bwd_params *p) {
     constexpr int LANES = te__attn_bwd_pre_lanes(V);
     const te_attention_args *a = &p->a;
@@ -44,7 +44,8 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
     const int64_t rows = F::VARLEN ? p->sequences.rows : (int64_t)a->batch * seq;
     float v = 0;
     for (int64_t n = thread; n <= p->semaphores; n += (int64_t)gridDim.x * TE__ATTN_BWD_PRE_THREADS)
-        p->ticket[n] = 0; /* set the ticket to 0, and the semaphores, which lie behind the ticket in memory */
+        /* p->ticket[0] is the ticket; the semaphores follow it in memory */
+        p->ticket[n] = 0;
     if (row < rows && d < V) {
         float x[8], y[8];
         te_load8(x, a->dout, (row * HEADS + head) * V + d, 8, 1, T);
@@ -56,20 +57,20 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* Returns the number of threads of a block of the postprocess kernel. The threads form one or more sets of warps, and
- * each set has one warp for every 32 columns of a head. */
+/* Returns the number of threads of a block of the postprocess kernel: one warp for every 32 columns of a head, or two
+ * or four times as many if head_dim is small, so that a block processes several groups of 16 rows at a time. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
-/* The postprocess kernel: read the f32 sums of dQ, and store them times scale in 16 bits. Unless p->a.sum is null, also
- * store the sum of each column of the rounded numbers over each group of SUM_ROWS rows. A block processes 64 tokens of
- * a head; a thread processes 8 columns of two tokens at a time. For each element the kernel reads 4 bytes and writes 2,
- * and its time is bound by memory. */
+/* The postprocess kernel: multiplies the f32 sums of dQ by scale and stores them in 16 bits. Unless p->a.sum is null,
+ * it also stores column sums of the rounded numbers, one for each column and each group of SUM_ROWS rows. A block
+ * processes 64 tokens of a head; a thread processes 8 columns of two tokens at a time. For each element the kernel
+ * reads 4 bytes and writes 2, and its time is bound by memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
     /* number of groups of 16 rows that a block processes at a time */
     constexpr int GROUPS = te__attn_bwd_post_threads(D) / D;
-    __shared__ float part[4][D];                          /* for each of the four groups of 16 rows: the sum of each
-                                                           * column over these rows */
+    /* for each of the tile's four groups of 16 rows, the sum of each column over these rows */
+    __shared__ float part[4][D];
     const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
     int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
     int64_t row = 0; /* the index of the tile's first row among the rows of all sequences */
@@ -85,12 +86,12 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 8;
     const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* this lane's first column */
     const float *from = te__attn_bwd_dq_at<D>(p, head, x / 64, row);
-    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* in each iteration this thread's rows of the tile are 16 w + g
-                                                      * and 16 w + g + 8 */
+    /* In each iteration this thread processes two rows of the tile, 16 w + g and 16 w + g + 8. */
+    TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) {
         const int w = n * GROUPS + warp / (D / 32);
         float4 v[4];
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        /* the members x and y of v[t] belong to row 16 w + g, the members z and w of v[t] to the row 8 below */
+        /* v[t].x and v[t].y belong to row 16 w + g, v[t].z and v[t].w to row 16 w + g + 8 */
         TE_UNROLL for (int t = 0; t < 4; t++) {
             const float *const at = from + (16 * w + g) * 64 + x % 64 + 2 * t;
             float2 low = make_float2(0, 0), high = low;
@@ -104,8 +105,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             TE_UNROLL for (int t = 0; t < 4; t++) {
                 u[t] = te_pair_of_floats((h ? v[t].z : v[t].x) * p->a.scale, (h ? v[t].w : v[t].y) * p->a.scale, T);
                 const float2 y = te_floats_of_pair(u[t], T);
-                sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* rows past the end of the sequence need not be left out,
-                                                           * because they are zeros */
+                /* rows past the end of the sequence may be added, because they are zeros */
+                sum[2 * t] += y.x, sum[2 * t + 1] += y.y;
             }
             if (16 * w + g + 8 * h < left)
                 *(uint4 *)((uint16_t *)p->a.dqkv + (row + 16 * w + g + 8 * h) * QKV + head * D + x) =
@@ -117,8 +118,8 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    /* amax is computed from the stored numbers, which are read back, so that the code above needs no registers for
-     * it */
+    /* The amax is computed from the stored numbers, which are read back, because the loop that stores them has no
+     * registers left for it. */
     if (F::FP8_OUTPUT && p->a.amax) {
         const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
         uint32_t amax = 0;
@@ -131,7 +132,7 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     __syncthreads();
     constexpr int SUM_ROWS = te__attn_bwd_traits<D>::SUM_ROWS;
     const int c = (int)threadIdx.x % D;
-    /* for each column, store one sum over each group of SUM_ROWS of the 64 rows */
+    /* For each column, store one sum over each group of SUM_ROWS of the tile's 64 rows. */
     TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) {
         const int n = s + (int)threadIdx.x / D;
         if (n >= 64 / SUM_ROWS || n * SUM_ROWS >= left) return;
@@ -147,24 +148,23 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
 
 /* Initialises the mbarriers of a block. One thread of the block calls this. */
 template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh) {
-    /* WARP: number of lanes of a warp that arrive at an mbarrier; CONSUMERS: number of those of both consumer
-     * warpgroups */
+    /* WARP: how many lanes of a warp arrive at an mbarrier; CONSUMERS: how many lanes of both consumer warpgroups
+     * together arrive */
     enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP };
-    /* The number of arrivals that signal that a dQ is in shared memory: those of the one warpgroup that computes this
-     * dQ, or those of both warpgroups if each computes a part of it. */
+    /* how many lanes arrive to signal that a dQ is in shared memory: those of the one warpgroup that computes this dQ,
+     * or those of both warpgroups if each computes a part of it */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
-    /* the number of arriving lanes of the warps that receive items (units of work), i.e. of all warps except the one
-     * that writes the items */
+    /* how many lanes arrive to signal that an item was read: those of all warps except the one that writes the items */
     enum { RECEIVERS = CONSUMERS + 3 * WARP };
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* At each of these mbarriers one thread arrives, which issues the TMA load, and so do the lanes of the warp
-         * that loads lse and delta. */
+        /* At each of these mbarriers arrive the thread that issues the TMA load, and the arriving lanes of the warp
+         * that loads lse or delta. */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* With TWO_CTA one thread arrives, which announces the bytes of the other block's dS; the phase is complete
-         * when these bytes have arrived, too. */
+        /* ds_full: with clusters of two blocks (TWO_CTA) a single thread arrives, which announces how many bytes of dS
+         * the other block will send (arrive.expect_tx); the phase completes when these bytes have arrived. */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -186,7 +186,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_bwd_traits_of<T, D, F>::shared *sh) {
     typedef te__attn_bwd_traits_of<T, D, F> C;
     extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
-    /* The shuffle makes the compiler hold the address in a register instead of recomputing it. */
+    /* The address of the tiles. The shuffle makes the compiler keep it in a register, instead of computing it again at
+     * each use. */
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
     if (threadIdx.x == 0) te__attn_bwd_barriers_init<C>(sh);
     if (C::TWO_CTA) te__cluster_sync();
@@ -204,7 +205,8 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
         else if (threadIdx.x < 256) te__attn_2cta_consumer<T, HEADS, KV_HEADS, D, F, C, 0>(p, sh, base);
         else te__attn_2cta_consumer<T, HEADS, KV_HEADS, D, F, C, 1>(p, sh, base);
     }
-    /* wait for the other block of the cluster, which may still write to this block's shared memory */
+    /* Before it exits, a block waits for the other block of the cluster, which may still write to this block's shared
+     * memory. */
     if (C::TWO_CTA) __syncwarp(), te__cluster_sync();
 }
 #else
@@ -216,9 +218,10 @@ TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_b
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* The three kernels as types (attention_cuda.h, "kernels as types"). EXISTS is 0 if there are no kernels for these
- * template arguments. The kernels support cross-attention only up to head_dim 128, and only if the mask has no bound on
- * the left, because with such a bound there may be keys that no query sees. */
+/* The three kernels of backward (preprocess, main kernel and postprocess) as types (attention_cuda.h, "kernels as
+ * types"). EXISTS is 0 if there are no kernels for these template arguments. The kernels support cross-attention only
+ * up to head_dim 128, and only if the mask has no bound on the left, because with such a bound there may be keys that
+ * no query sees. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
                  te__attn_sm90_supports(D, te__attn_value_dim<D, F>())>
@@ -250,21 +253,22 @@ struct te__attn_sm90_backward {
         }
     };
 
-    /* Returns whether these kernels are faster than those that use mma.sync (attention_sm80_backward.h). In
-     * cross-attention the wgmma kernels are slower if there are many key tiles and few queries, because blocks then
-     * wait for their turn to add dQ (measurements: docs/notes/attention_sm90.md). */
+    /* Returns whether these kernels are faster than those of attention_sm80_backward.h, which use mma.sync. They are
+     * slower only in cross-attention with many key tiles and few queries, because there the blocks spend much time
+     * waiting for their turn to add dQ (measurements: docs/notes/attention_sm90.md). */
     static int pays(const te_attention_args *a) {
         return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }
-    /* Returns the size in bytes of the scratch memory for `rows` tokens, which may be divided into any number of
-     * sequences (at most one for each token). This memory holds dQ in f32, the ticket and the semaphores. */
+    /* Returns the size in bytes of the scratch memory for `rows` tokens, however they are divided into sequences (at
+     * most one sequence for each token). The scratch memory holds dQ in f32, the ticket and the semaphores. */
     static size_t scratch_bytes(int64_t rows) {
         const int64_t semaphores = rows * HEADS * (F::VARLEN ? 2 : 1) * traits::CLUSTER;
         return (size_t)(rows * HEADS * traits::BOXES * 64) * sizeof(float) +
                (size_t)(semaphores + 1) * sizeof(uint32_t);
     }
-    /* Sets the numbers of tiles, items and semaphores of the tile scheduler, and the number of key tiles of a band.
-     * clusters: how many clusters (in a kernel without clusters: blocks) run at the same time. */
+    /* Computes the members of *p that the tile scheduler uses: the numbers of tiles, of items, of semaphores and of key
+     * tiles of a band. clusters: how many clusters run at the same time (in a kernel without clusters: how many
+     * blocks). */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
         /* the number of heads of K and V whose bands of key tiles are scheduled together */
         const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS;
@@ -272,8 +276,8 @@ struct te__attn_sm90_backward {
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
         /* A band has so many key tiles that one band of each head, taken together, occupies all multiprocessors; then
-         * no band waits for the band before it. But a band has at most as many key tiles as can run at the same time,
-         * because a key tile may wait for key tiles of its band that are scheduled later. */
+         * no band waits for the band before it. But a band has no more key tiles than can run at the same time, because
+         * a key tile may wait for key tiles of its band that are scheduled later. */
         p->band = (int)te_min(te_min(p->key_tiles, clusters),
                               te_max(TE__ATTN_BWD_MIN_BAND, te_ceil_div(clusters, heads)));
         if (F::VARLEN) {

@@ -8,7 +8,7 @@
  *     second     dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q; in shared memory it replaces P^T by dS^T
  *
  * dQ is a sum over all 128 keys. Therefore each block copies its dS to the shared memory of the other block, and
- * computes half of the columns of dQ for the keys of both blocks; for this it also holds those columns of the other
+ * computes half of the columns of dQ, for the keys of both blocks; for this it also holds these columns of the other
  * block's K. (docs/notes/attention_sm90.md says why the work is divided in this way.) In step i a warpgroup waits until
  * its S (first warpgroup) or dP (second) is complete, and then
  *
@@ -16,12 +16,12 @@
  *     issues the product for dV or dK, and then the product for its columns of the dQ of step i - 1,
  *     when dV or dK is complete, issues S or dP of step i + 1, and stores dQ to shared memory for the producer.
  *
- * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if values have another head size V: 6 n, plus 4 n with V in
- * place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of the tensor cores and 3392
- * cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ; 512 for writing dQ and
- * reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A step reads 64 KB from the
- * L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664 cycles of the tensor cores
- * and 2112 of shared memory.
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n flops, plus 4 n
+ * with V in place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of the tensor cores
+ * and 3392 cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ; 512 for writing dQ
+ * and reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A step reads 64 KB from
+ * the L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664 cycles of the tensor
+ * cores and 2112 of shared memory.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H
@@ -30,26 +30,27 @@
 #include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
 
 /* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ, and 16 for P or dS
- * in 16 bits. If enough are left, K or V is held in registers, too.
- * Shared memory at head size 256: 64 KB for K and V, 16 for boxes of the other block's K, 64 for Q, 32 for dO (one
- * stage, which a step needs only from its product for dP to its product for dV), 32 for dS, and 16 for dQ; together 224
- * of 227 KB. */
+ * in 16 bits. If enough registers are left, K or V is held in registers, too.
+ * Shared memory at head size 256: 64 KB for K and V, 16 KB for boxes of the other block's K, 64 KB for Q (two stages),
+ * 32 KB for dO (one stage, because a step needs dO only from its product for dP to its product for dV), 32 KB for dS,
+ * and 16 KB for dQ; together 224 of 227 KB. */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* Return the shared-memory address of this block's dS of the current step. P and dS share memory: dS is stored when P
- * has been read. */
+/* Return the shared-memory address of this block's dS of the current step. P is stored at the same address, and dS
+ * overwrites it once P has been read. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
-/* Return the shared-memory address of this lane's part of the P of the current step. */
+/* Return the shared-memory address of the 16 bytes that this lane stores first, or reads first, of the current step's
+ * P. */
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
-/* Store P, packed to 16 bits, to shared memory; the first warpgroup calls this. Each lane of the second warpgroup later
- * reads the numbers that the lane with the same index in the first warpgroup has stored. */
+/* Called by the first warpgroup: stores P, rounded to 16 bits, to shared memory. Each lane of the second warpgroup
+ * later reads the numbers that the lane with the same index in the first warpgroup has stored. */
 template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t to = te__attn_2cta_p_at(g);
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
@@ -60,8 +61,8 @@ template <class C> TE_FN void te__attn_2cta_p_store(const uint32_t (&p)[4][4], c
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, p_full, g->i & 1));
 }
-/* Called by the second warpgroup: computes dS from P. P is loaded from shared memory for 16 queries at a time, because
- * there are no registers for all of P. */
+/* Called by the second warpgroup: computes dS from P and dP. P is loaded from shared memory for 16 queries at a time,
+ * because there are no registers for all of P. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t from = te__attn_2cta_p_at(g);
@@ -75,9 +76,9 @@ TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], co
         te__attn_bwd_ds<T, F, C>(ds, ds, dp, none, g, 2 * x, 2 * x + 2);
     }
 }
-/* Called by the second warpgroup: store dS in the memory of P once all threads of the warpgroup have read P; one thread
- * then sends dS to the other block. After a wait for ds_full, the dS of both blocks is in this block's shared memory.
- * The memory for dS is already free in both blocks, because the first warpgroup waited for that before it stored P. */
+/* Called by the second warpgroup: stores dS where P was, once all threads of the warpgroup have read P; one thread then
+ * sends dS to the other block. After a wait for ds_full, the dS of both blocks is in this block's shared memory. No
+ * wait for free memory is needed here, in either block: the first warpgroup waited for it before it stored P. */
 template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
     te__attn_warpgroup_sync(1);
@@ -106,9 +107,9 @@ template <class C> TE_FN void te__attn_2cta_tile_wait(const te__attn_bwd_warpgro
 template <class C> TE_FN void te__attn_2cta_tile_release(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     te__attn_bwd_arrive(g, is_do ? TE__ATTN_BWD_AT(g, do_empty, C::do_stage(i)) : TE__ATTN_BWD_AT(g, q_empty, i & 1));
 }
-/* Loads the A operand of this warpgroup's product to registers: K for S, or V for dP. The product then reads only Q or
- * dO from shared memory. N: the number of groups of 16 columns of A; if N is 1, nothing is loaded, and the product
- * reads A from shared memory, too. */
+/* Loads the A operand of this warpgroup's product, K for S or V for dP, to registers, so that the product reads only Q
+ * or dO from shared memory. N: the number of groups of 16 columns of A; N = 1 means that A stays in shared memory, and
+ * that nothing is loaded. */
 template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g) {
     const int lane = te__attn_rematerialize(g->lane), row = g->warp * 16 + lane / 8 % 2 * 8 + lane % 8;
     if (N == 1) return;
@@ -145,8 +146,8 @@ TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C
             te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
     te__wgmma_commit();
 }
-/* Stores dQ of step j to shared memory, and releases the memory of dS of step j in both blocks. whole: nonzero if all
- * 64 queries of the step lie in the sequence. */
+/* Stores dQ of step j to shared memory, and tells both blocks that the memory of dS of step j is free. whole: nonzero
+ * if all 64 queries of the step lie in the sequence. */
 template <class C, int G, int N>
 TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
@@ -159,8 +160,8 @@ TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_w
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This function is called at
- * the end of a key tile, where there are no other products to issue between these operations. */
+/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This is for the end of a
+ * key tile, where no other products are left that could run in the meantime. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_2cta_issue_dq<T, C, G>(dq, g, j);
@@ -171,9 +172,9 @@ TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup
 
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* Computes P (warpgroup G = 0) or dS (G = 1) of step g->i, puts it in p16, and stores it in shared memory (but with
- * F::SEPARATE_DS the first warpgroup stores the factor of dS instead of P). s: the complete S (G = 0) or dP (G = 1) of
- * the step. */
+/* Computes P (warpgroup G = 0) or dS (G = 1) of step g->i, returns it in p16, and stores it in shared memory. With
+ * F::SEPARATE_DS the first warpgroup stores, instead of P, the factor that takes the place of P in dS. s: the complete
+ * S (G = 0) or dP (G = 1) of the step. */
 template <te_dtype T, int HEADS, class F, class C, int G>
 TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te__attn_bwd_params *p,
                                  const te__attn_bwd_warpgroup<C> *g, const te__attn_bwd_tile &t) {
@@ -188,7 +189,8 @@ TE_FN void te__attn_2cta_p_or_ds(uint32_t (&p16)[4][4], float (&s)[32], const te
         te__attn_2cta_ds_send(p16, g);
     }
 }
-/* Stores d, the dV (warpgroup G = 0) or dK (G = 1) of an item, to global memory. k0: this block's first key. */
+/* Stores d, the dV (warpgroup G = 0) or dK (G = 1) of this block's 64 keys, to global memory. k0: the first of these
+ * keys. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G, int N>
 TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p, typename C::shared *sh,
                                const te__attn_bwd_item &item, const te_sequence &rows, int k0) {
@@ -207,12 +209,13 @@ TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
 TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     constexpr int V = te__attn_value_dim<D, F>();
-    constexpr int SUMMED = G ? V : D; /* the number of columns over which the product for S (G = 0) or dP (G = 1)
-                                       * sums */
+    /* the number of columns over which the product sums, for S (G = 0) or dP (G = 1) */
+    constexpr int SUMMED = G ? V : D;
     constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
-    /* The first warpgroup has registers for 192 columns of K in addition to 192 of dV; the second one, whose part of dQ
-     * is larger, has registers for 128 columns of V in addition to 192 of dK. A_STEPS: the number of groups of 16
-     * columns of K or V that are held in registers; 1 if K or V stays in shared memory instead. */
+    /* Besides its 192 columns of dV, the first warpgroup has registers for up to 192 columns of K. The second one,
+     * which computes more columns of dQ, has registers for up to 128 columns of V besides its 192 columns of dK.
+     * A_STEPS: the number of groups of 16 columns of K or V that are held in registers, or 1 if K or V stays in shared
+     * memory. */
     constexpr int A_STEPS = OWN + SUMMED <= (G ? 192 + 128 : 192 + 192) ? SUMMED / 16 : 1;
     te__attn_bwd_warpgroup<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
@@ -225,7 +228,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
         /* accumulators. d: of dV or dK; s: of S or dP; dq: of this warpgroup's columns of dQ */
         float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2];
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
-        int whole = 0; /* bit i is 1 if all queries of the tile that was processed i steps ago lie in the sequence */
+        /* a bit mask: bit i is set if all queries of the tile that was processed i steps ago lie in the sequence */
+        int whole = 0;
         if (G) te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__ATTN_BWD_AT(g, k_full, 0), r & 1);
         uint32_t a[A_STEPS][4]; /* fragments of K or V, unless K or V stays in shared memory */
@@ -246,8 +250,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
-            /* Issue the product for dQ of the previous step; in an item's first step there is no such dQ, and the
-             * result is not used. */
+            /* Issue the product for dQ of the previous step. In an item's first step there is no previous step; the
+             * result is then not used. */
             te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
             te__attn_wgmma_wait<1>(); /* waits for dV or dK */
             te__attn_2cta_tile_release(g, !G, g->i);

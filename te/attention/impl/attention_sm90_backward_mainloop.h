@@ -6,19 +6,19 @@
  *
  *     S^T = K Q^T             P^T = exp(S^T - lse); then dV += P^T dO, where P^T is an A operand in registers
  *     dP^T = V dO^T           dS^T = P^T (dP^T - delta); then dK += dS^T Q, where dS^T is an A operand in registers
- *     dS to shared memory     one step later, a warpgroup reads it there, for all 128 keys, to compute dQ = dS K
+ *     dS is stored in shared memory; one step later a warpgroup reads it there, for all 128 keys, to compute dQ = dS K
  *
- * Because dQ is computed one step later, no warpgroup waits for the other's dS, and while one warpgroup works on
- * scores, the tensor cores run the products of the other. Above head size 64 a warpgroup computes the whole dQ of every
- * other step; up to head size 64 each warpgroup computes half of the dQ of every step. dQ is stored to shared memory,
- * from which the producer adds it to global memory (attention_sm90_backward_producer.h).
+ * Because dQ is computed one step later, no warpgroup waits for the dS of the other warpgroup; and while one warpgroup
+ * computes P or dS, the tensor cores run the products of the other one. Above head size 64 a warpgroup computes the
+ * whole dQ of every other step; up to head size 64 each warpgroup computes half of the dQ of every step. dQ is stored
+ * to shared memory, from which the producer adds it to global memory (attention_sm90_backward_producer.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
 #define TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
 
 #include "attention_sm80_tiles.h"                 /* te__attn_softcapped, te__attn_alibi_at */
-#include "attention_sm90_backward_producer.h" /* arguments, traits and scheduler */
+#include "attention_sm90_backward_producer.h" /* the kernel's arguments, traits and tile scheduler */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -37,8 +37,8 @@ TE_FN void te__attn_bwd_pingpong_pass(int group) {
 
 /* ---- epilogue of dK and dV --------------------------------------------------------------------------------------- */
 
-/* Transposes a 4 x 4 matrix over a quad of lanes: v[s] of lane t moves to v[t] of lane s. Afterwards each lane has 16
- * consecutive bytes of a row. */
+/* Transposes a 4 x 4 matrix that is distributed over the four lanes of a quad: v[s] of lane t moves to v[t] of lane s.
+ * Afterwards each lane has 16 consecutive bytes of a row of dK or dV. */
 TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
     const uint32_t a = __shfl_xor_sync(~0u, t & 2 ? v[0] : v[2], 2), b = __shfl_xor_sync(~0u, t & 2 ? v[1] : v[3], 2);
     if (t & 2) v[0] = a, v[1] = b;
@@ -51,18 +51,19 @@ TE_FN void te__attn_transpose_quad(uint32_t (&v)[4], int t) {
 struct te__attn_bwd_output {
     uint16_t *to;       /* the address of row 0, column 0 */
     int64_t width;      /* the distance, in elements, from one row to the next in `to` and in `sum` */
-    int valid;          /* the number of the 64 rows that lie in the sequence */
+    int valid;          /* how many of the 64 rows lie in the sequence; only these are stored */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
-    /* receives, for each column of the stored numbers, one sum over each group of SUM_ROWS rows; null: no sums are
-     * wanted */
+    /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. Null:
+     * no sums are wanted. */
     float *sum;
-    /* [2, 16] floats in this warpgroup's part of shared memory, through which one warp passes sums to another */
+    /* [2, 16] floats of shared memory that belong to this warpgroup, through which one warp passes column sums to
+     * another */
     float (*part)[16];
     int group;          /* the number of the warpgroup, 0 or 1 */
-    float *amax;        /* te_attention_args.amax */
+    float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax); null: not wanted */
 };
-/* Stores to `sum`, for each of up to 64 columns, one sum over each group of SUM_ROWS rows. u: this lane's elements of
- * these columns, already rounded to 16 bits. */
+/* Stores to `sum`, for each of `columns` columns (at most 64), one sum over each group of SUM_ROWS rows. u: this lane's
+ * elements of these columns, already rounded to 16 bits. */
 template <te_dtype T, int SUM_ROWS>
 TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, const uint32_t (&u)[8][2], int columns) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -82,8 +83,8 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
             if (SUM_ROWS == 16 && g == 0 && warp * 16 < o.valid)
                 *(float2 *)(sum + warp * o.width + 16 * x + 8 * j + 2 * t) = s[j];
         }
-        if (SUM_ROWS == 16) continue; /* nothing to add: with SUM_ROWS 16, a warp's sum over its own 16 rows is already
-                                       * complete */
+        /* with SUM_ROWS 16, the sum over a warp's own 16 rows is already complete */
+        if (SUM_ROWS == 16) continue;
         te__attn_warpgroup_sync(o.group);
         if (warp % 2 == 0 && g == 0 && warp * 16 < o.valid) TE_UNROLL for (int j = 0; j < 2; j++) {
             const float2 v = *(const float2 *)&o.part[warp / 2][8 * j + 2 * t];
@@ -92,14 +93,14 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
         te__attn_warpgroup_sync(o.group);
     }
 }
-/* Stores d times o.factor, a warpgroup's 64 rows of D columns, in 16 bits. Also stores their column sums and updates
- * the amax, unless the pointers to these are null. */
+/* Stores d times o.factor, 64 rows of D columns that belong to a warpgroup, in 16 bits. Also stores the column sums of
+ * the rounded numbers unless o.sum is null, and updates the amax unless o.amax is null. */
 template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_output &o) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
-    TE_UNROLL for (int x = 0; x < D; x += 64) { /* the loop stores 64 columns at a time, because there are few registers
-                                                 * left */
+    /* 64 columns at a time, because few registers are left */
+    TE_UNROLL for (int x = 0; x < D; x += 64) {
         uint32_t u[8][2];
         TE_UNROLL for (int j = 0; j < 8; j++)
             TE_UNROLL for (int h = 0; h < 2; h++) {
@@ -118,8 +119,8 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
             }
     }
     if (!o.amax) return;
-    /* the amax is computed from the stored numbers, which are read back, because no registers are left for it while d
-     * is in use */
+    /* The amax is computed from the stored numbers, which are read back, because no registers are left for it while d
+     * is in use. */
     uint32_t amax = 0;
     for (int stored = row; stored <= row + 8 && stored < o.valid; stored += 8)
         for (int x = 8 * t; x < D; x += 32) te__attn_track_amax(&amax, *(const uint4 *)(o.to + stored * o.width + x));
@@ -130,11 +131,12 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 
 /* The state of a consumer warpgroup. */
 template <class C> struct te__attn_bwd_warpgroup {
-    uint32_t base, at;     /* addresses in shared memory. base: of the tiles; at: of te__attn_bwd_shared */
+    /* addresses in shared memory. base: that of the tiles; at: that of the struct te__attn_bwd_shared */
+    uint32_t base, at;
     int group, warp, lane; /* group: the number of the warpgroup, 0 or 1; warp: the warp's index within the warpgroup */
     int rank;              /* with TWO_CTA (clusters of two blocks): the rank of this block in its cluster */
-    int i;                 /* the number of the current step, counted over all items that the block has processed */
-    int seq;               /* the number of queries of the item's sequence */
+    int i;                 /* the number of the current step, counted over all key tiles that the block processes */
+    int seq;               /* the number of queries of the sequence to which the current key tile belongs */
 };
 
 /* Return the index of this warpgroup's first key within the block's tile of keys. */
@@ -148,21 +150,23 @@ TE_FN int te__attn_rematerialize(int lane) {
     asm volatile("" : "+r"(lane));
     return lane;
 }
-/* The address of a member of te__attn_bwd_shared in shared memory. index: the index of the mbarrier in an array of
+/* The shared-memory address of member `name` of te__attn_bwd_shared. index: the index of an mbarrier in an array of
  * mbarriers; 0 for all other members. */
 #define TE__ATTN_BWD_AT(g, name, index) ((g)->at + (uint32_t)(offsetof(typename C::shared, name) + 8 * (index)))
 template <class C> TE_FN void te__attn_bwd_arrive(const te__attn_bwd_warpgroup<C> *g, uint32_t bar) {
     if (g->lane < TE__ATTN_BWD_ARRIVING_LANES) te__barrier_arrive(bar);
 }
-/* Issues the product S^T = K Q^T (if which is 0) or dP^T = V dO^T (if which is 1) of this warpgroup's 64 keys and the
- * queries of the step. keys: the address of these rows of K or V; queries: that of the tile of Q or dO. If C::FOLDED is
- * 1, the accumulation begins with a wgmma that adds -lse / scale or -delta of each query
+/* Issues the product S^T = K Q^T (which = 0) or dP^T = V dO^T (which = 1) for this warpgroup's 64 keys and the queries
+ * of the step. keys: the address of these 64 rows of K or V; queries: the address of the tile of Q or dO. If C::FOLDED
+ * is 1, the accumulation begins with a wgmma that adds -lse / scale or -delta of each query
  * (te__attn_bwd_stats_descriptor). */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
                                 const te__attn_bwd_warpgroup<C> *g, const int which) {
     if constexpr (C::FOLDED) {
-        /* This lane holds four columns of A: 2 quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9. */
+        /* This wgmma adds the sixteen columns that are appended to both operands. Those of A are 1 where B has the
+         * three terms of lse (in the product for dP: of delta), else 0. A lane holds four of the sixteen columns: 2
+         * quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9. */
         const int quad = te__attn_rematerialize(g->lane) % 4;
         const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
         te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
@@ -182,8 +186,8 @@ TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
-/* Issues the product dQ = dS K for 64 queries and 2 N columns. The result is the whole dQ of a step or, up to head size
- * 64, the dQ for this warpgroup's half of the step's queries. stage: the stage that holds the step's dS. */
+/* Issues the product dQ = dS K for 64 queries and 2 N columns. These are all queries of the step or, up to head size
+ * 64, this warpgroup's half of the step's queries. stage: the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
@@ -192,8 +196,8 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
         te__wgmma_atom<2 * N>::template ss<T, 1>(
             dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), k + 128 * x, x > 0);
 }
-/* Waits until the mbarrier `empty` has completed its phase of parity `phase`, then stores a part of dQ, 64 queries by 2
- * N columns, to shared memory at `to`. left: the number of queries from the part's first row to the end of the
+/* Waits until the mbarrier `empty` has completed its phase of parity `phase`, then stores dQ of 64 queries by 2 N
+ * columns to shared memory, at `to`. left: the number of queries from the first of these rows to the end of the
  * sequence. The layout depends on whether `left` is 64 or more; te__attn_bwd_dq_at describes both layouts. */
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
@@ -211,8 +215,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_wa
                 te__attn_shared_store2(row + 8 * PITCH + n * 32, dq + 4 * n + 2);
     }
 }
-/* Stores this warpgroup's dQ of step j to shared memory. Each stage has two slots: each warpgroup uses one of them or,
- * if a single warpgroup computes the whole dQ of a step, that warpgroup uses both. */
+/* Stores this warpgroup's dQ of step j to shared memory. Each stage has two slots of 64 x 64 floats: each warpgroup
+ * uses one of them or, if one warpgroup computes the whole dQ of a step, this warpgroup uses both. */
 template <class C>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j,
                                      int left) {
@@ -225,8 +229,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const t
         te__attn_bwd_dq_to_shared(part, g, to + (slot + n) * TE__ATTN_BWD_DQ_BOX_BYTES, empty, (j >> 1 & 1) ^ 1, left);
     }
 }
-/* If there are registers for it (C::PREFETCH), load ahead of use the lse or the delta of this lane's columns of S^T,
- * which are queries. from: the address of the step's lse or delta in shared memory. */
+/* Loads the lse or the delta of this lane's columns of S^T, i.e. of its queries, to registers ahead of use, if there
+ * are registers for it (C::PREFETCH). from: the address of the step's lse or delta in shared memory. */
 template <class C>
 TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from,
                                const te__attn_bwd_warpgroup<C> *g) {
@@ -235,15 +239,15 @@ TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES 
         for (int n = 0; n < C::QUERIES / 8; n++) stats[n] = te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
     }
 }
-/* Returns the lse or the delta of this lane's two columns among columns 8 n to 8 n + 7 of S^T: from stats, if it was
- * loaded ahead of its use, else from shared memory at address `from`. */
+/* Returns the lse or the delta of the two columns (queries) that this lane holds among columns 8 n to 8 n + 7 of S^T:
+ * from `stats`, if te__attn_bwd_prefetch_stats has loaded it, else from shared memory at address `from`. */
 template <class C>
 TE_FN float2 te__attn_bwd_stat(const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from, int n,
                                const te__attn_bwd_warpgroup<C> *g) {
     return C::PREFETCH ? stats[C::PREFETCH ? n : 0] : te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
 }
-/* A tile of scores. query: the tile's first query; key: the first of the block's keys; head: the tile's head, counted
- * over all sequences. */
+/* A tile of scores. query: the tile's first query; key: the block's first key; head: the query head, counted over all
+ * sequences. */
 struct te__attn_bwd_tile { int query, key, head; };
 
 /* Draws the dropout mask of this lane's scores of a step: one bit for each score, which is set if the score is dropped.
@@ -261,7 +265,7 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
         TE_UNROLL for (int i = 0; i < 2; i++) {
             uint32_t word[4];
             te__attn_draw(word, rng, p->a.id, row + n / 2, lane % 4 * 2 + i, key);
-            /* one Philox counter covers 32 keys, of which this warp has 16 */
+            /* one call of the random number generator Philox serves 32 keys, of which this warp has 16 */
             TE_UNROLL for (int h = 0; h < 2; h++)
                 TE_UNROLL for (int x = 0; x < 2; x++)
                     if (te__attn_drops(g->warp % 2 ? word[2 + h] : word[h], x, F::DROP))
@@ -270,9 +274,9 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
     }
     TE_UNROLL for (int i = 0; i < C::QUERIES / 64; i++) asm volatile("" : "+r"(dropped[i])::"memory");
 }
-/* Computes P from S. p16: output, P in 16 bits, the A operand of the product for dV. ds_factor: output with softcap or
- * dropout, the factor that takes the place of P in dS = P (dP - delta) (attention_options.h). dropped: the result of
- * te__attn_bwd_draw_dropout. */
+/* Computes P from S. p16: output, P in 16 bits, the A operand of the product for dV. ds_factor: output if softcap or
+ * dropout is used: the factor that replaces P in dS = P (dP - delta) (attention_options.h). dropped: the dropout mask
+ * from te__attn_bwd_draw_dropout. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&ds_factor)[C::QUERIES / 16][4],
                                 float (&s)[C::QUERIES / 2], const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
@@ -286,8 +290,7 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_softcapped<F>(s[i], p->a.scale);
     if (te__attn_needs_mask(te__attn_keys_of(m, t.query, C::QUERIES), key0,
-                      /* queries past the end of the sequence need no mask, because their lse is infinite, which makes P
-                       * 0 */
+                      /* queries past the end of the sequence need no mask: their lse is infinite, so their P is 0 */
                       64)) {
         const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -318,10 +321,10 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
             p16[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
     }
 }
-/* Computes dS = P (dP - delta) in 16 bits. P is the rounded one, because there are no registers to hold the unrounded P
- * as well. p16: P, or the ds_factor of te__attn_bwd_softmax; p16 and ds may be the same array. first, end: dS is
- * computed for queries 8 * first to 8 * end - 1. With dropout, a negative sign of p16 says that the score is
- * dropped. */
+/* Computes dS = P (dP - delta) in 16 bits, from the rounded P, because no registers are left to keep the unrounded P.
+ * p16: P, or the ds_factor of te__attn_bwd_softmax; with dropout, a negative sign of an element says that its score is
+ * dropped. p16 and ds may be the same array. first, end: only queries 8 * first to 8 * end - 1 of the tile are
+ * computed. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&p16)[C::QUERIES / 16][4],
                            const float (&dp)[C::QUERIES / 2],
@@ -340,7 +343,7 @@ TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&
         }
     }
 }
-/* Stores dS to shared memory as [queries, keys], with the 128-byte swizzle (te__attn_chunk_address). */
+/* Stores dS to shared memory as a tile [queries, keys] with the 128-byte swizzle (te__attn_chunk_address). */
 template <class C>
 TE_FN void te__attn_bwd_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const te__attn_bwd_warpgroup<C> *g) {
     const int lane = te__attn_rematerialize(g->lane);
@@ -370,11 +373,12 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Returns whether this warpgroup computes the dQ of step j, or half of that dQ. */
+/* Returns whether this warpgroup computes the dQ of step j (the whole of it, or half). */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
-/* Computes this warpgroup's part of the dQ of step j, and stores it in shared memory. */
+/* Computes this warpgroup's part of the dQ of step j, and stores it in shared memory. left: the number of queries from
+ * the first query of this part to the end of the sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, int left) {
     float dq[C::DQ_REGISTERS];
@@ -393,9 +397,10 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 }
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* Runs step n of an item, whose product S was issued before. On return the product for dK is still running. Two local
- * variables: has_dq says that dQ of step n - 2 is in shared memory; first says that this is the item's first step,
- * which overwrites dK and dV instead of adding to them. */
+/* Runs step n of an item (a key tile of one head): processes one tile of queries. S of this step was issued before the
+ * call; when the function returns, the product for dK is still running. In the code, has_dq means that dQ of step n - 2
+ * is in shared memory, and first that this is the item's first step, which overwrites dK and dV instead of adding to
+ * them. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,
@@ -406,7 +411,7 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     uint32_t p16[C::QUERIES / 16][4], ds[C::QUERIES / 16][4];
     uint32_t dropped[C::QUERIES / 64];
 
-    /* issue dP = V dO^T */
+    /* issue dP^T = V dO^T */
     te__barrier_wait(TE__ATTN_BWD_AT(g, do_full, st), phase);
     te__wgmma_fence();
     te__attn_bwd_gemm_scores<T, D, C>(dp, g->base + C::K_BYTES + g->group * 8192, q + C::Q_BYTES, g, 1);
@@ -445,23 +450,24 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
 }
 
 /* Runs between step g->i - 1, whose product for dK is still running, and step g->i: issues S of step g->i, and computes
- * dQ of step g->i - 2. n: the number of step g->i - 1 within its item. left: how many queries remain in the sequence,
- * counted from the first query of step g->i - 2 for which this warpgroup computes dQ. */
+ * dQ of step g->i - 2. n: the number of step g->i - 1 within its item. left: the number of queries from the first query
+ * of this warpgroup's dQ to the end of the sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
                                       te__attn_bwd_warpgroup<C> *g, int n, int left) {
     const int st = g->i & 1; /* the stage of step g->i, which step g->i - 2 used as well */
     const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
     if constexpr (C::DQ_ALTERNATES) {
-        /* wait for the product for dK: dQ will use the registers of dS, which that product reads, and S will then use
-         * the registers of dQ */
+        /* Wait for the product for dK: dQ will use the registers of dS, which that product reads, and S will then use
+         * the registers of dQ. */
         te__attn_wgmma_wait<0>();
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    } else { /* after an item's first step there is no dQ of step g->i - 2; its product is issued nevertheless, and the
-              * result is not used */
+    /* After an item's first step there is no step g->i - 2; the product for dQ is issued nevertheless, and its result
+     * is not used. */
+    } else {
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
         te__attn_wgmma_wait<1>(); /* waits for dK */
@@ -508,15 +514,15 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
     g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
-    /* the second warpgroup signals, so that the first one begins */
+    /* with ping-pong scheduling, the second warpgroup gives the first one its first permission to issue products */
     if (C::PINGPONG && g->group) te__attn_bwd_pingpong_pass(1);
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        /* the index, within a tile of queries, of the first query for which this warpgroup computes dQ */
+        /* the index, within a tile of queries, of the first query of this warpgroup's part of dQ */
         const int dq_query = D > 64 ? 0 : g->group * 64;
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
-        /* the lse, and later in a step the delta, of the queries in this lane's columns */
+        /* the lse of the queries in this lane's columns of S^T, and later in the same step their delta */
         float2 stats[C::PREFETCH ? C::QUERIES / 8 : 1];
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         te__barrier_wait(TE__ATTN_BWD_AT(g, v_full, 0), r & 1);
@@ -525,8 +531,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
         int n = 0;                 /* the number of steps of this item so far */
-        /* number of queries from query dq_query of a tile to the end of the sequence: left for the tile of the last
-         * step, left_before for that of the step before it */
+        /* The number of queries from the first query of this warpgroup's part of dQ (dq_query) to the end of the
+         * sequence. left: for the tile of the last step; left_before: for the tile of the step before that. */
         int left = 0, left_before;
 #pragma unroll 1
         for (;; n++) {

@@ -2,26 +2,25 @@
  * thread schedules key tiles and loads K, V, Q and dO; a warp loads lse and delta; two warps add dQ to global memory.
  *
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
- * added their dQ to that tile. A block waits for its turn, adds its dQ, waits until the sum is in memory, and
- * increments the semaphore. The first key tile stores its dQ instead of adding it, so that nothing has to be zeroed.
- * With any_order a block waits only for the first key tile, and last bits may vary; full attention ignores any_order.
- *
+ * added their dQ to it. A block waits until all key tiles before its own have added, adds its dQ, waits until the sum
+ * is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so nothing has to
+ * be zeroed. If any_order (te__attn_bwd_params) is set, a block waits only for the first key tile, and the last bits of
+ * dQ may vary.
  * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
  * head. Bands whose keys are seen by more queries come first. In a band, dQ is added in the order in which the key
  * tiles reach a tile of queries (DASH, arXiv 2601.21824):
- *     causal            the last key tile of a band is scheduled first. It begins at the latest queries; each other
- *                       key tile begins one or two tiles of queries earlier than the key tile that follows it.
- *     full              the same, but after the last tile of queries a block continues with the first one.
- *     windows           as causal; each key tile begins with the first tile of queries that sees it.
- *     causal, grouped   the first key tile of a band is scheduled first. All key tiles of a head go from the last tile
- *                       of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
- * There is no deadlock: a causal block waits only for key tiles that were scheduled before its own. With full attention
- * a block may wait for a key tile of its band that is scheduled later. But a band has no more key tiles than there are
- * blocks, and a block takes its next key tile only after it has added every dQ for which its band may wait. So some
- * block already has that later key tile, or will take it.
- *
- * Each packed sequence has its own bands. Some numbers of key tiles stand for no tile (te_sequence_tiles); blocks skip
- * them. All blocks derive the same sequences from cu_seqlens, even from invalid values (core/tensor.h).
+ *   - causal: the last key tile of a band is scheduled first. It begins at the latest queries; each other key tile
+ *     begins one or two tiles of queries before the key tile with the next index.
+ *   - full attention: as causal, but after the last tile of queries a block continues with the first one.
+ *   - sliding windows: as causal; each key tile begins with the first tile of queries that sees it.
+ *   - causal, grouped heads: the first key tile of a band is scheduled first. All key tiles of a head go from the last
+ *     tile of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
+ * There is no deadlock: under a causal mask a block waits only for key tiles that were scheduled before its own. With
+ * full attention a block may wait for a key tile of its band that is scheduled later. But a band has no more key tiles
+ * than there are blocks, and a block takes its next key tile only after it has added every dQ for which its band may
+ * wait. So some block already has that later key tile, or will take it.
+ * With varlen each sequence has its own bands. After the tiles of a sequence there may be an index without a key tile
+ * (te_sequence_tiles); blocks skip it. All blocks read the same sequences from cu_seqlens, even from invalid values.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
@@ -36,10 +35,12 @@
 
 enum {
     TE__ATTN_BWD_THREADS = 384,
-    TE__ATTN_BWD_STAGES = 2,               /* number of stages of Q and dS in shared memory, and of dO if there is
-                                            * enough memory */
+    /* the number of stages (buffers in shared memory) for Q and for dS, and for dO too if there is enough
+     * shared memory */
+    TE__ATTN_BWD_STAGES = 2,
     TE__ATTN_BWD_DQ_BOX_BYTES = 64 * 256,  /* size in bytes of a box of dQ: 64 queries by 64 columns of f32 */
-    /* the smallest number of key tiles of a band, unless there are fewer key tiles or clusters */
+    /* the smallest number of key tiles of a band (neighbouring key tiles that are scheduled together), unless a
+     * sequence has fewer key tiles or fewer clusters run at the same time */
     TE__ATTN_BWD_MIN_BAND = 16,
     TE__ATTN_BWD_PRE_THREADS = 256
 };
@@ -58,10 +59,11 @@ typedef struct te__attn_bwd_params {
                             * width] */
     CUtensorMap kv;        /* for cross-attention: the tensor map of keys and values, a tensor [batch, kv_seq, width] */
     te_attention_args a;
-    float *dq;        /* the f32 sums of dQ over all key tiles, [heads, ceil(head_dim / 64), batch * seq, 64]
-                       * (te__attn_bwd_dq_at has the order of the elements) */
-    /* the number of the next item (unit of work) that a block takes; the preprocess kernel sets the ticket and the
-     * semaphores to 0 */
+    /* the sums of dQ over all key tiles, in f32: [heads, ceil(head_dim / 64), batch * seq, 64]; te__attn_bwd_dq_at
+     * describes the order of the elements */
+    float *dq;
+    /* The ticket: the index of the next item (a key tile of one head) that no block has taken yet. The preprocess
+     * kernel sets the ticket and the semaphores to 0. */
     uint32_t *ticket;
     /* For each tile of queries of a head, the number of key tiles that have added their dQ to it: [batch, heads,
      * query_tiles, blocks of a cluster], with varlen [heads, query_tiles, blocks of a cluster]. Each block of a cluster
@@ -71,82 +73,93 @@ typedef struct te__attn_bwd_params {
     /* the numbers of key tiles and of tiles of queries of a sequence; with varlen: of all sequences together
      * (te_sequence_tiles) */
     int key_tiles, query_tiles;
-    /* items: the number of key tiles of all heads together; band: the number of key tiles of a band */
+    /* items: the number of work items of the whole call, i.e. of key tiles of all heads of K and V; band: the number of
+     * key tiles of a band, i.e. of neighbouring key tiles that are scheduled together */
     int items, band;
-    /* 1: dQ may be added in any order (te_context.attention_nondeterministic); ignored in full attention, where any
-     * order is slower */
+    /* 1: dQ may be added in any order (te_context.attention_nondeterministic). Full attention ignores this, because
+     * adding in any order is slower there. */
     int any_order;
-    te_sequences sequences;     /* varlen */
+    te_sequences sequences;     /* varlen: the packed sequences */
 } te__attn_bwd_params;
 
 /* An item, i.e. the unit of a block's work: a key tile of one head of K and V. */
 struct te__attn_bwd_item {
     int head;                  /* the head of K and V, counted over all sequences: batch * kv_heads + kv_head */
     int key_tile;              /* the index of the key tile, or TE__ATTN_BWD_ITEM_END or TE__ATTN_BWD_ITEM_INVALID */
-    int band_first, band_last; /* the indices of the first and the last key tile of the band to which the item
-                                * belongs */
+    /* the first and the last key tile of the item's band, i.e. of the neighbouring key tiles that are scheduled
+     * together */
+    int band_first, band_last;
 };
-/* Special values of te__attn_bwd_item.key_tile. END: there are no more items; INVALID (varlen): no key tile belongs to
- * this tile number. */
+/* Special values of te__attn_bwd_item.key_tile. END: there are no more items; INVALID: with varlen, some tickets belong
+ * to no key tile; blocks skip them. */
 enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 
-/* The part of a block's shared memory that holds no tiles. FOLDED: true if the products for S and dP also add lse and
- * delta (te__attn_bwd_folds_stats); the array lse then holds both, in 16 bytes for each query. */
+/* The part of a block's shared memory that holds everything except tiles. FOLDED: lse and delta are operands of the
+ * products for S and dP (te__attn_bwd_folds_stats); then the array lse holds both lse and delta, in 16 bytes for each
+ * query, and the array delta is not used. */
 template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
-    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES]; /* lse times log2(e), unless FOLDED */
+    /* lse times log2(e), one float for each query; or, if FOLDED is set, both lse and delta in 16 bytes for each
+     * query */
+    alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES];
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
-    float part[2][2][16]; /* for each warpgroup: partial column sums that its warps pass to each other */
-    alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES]; /* the items that the block works on, aligned so that one
-                                                              * instruction copies an item */
+    /* for each of the two warpgroups, [2, 16] floats, through which one of its warps passes column sums of dK or dV to
+     * another */
+    float part[2][2][16];
+    /* the current item and the next one, aligned so that one instruction copies an item */
+    alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES];
     uint64_t item_full[TE__ATTN_BWD_STAGES], item_empty[TE__ATTN_BWD_STAGES], v_full, v_empty, k_full, k_empty;
     uint64_t q_full[TE__ATTN_BWD_STAGES], q_empty[TE__ATTN_BWD_STAGES];
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
-    /* signal that a dQ is in shared memory (dq_full), or was read from it (dq_empty); with TWO_CTA there are two
-     * mbarriers for each warpgroup */
+    /* Signal that the dQ of a step is in shared memory (dq_full), or that its shared memory is free again (dq_empty).
+     * With clusters of two blocks (TWO_CTA) each warpgroup has two mbarriers of either kind. */
     uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES];
-    te_sequence rows[TE__ATTN_BWD_STAGES];  /* varlen: the rows of the item's sequence */
-    uint64_t p_full[TE__ATTN_BWD_STAGES];   /* with TWO_CTA: signals that P is in shared memory */
+    /* varlen: the first row and the number of rows of the sequence of each item */
+    te_sequence rows[TE__ATTN_BWD_STAGES];
+    /* with clusters of two blocks (TWO_CTA): signals that P is in shared memory */
+    uint64_t p_full[TE__ATTN_BWD_STAGES];
 };
 
-/* The sizes that follow from two head sizes: D of q and k, and V of v and dO. D and V differ only if TWO_CTA is 1.
+/* Constants that follow from two head sizes: D of q and k, and V of v and dO. D and V differ only if TWO_CTA is 1.
  * TWO_CTA: the kernel is that of attention_sm90_backward_2cta.h, where a cluster of two blocks processes a key tile, 64
- * keys in each block. In shared memory a tile consists of whole boxes of 64 columns; columns of a box past head_dim
- * belong to the next head, and the results for them are not used. */
+ * keys in each block. In shared memory a tile consists of boxes of 64 columns. If head_dim is not a multiple of 64, the
+ * last box also contains columns of the next head; the results for these columns are not used. */
 template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_traits {
     static_assert(V == D || (D > 128 && V % 64 == 0), "te: attention: the kernel of one block has one head size");
     static constexpr int TWO_CTA = D > 128, CLUSTER = TWO_CTA ? 2 : 1, QUERIES = D <= 64 ? 128 : 64;
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    /* the number of rows over which a column sum of dK or dV is taken */
+    /* the number of rows over which a column sum of dK or dV is taken: such sums are the first stage of a bias
+     * gradient */
     static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32;
-    /* PREFETCH: 1: lse and delta are loaded ahead of their use, which is possible only if there are registers for
-     * them. */
+    /* PREFETCH: if 1, a lane loads lse and delta from shared memory to registers before S or dP is complete; this is
+     * only possible if enough registers are left. */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
-    /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step, so that only one warpgroup
-     * reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS: the number of a
-     * thread's accumulators of dQ. */
+    /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step (tile of queries), so that only
+     * one warpgroup reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS:
+     * the number of a thread's accumulators of dQ. */
     static constexpr int DQ_ALTERNATES = !TWO_CTA && D > 64, DQ_REGISTERS = DQ_ALTERNATES ? 64 : 32;
-    /* PINGPONG: 1: the two warpgroups issue their products in turn, so that one computes exponentials while the
-     * products of the other one run. */
+    /* PINGPONG: if it is 1, the two warpgroups take turns to issue their products, so that one of them computes
+     * exponentials while the products of the other one run. */
     static constexpr int PINGPONG = D <= 64;
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
     static constexpr int DS_BYTES = KEYS * QUERIES * 2;
-    /* Offsets of the contents of shared memory, in this order: K; V; Q and dO of each stage (if dO has only one stage:
-     * Q of each stage, then dO); dS of each stage; dQ, until it is added to global memory, with a box for each
-     * warpgroup and stage (TWO_CTA: as described below); and, if TWO_CTA is 1, two boxes of the other block's K. */
+    /* Offsets in bytes of the contents of shared memory, in this order: K; V; Q and dO of each stage (if dO has only
+     * one stage: Q of each stage, then dO); dS of each stage; dQ, which waits here until it is added to global memory,
+     * DQ_BYTES bytes; and, if TWO_CTA is 1, two boxes of the other block's K. */
     static constexpr int Q_AT = K_BYTES + V_BYTES;
     static constexpr int DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE__ATTN_BWD_STAGES) * Q_BYTES;
     /* distance in bytes from one stage of Q to the next */
     static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0);
     static constexpr int DS_AT = Q_AT + TE__ATTN_BWD_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
-    /* TWO_CTA: a block computes half of the columns of dQ, and each of its warpgroups one box of 64 columns. But if dQ
-     * has three boxes, the first warpgroup of each block computes half of the middle box: this warpgroup gets the
-     * smaller part, because it also computes the exponentials. A warpgroup has one or two slots of shared memory for
-     * its box; if dQ has four boxes, both warpgroups use the same slot in turn. */
+    /* With clusters of two blocks (TWO_CTA), a block computes half of the columns of dQ, and each of its warpgroups
+     * computes one box of 64 columns. But if dQ has three boxes, the first warpgroup of each block computes only half
+     * of the middle box: it gets the smaller part, because it also computes the exponentials. A warpgroup has one or
+     * two slots of shared memory for its box; if dQ has four boxes, there is only one slot, which the two warpgroups
+     * use alternately. */
     static constexpr int SHARED_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
     static constexpr int FIRST_DQ_BYTES = BOXES == 3 ? TE__ATTN_BWD_DQ_BOX_BYTES / 2 : TE__ATTN_BWD_DQ_BOX_BYTES;
     static constexpr int DQ_BYTES = !TWO_CTA      ? TE__ATTN_BWD_STAGES * 2 * TE__ATTN_BWD_DQ_BOX_BYTES
@@ -154,32 +167,36 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* With TWO_CTA: return the number of columns of dQ that warpgroup `group` computes. */
+    /* With clusters of two blocks (TWO_CTA): return the number of columns of dQ that warpgroup `group` computes. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
-    /* With TWO_CTA: return the number of the box in which the columns of dQ of warpgroup `group` of block `rank`
-     * lie. */
+    /* With clusters of two blocks (TWO_CTA): return which box (64 columns) of dQ warpgroup `group` of block `rank`
+     * computes, whole or half. */
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
-    /* With TWO_CTA: return the offset in bytes of the slot of shared memory for warpgroup `group`'s dQ of step i. */
+    /* With clusters of two blocks (TWO_CTA): return the offset in bytes of the slot of shared memory into which
+     * warpgroup `group` stores its dQ of step i. */
     static __device__ __forceinline__ int dq_slot_at(int group, int i) {
         if (SHARED_SLOT) return DQ_AT;
         const int slot = SLOTS == 2 ? i & 1 : 0;
         return DQ_AT + (group ? slot * TE__ATTN_BWD_DQ_BOX_BYTES
                               : SLOTS * TE__ATTN_BWD_DQ_BOX_BYTES + slot * FIRST_DQ_BYTES);
     }
-    /* Return the index in dq_empty of the mbarrier that signals that the slot of dq_slot_at is free. */
+    /* Return the index in dq_empty of the mbarrier on which warpgroup `group` waits in step i, until the slot for its
+     * dQ (dq_slot_at) is free. */
     static __device__ __forceinline__ int dq_slot_barrier(int group, int i) {
         return 2 * group + (!SHARED_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
-    /* Return the parity of the phase for which warpgroup `group` waits in step i, at the mbarrier of
-     * dq_slot_barrier. */
+    /* Return the parity of the mbarrier phase that must be complete before warpgroup `group` may store its dQ of step
+     * i. The mbarrier is the one of dq_slot_barrier. */
     static __device__ __forceinline__ int dq_slot_phase(int group, int i) {
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
-    /* Return the index in dq_empty of the mbarrier to arrive at when the slot of dq_slot_at has been read. */
+    /* Return the index in dq_empty of the mbarrier to arrive at when the dQ that warpgroup `group` stored in step i has
+     * been read, which makes its slot free. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        /* with one slot for both warpgroups, the other warpgroup waits for it next, else the same warpgroup */
+        /* if both warpgroups use the same slot, the next one to wait for it is the other warpgroup; else it is the same
+         * warpgroup */
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
     /* do_stage: the stage that holds dO of step i. do_phase: the parity of the phase of that stage's mbarriers in step
@@ -189,11 +206,12 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
-/* Return whether -lse / scale and -delta are folded into the products for S and dP: K and V get sixteen more columns,
- * with ones, and Q and dO get sixteen more columns, which hold each query's -lse / scale or -delta as three terms in
- * bf16; the sum of the terms has all bits of the f32 value. In each step this takes 128 cycles of the tensor cores and
- * saves 192 cycles of shared memory, which is the bottleneck. Folding is not possible with options that need S before
- * lse is subtracted, nor in f16, whose range is too small for these terms. */
+/* Return whether -lse / scale and -delta are folded into the products for S and dP. Then sixteen columns are appended
+ * to the operands: to K and V columns of ones (and zeros), to Q and dO columns with each query's -lse / scale or
+ * -delta, split into three terms in bf16 whose sum has all bits of the f32 value. In each step this takes 128 cycles of
+ * the tensor cores (both warpgroups run one more wgmma for S and one for dP, of 32 cycles each) and saves 192 cycles of
+ * shared memory, which is the bottleneck. Folding is not possible with options that need S before lse is subtracted,
+ * nor in f16, whose range is too small for these terms. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -202,14 +220,16 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Return whether each key tile processes its tiles of queries in descending order, from the last to the first. */
+/* Return whether a block processes the tiles of queries of its key tile in descending order, from the last one to the
+ * first one that sees the keys. It does so with a causal mask and grouped query heads, to keep Q and dO in the L2. */
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
 /* Return whether a key tile that has processed the last tile of queries continues with the first tile of queries. A key
  * tile does so in full attention, where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
-/* Returns the item (a key tile of one head) at position i of the schedule for `heads` heads of K and V. */
+/* Returns the item (a key tile of one head) at position i of the schedule, which orders the items of `heads` heads of K
+ * and V. band: the number of key tiles of a band, i.e. of neighbouring key tiles that are scheduled together. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
     const int whole = key_tiles / band * band; /* the number of key tiles in complete bands, i.e. without those of a
@@ -220,8 +240,8 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, in
     return {at / count, te__attn_bwd_descends<F>(HEADS, KV_HEADS) ? first + n : first + count - 1 - n, first,
             first + count - 1};
 }
-/* Returns the item (a key tile of one head) to which ticket i belongs. walk: with varlen, a cursor over the sequences,
- * which is moved to the item's sequence. */
+/* Returns the item (a key tile of one head) to which ticket i belongs. With varlen, also moves `walk`, a cursor over
+ * the sequences, to the item's sequence. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p, int i, te_sequence_cursor *walk) {
     te__attn_bwd_item item = {0, TE__ATTN_BWD_ITEM_END, 0, 0};
@@ -238,12 +258,12 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
     }
     return item;
 }
-/* Return the number of queries of an item's sequence. rows: with varlen, the rows of the sequence; without varlen it is
- * not used, because all sequences have the length in the call's arguments. */
+/* Return the number of queries of the item's sequence: with varlen the number of `rows`, the rows of that sequence,
+ * else the sequence length of the call, which all sequences have. */
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
-/* Return the number of keys of an item's sequence. */
+/* Return the number of keys of an item's sequence. rows: with varlen, the rows of this sequence; else not used. */
 template <class F> TE_FN int te__attn_bwd_keys(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::CROSS ? p->a.kv_seq : te__attn_bwd_seq<F>(p, rows);
 }
@@ -252,12 +272,12 @@ template <class F> TE_FN te__attn_mask te__attn_bwd_mask(const te__attn_bwd_para
     if constexpr (F::CROSS) return te__attn_mask_between(p->a.seq, p->a.kv_seq, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
 }
-/* Return the index of the sequence's first row among the rows of all sequences. */
+/* Return the index of the first row of sequence `batch` among the rows of all sequences. */
 template <class F>
 TE_FN int64_t te__attn_bwd_first_row(const te__attn_bwd_params *p, const te_sequence &rows, int batch) {
     return F::VARLEN ? rows.first : (int64_t)batch * p->a.seq;
 }
-/* Return the index, within the arrays lse and delta, of query 0 of a head of a sequence. */
+/* Return the index of the first query of a sequence and head within the arrays lse and delta. */
 template <int HEADS, class F>
 TE_FN int64_t te__attn_bwd_stats_at(const te__attn_bwd_params *p, const te_sequence &rows, int batch, int head) {
     if (F::VARLEN) return (int64_t)head * p->sequences.rows + rows.first;
@@ -271,20 +291,23 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* For full attention: return the tile of queries at which key tile n of a band begins. */
+/* For full attention: return the tile of queries with which the block of key tile n of a band begins. (A band is a
+ * number of neighbouring key tiles that are scheduled together; n counts from its first one.) */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
-/* For full attention: return how many tiles of queries key tile n of a band processes before it reaches `tile`. */
+/* For full attention: return how many tiles of queries the block of key tile n of a band (neighbouring key tiles that
+ * are scheduled together) processes before it reaches `tile`. */
 template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p, int n, int tile) {
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
 }
-/* Returns how many key tiles add their dQ of this tile of queries before the item does: those that reach the tile
- * sooner. In full attention the last key tile of a band is scheduled first, begins at the latest queries, and wraps
- * around. In cross-attention there may be more key tiles than tiles of queries, so that several key tiles begin at the
- * same tile of queries; of these, the key tile with the larger index adds first. In that case LANES lanes of a warp
- * together count the key tiles that add before the item. seq: the number of queries of the sequence. */
+/* Returns how many key tiles add their dQ to this tile of queries before `item` does, i.e. those that reach this tile
+ * of queries sooner. In full attention the last key tile of a band is scheduled first, begins at the latest queries,
+ * and continues with the first queries after the last ones. In cross-attention there may be more key tiles than tiles
+ * of queries, so that several key tiles begin at the same tile of queries; of these, the key tile with the larger index
+ * adds first. With cross-attention, LANES lanes of a warp together count the key tiles that add before the item. seq:
+ * the number of queries of the sequence. */
 template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_item &item, int tile, int seq) {
     if (!te__attn_bwd_wraps<F>()) {
@@ -312,18 +335,18 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
 }
-/* Return the address of a head's f32 sums of dQ in box `box`, which has 64 columns, from row `row` on. Each complete
- * group of 64 queries of a sequence is stored in the order of the accumulators: 16 bytes of each of a warpgroup's 128
- * lanes, then the next 16 bytes of each lane, eight times in all. The remaining queries of a sequence, fewer than 64,
- * are stored as [queries, 64]. */
+/* Return the address of the sums of dQ (f32) of a head, in box `box` of 64 columns, from row `row` on. Each complete
+ * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: 16 bytes of each of a warpgroup's
+ * 128 lanes, then the next 16 bytes of each lane, and so on eight times. The remaining queries of a sequence, fewer
+ * than 64, are stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
 
-/* The current step of an item. The steps are ordered by two loops: the outer one is over the tiles of queries, the
- * inner one over the query heads that share the item's head of K and V. */
+/* The current step of an item (a key tile of one head of K and V). The steps are ordered by two loops: the outer one is
+ * over the tiles of queries, the inner one over the query heads that share this head of K and V. */
 typedef struct te__attn_bwd_query_tiles {
-    /* the query head and the tile of queries of the current step; `head` is its number within one sequence */
+    /* the query head, counted within one sequence, and the tile of queries of the current step */
     int head, tile;
     int left;       /* the number of steps that remain, including the current one */
     int tiles;      /* the number of tiles of queries that the sequence has */
@@ -343,7 +366,8 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;
 }
-/* Advances to the item's next step. Returns 0 if there is none. */
+/* Advances to the next step of the item (a key tile of one head of K and V), i.e. to the next query head or the next
+ * tile of queries. Returns the number of steps that remain, including this one; 0 if there is none. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {
@@ -358,10 +382,10 @@ template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_ti
 
 /* ---- passing items to the warps --------------------------------------------------------------------------------- */
 
-/* Writes an item to the shared memory of the cluster's other block. One thread of the first block, which schedules the
- * items of both blocks, calls this, after all warps of both blocks have read the item that was in the same place
- * before. to: the address of the item; rows_to: that of its rows; full: that of its mbarrier. The addresses are those
- * in this block's shared memory, which are the same in the other block. */
+/* Writes an item and its sequence to the shared memory of the cluster's other block, and arrives at that block's
+ * mbarrier `full`. One thread of the first block calls this, which schedules the items of both blocks, after all warps
+ * of both blocks have read the previous item from this address. to, rows_to, full: the addresses of the item, of its
+ * sequence and of the mbarrier in this block's shared memory; the other block has the same layout. */
 TE_FN void te__attn_bwd_item_send_to_peer(uint32_t to, uint32_t full, te__attn_bwd_item v,
                                            te_sequence rows, uint32_t rows_to) {
     asm volatile(
@@ -382,8 +406,8 @@ template <class C> TE_FN void te__attn_bwd_item_release(uint32_t bar) {
     if constexpr (C::TWO_CTA) te__barrier_arrive_remote_release(bar, 0);
     else te__barrier_arrive(bar);
 }
-/* Waits for item number r of this block and copies it to *item, and its sequence to *rows. All warps call this, except
- * the one that writes the items. Returns 0 if there are no more items. */
+/* Waits for item number r of this block (a key tile of one head), and copies it to *item, and its sequence to *rows.
+ * All warps call this, except the one that writes the items. Returns 0 if there are no more items. */
 template <class F, class C>
 TE_FN int te__attn_bwd_item_receive(te__attn_bwd_item *item, te_sequence *rows, typename C::shared *sh, int r) {
     te__attn_bwd_item_wait<C>(te__shared_address(&sh->item_full[r & 1]), r >> 1 & 1);
@@ -407,10 +431,11 @@ TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequen
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* In full attention a block calls this before it takes its next item. If the next item may belong to the same band as
- * the current one, the function waits until the block has added every dQ of the current item. item, i: the current item
- * and its ticket. w: the last two steps of the current item; it suffices to wait for these, because two warps add the
- * dQ of alternate steps, each in order. */
+/* In full attention a block calls this before it takes its next item, because blocks that process other key tiles of
+ * the same band (neighbouring key tiles that are scheduled together) may wait for the dQ of the current item. If the
+ * next item may belong to the same band, the function waits until the block has added every dQ of the current item.
+ * item, i: the current item and its ticket. w: the last two steps of the current item; it suffices to wait for these,
+ * because two warps add the dQ of alternate steps, each in order. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {
@@ -429,7 +454,7 @@ TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_
 
 /* The state of the producer thread, which schedules items and loads tiles. */
 struct te__attn_bwd_producer_state {
-    int round;                        /* the number of items so far */
+    int round;                        /* the number of items that the block has taken before the current one */
     int step;                         /* the number of steps so far, over all items of this block */
     int number;                       /* the ticket of the current item */
     te__attn_bwd_item item;
@@ -437,8 +462,8 @@ struct te__attn_bwd_producer_state {
     te__attn_bwd_query_tiles last[2]; /* the last two steps of the current item */
 };
 
-/* Advances to the next item: the first block of a cluster takes a ticket and passes the item to the warps of both
- * blocks; the other block receives the item. */
+/* Advances to the next item, i.e. key tile: the first block of a cluster takes a ticket and passes the item to the
+ * warps of both blocks; the other block receives the item. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__attn_bwd_params *p, typename C::shared *sh,
                                   te_sequence_cursor *walk, int rank) {
@@ -448,8 +473,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         if (te__attn_bwd_wraps<F>() && at.round)
             te__attn_bwd_await_band<HEADS, KV_HEADS, F, C>(p, at.item, at.rows, at.number, at.last);
         at.rows.first = at.rows.count = 0;
-        /* the ticket is taken only now, after the previous item, because other blocks may wait for the key tile of a
-         * ticket that was taken */
+        /* The ticket is taken only now, after the previous item is finished: once a block has taken a ticket, other
+         * blocks may wait for its key tile. */
         do
             at.number = (int)atomicAdd(p->ticket, 1u),
             at.item = te__attn_bwd_item_of_ticket<HEADS, KV_HEADS, F, C>(p, at.number, walk);
@@ -467,8 +492,9 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
         te__attn_bwd_item_release<C>(empty);
     }
 }
-/* Loads V of an item, then K, because the memory of V becomes free before that of K. With TWO_CTA also loads two boxes
- * of the other block's K, those that this block needs to compute its columns of dQ. */
+/* Loads V of an item, then K; V comes first, because the consumers release the memory of V before that of K. With
+ * clusters of two blocks (TWO_CTA), also loads two boxes of the other block's K, because this block computes its
+ * columns of dQ for the keys of both blocks. */
 template <int HEADS, int KV_HEADS, int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te__attn_bwd_params *p,
                                 typename C::shared *sh, uint32_t base, const S &batch, int rank) {
@@ -486,8 +512,8 @@ TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te_
                                   at.item.key_tile * C::KEYS + (rank ^ 1) * C::BLOCK_KEYS, batch, full);
     }
 }
-/* Loads Q and dO of a step. Up to head size 64 a tile consists of two boxes of 64 queries each; above that, of boxes of
- * 64 columns each. */
+/* Loads Q and dO of a step: up to head size 64 as two boxes of 64 queries each, above that as boxes of 64 columns for
+ * the same 64 queries. */
 template <int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_q_do(const te__attn_bwd_query_tiles &w, int i, const te__attn_bwd_params *p,
                                   typename C::shared *sh, uint32_t base, const S &batch) {
@@ -507,8 +533,8 @@ TE_FN void te__attn_bwd_load_q_do(const te__attn_bwd_query_tiles &w, int i, cons
         te__attn_tma_load_box(o + b * 8192, &p->dout, w.head * V + (D > 64 ? b * 64 : 0),
                               w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, do_full);
 }
-/* The body of the producer thread, which schedules items and loads their K and V, then Q and dO of each step. base: the
- * address of the tiles in shared memory. */
+/* The body of the producer thread, which schedules items, and loads K and V of each item, then Q and dO of each of its
+ * steps. base: the address of the tiles in shared memory. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     const int rank = C::TWO_CTA ? te__cluster_rank() : 0;
@@ -533,15 +559,16 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
 
 /* ---- producer: lse and delta ------------------------------------------------------------------------------------ */
 
-/* The wgmma descriptor of folded lse and delta, which are columns of the operand B. Query q has eight numbers in bf16,
- * at byte 16 q: three terms whose sum is -lse / scale, then 0, three terms whose sum is -delta, then 0. A wgmma
- * multiplies sixteen columns, so the descriptor makes it read the eight numbers twice; the second time they are
- * multiplied by elements of A that are zeros. */
+/* Returns the wgmma descriptor of the folded lse and delta (te__attn_bwd_folds_stats), which are additional columns of
+ * operand B. Query q has eight bf16 numbers at byte 16 q: three terms whose sum is -lse / scale, then 0, three terms
+ * whose sum is -delta, then 0. A wgmma multiplies sixteen columns, so the descriptor makes it read the eight numbers
+ * twice; the second time they are multiplied by elements of A that are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
-    /* the stride between groups of eight rows is 128 bytes, and there is no swizzle */
+    /* the stride between groups of eight rows is 128 bytes; the layout has no swizzle */
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32;
 }
-/* Splits x into three terms of bf16, followed by a zero; together the terms have 24 bits, as many as f32. */
+/* Splits x into three bf16 terms, followed by a zero. The three terms together have 24 bits of precision, as f32
+ * has. */
 TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
     const float high = __bfloat162float(__float2bfloat16_rn(x)), rest = x - high;
     const float middle = __bfloat162float(__float2bfloat16_rn(rest));
@@ -553,14 +580,14 @@ template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
     if constexpr (C::FOLDED) {
-        /* Below, -inf is replaced by a large finite number, because elements of B are also multiplied by zeros of A,
-         * and 0 times infinity is NaN. */
+        /* -inf is replaced by a large finite number, because x becomes an element of operand B that is also multiplied
+         * by zeros of operand A, and 0 times infinity is NaN. */
         x = WHICH ? -x : x / (-te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
-        /* Storing lse also sets the query's elements of delta to 0. The product for S multiplies these by 0, but a NaN
-         * left there would stay NaN. */
+        /* Storing lse also sets the query's elements of delta to 0: the product for S multiplies them by 0, which would
+         * give NaN if uninitialised memory contained a NaN. */
         if (WHICH) *((uint2 *)to + 1) = terms;
         else *to = make_uint4(terms.x, terms.y, 0, 0);
         te__attn_fence_async_proxy();
@@ -570,8 +597,8 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         sh->lse[stage][query] = x;
     }
 }
-/* The body of the warp that loads lse and delta of each step. Queries past the end of the sequence get an infinite lse,
- * which makes their P zero. */
+/* The body of the warp that loads lse and delta of each step. For queries past the end of the sequence it stores an
+ * infinite lse, so that their P becomes 0. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;
@@ -609,24 +636,25 @@ TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C:
 
 /* ---- producer: add dQ to global memory -------------------------------------------------------------------------- */
 
-/* Adds `bytes` bytes of dQ in shared memory to global memory, by TMA. If first is 1, overwrites global memory with them
- * instead. */
+/* Adds `bytes` bytes of dQ (f32) from shared memory to global memory, by TMA. If first is 1, overwrites the sums in
+ * global memory instead of adding to them. */
 TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (bytes <= 0) return;
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds COLUMNS columns of a box of dQ, from column x on, to global memory, for `left` rows, but 64 rows at most. If
- * COLUMNS is 64, these are all columns of the box. */
+/* Adds dQ in shared memory, COLUMNS columns and `left` rows (64 rows at most), to the sums in global memory: to columns
+ * x, x + 1, ... of `box`, which has 64 columns. If COLUMNS is 64, x is 0. If first is 1, overwrites these sums instead.
+ * */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
     for (int y = 0; y < left; y++)
         te__attn_bwd_dq_add(box + y * 64 + x, from + y * COLUMNS * 4, COLUMNS * 4, first);
 }
-/* A step whose dQ is to be added. i: the number of the step; row: the index of its first query among the rows of all
- * sequences; left: the number of queries from its first query to the end of the sequence; first: whether this dQ is the
- * first one that is added to its tile of queries. */
+/* A step whose dQ is to be added to global memory. i: the number of the step; row: the index of the step's first query
+ * among the rows of all sequences; left: the number of queries from this first query to the end of the sequence; first:
+ * whether this dQ is the first one that is added to its tile of queries. */
 struct te__attn_bwd_dq_step {
     int i, head;
     int64_t row;
@@ -639,8 +667,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     const int lane = (int)threadIdx.x % 32, stage = s.i & 1;
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
-        /* Above head size 64 the two boxes hold different columns of the same queries, else they hold different
-         * queries. */
+        /* In shared memory each of the two warpgroups has a box of dQ. Above head size 64 the two boxes hold different
+         * columns of the same queries; up to head size 64 they hold different queries. */
         const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
@@ -648,8 +676,9 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     }
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
-/* Do what te__attn_bwd_dq_add_step does, for TWO_CTA: add this block's columns of a step's dQ, those of the first
- * warpgroup, then those of the second. */
+/* For clusters of two blocks (TWO_CTA): waits until the warpgroups have stored the dQ of a step in shared memory, then
+ * adds this block's columns of it to global memory, first those that the first warpgroup has computed, then those of
+ * the second. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {
@@ -668,9 +697,10 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
         __syncwarp();
     }
 }
-/* The body of the two warps that add dQ to global memory, one for each stage; they take alternate steps. A warp waits
- * for this block's turn, adds the dQ of the step, and increments the semaphore. While one warp waits until its sums are
- * in memory, the other one adds those of the next step. */
+/* The body of each of the two warps that add dQ to global memory. One warp takes the even steps, the other the odd
+ * ones: while one warp waits until the dQ that it has added is in memory, the other one adds the dQ of the next step.
+ * For each step a warp waits until the semaphore shows that it is this block's turn, adds the dQ, and increments the
+ * semaphore. stage: 0 or 1, the parity of the warp's steps. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;
@@ -692,11 +722,11 @@ TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shar
             while (before && (int)te__attn_load_acquire(semaphore) < before) {}
             if constexpr (C::TWO_CTA) te__attn_bwd_dq_add_step_2cta<D, C>(p, sh, base, step, rank);
             else te__attn_bwd_dq_add_step<D, C>(p, sh, base, step);
-            /* Wait until the sums are in global memory. A wait until the copies have read shared memory would not be
-             * enough. */
+            /* Before the semaphore is incremented, the sums must be in global memory; it would not be enough that the
+             * TMA has finished reading shared memory. */
             if (lane == 0) te__attn_bulk_wait(), te__attn_add_release(semaphore);
-            /* make the warp converge: lanes that polled the semaphore on their own would slow down the lane that
-             * adds */
+            /* Make the warp converge again after the polling loop: diverged lanes would slow down the lane that
+             * adds. */
             __syncwarp();
         } while (te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w));
     }

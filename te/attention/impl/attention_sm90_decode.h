@@ -2,10 +2,10 @@
  * and f16 on compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
  *
  * attention_sm90_decode_work.h divides the keys of all sequences into splits, and the list of splits among the blocks;
- * attention_sm90_decode_result.h merges and stores results.
- * A block that processes all splits of a tile merges their results itself. The splits of other tiles lie in several
- * blocks: their partial results are stored, and a second kernel merges them. Both kernels merge in the same order with
- * the same arithmetic, so that the result of a row is bitwise identical in every batch.
+ * attention_sm90_decode_result.h merges and stores results. A block that processes all splits of a tile of queries
+ * merges their results itself. If several blocks process the splits of a tile, they store partial results, which a
+ * second kernel merges. Both kernels merge in the same order with the same arithmetic, so that the result of a row is
+ * bitwise identical in every batch.
  *
  *     producer   one warp, which copies the pages of K and V to a ring of stages, 64 keys or values at a time
  *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of each stage, with its own
@@ -13,11 +13,12 @@
  *                warp adds up a quarter of O's columns. The products are transposed because a tile of 8 rows is then
  *                a whole B fragment of the tensor cores
  *
- * For a cache of 8 bits see attention_sm90_decode_8bit.h.
+ * The differences for a cache in 8 bits are in attention_sm90_decode_8bit.h.
  *
  * Floor: one read of the keys and values, 2 kv_heads (head_dim + value_dim) bytes for each token, at the bandwidth of
- * the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait), and the
- * copied pages do not displace the partial results from the L2. Measurements: docs/notes/attention_decode.md.
+ * the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait), and the L2
+ * evicts copied pages first, so that they do not displace the partial results. Measurements:
+ * docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H
@@ -30,48 +31,55 @@
 #include "attention_sm90_decode_work.h"   /* te__decode_group, te__decode_batch */
 
 enum {
-    TE__DECODE_PLACES = 4,     /* at most this many groups that the consumers have not finished may be passed to them */
+    /* the largest number of groups (a tile of queries with its keys) that the producer has passed to the consumers and
+     * that the consumers have not finished; each has a place in shared memory */
+    TE__DECODE_PLACES = 4,
     TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of a ring */
 };
 
 template <int D, int V, int ROWS, int FORMAT>
 struct te__decode_traits {
     static constexpr bool IS_8BIT = TE__CACHE_HAS_SCALES(FORMAT);
-    static constexpr int KEYS = IS_8BIT ? (int)TE__DECODE8_KEYS : (int)TE__DECODE_KEYS; /* keys of a stage */
-    static constexpr int TILES = KEYS / TE__DECODE_WARPS / 16; /* how many times 16 keys of a stage a warp multiplies */
-    /* the bytes of a row of d elements in the cache, with its scale */
+    /* the number of keys of a stage */
+    static constexpr int KEYS = IS_8BIT ? (int)TE__DECODE8_KEYS : (int)TE__DECODE_KEYS;
+    /* how many tiles of 16 keys of a stage each warp multiplies */
+    static constexpr int TILES = KEYS / TE__DECODE_WARPS / 16;
+    /* the size in bytes of a row of d elements in the cache, with its scale if the format has 8 bits */
     static __host__ __device__ constexpr int row_bytes(int d) { return IS_8BIT ? d + (int)sizeof(float) : d * 2; }
     static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
-    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks run on a multiprocessor */
+    static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks of this kernel run on a multiprocessor */
     static constexpr int STAGE_BYTES = KEYS * row_bytes(WIDEST);
-    static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of a group */
-    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4;        /* each warp's O of eight rows */
-    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4; /* each warp's row maxima and row sums */
+    static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of one group */
+    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* O^T of eight rows, from each warp */
+    /* each warp's maximum and sum of each row */
+    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4;
+    /* the merged result of a group's splits so far (te__decode_held) */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
-    /* a multiple of 128, because the stages, which lie behind, are swizzled */
+    /* the bytes of all of a block's shared memory except the stages, which follow it; a multiple of 128, because the
+     * stages are swizzled */
     static constexpr int OTHER_BYTES =
         (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
-    /* How many stages fit if `blocks` blocks run on a multiprocessor, but at most `most`. */
+    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor, but at most `most`. */
     static constexpr int stages_of(int blocks, int most) {
         const int fit = (226 * 1024 / blocks - 1024 - OTHER_BYTES) / STAGE_BYTES;
         return fit < most ? fit : most;
     }
     static constexpr int shared_of(int stages) { return stages * STAGE_BYTES + OTHER_BYTES; }
-    /* If more stages are in flight than the full memory bandwidth needs, other loads only wait longer behind the copies
-     * of these stages. */
+    /* The number of stages of the ring for large batches: just enough for the full memory bandwidth, because with more
+     * copies in flight other loads would only wait longer. */
     static constexpr int STAGES = stages_of(BLOCKS, WIDEST <= 64 ? 4 : 3);
-    /* A batch of few keys does not need the full bandwidth, but all its copies should be in flight before the queries
-     * arrive. Then one block runs on a multiprocessor, with this many stages. */
+    /* The number of stages for a batch of few keys. It does not need the full bandwidth, but all its copies should be
+     * in flight before the queries arrive; so one block with many stages runs on a multiprocessor. */
     static constexpr int SMALL_BATCH_STAGES = stages_of(1, TE__DECODE_MAX_STAGES);
-    static constexpr int SHARED = shared_of(SMALL_BATCH_STAGES); /* the largest shared memory of a launch */
+    static constexpr int SHARED = shared_of(SMALL_BATCH_STAGES); /* the largest size of shared memory of a launch */
     static_assert(STAGES >= 2 && SMALL_BATCH_STAGES >= STAGES,
                   "te: attention: the stages of this head_dim exceed shared memory");
 };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Copies rows of a page, or of q, to shared memory. Since no other block reads these rows of a page, the L2 is told to
- * evict the data first. */
+/* Copies rows of a page, or of q, to shared memory by TMA. No other block reads these rows of a page, so the L2 is told
+ * to evict them first. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t bar) {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -81,9 +89,9 @@ TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t
         "l"(from), "r"(bytes), "r"(bar), "l"(policy)
         : "memory");
 }
-/* te__decode_release signals that a warp has finished reading a stage, or the group in a place. Lane 0 arrives for the
- * warp. racecheck does not see that __syncwarp orders the other lanes' reads before this arrival, so with TE_RACECHECK
- * all lanes arrive. */
+/* te__decode_release signals at the mbarrier `empty` that a warp has finished reading a stage, or a group and its
+ * queries. One lane arrives for the warp. The racecheck of compute-sanitizer does not see that __syncwarp orders the
+ * other lanes' reads before this arrival, so with TE_RACECHECK all lanes arrive. */
 #if defined TE_RACECHECK
 enum { TE__DECODE_ARRIVALS = TE__DECODE_WARPS * 32 };
 TE_FN void te__decode_release(uint32_t empty) { te__barrier_arrive(empty); }
@@ -103,14 +111,16 @@ struct te__decode_ring {
 TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
     if (++r.stage == stages) r.stage = 0, r.phase ^= 1;
 }
-/* A run: at most TE__DECODE_RUN consecutive keys of one split. Each lane holds the page number of 16 of them. */
+/* A run: at most TE__DECODE_RUN consecutive keys of one split, which are copied with one load of page numbers: each
+ * lane holds the page number of 16 of these keys. */
 struct te__decode_run {
-    int begin, end; /* begin: a multiple of TE__DECODE_KEYS */
-    int page;       /* in lane l: the number of the page of key begin + TE_CACHE_MIN_PAGE l */
+    /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
+    int begin, end;
+    int page;       /* in lane l: the number of the page that holds key begin + 16 l (TE_CACHE_MIN_PAGE is 16) */
 };
 enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
-/* Returns the run that begins at key `begin`, in a split that ends at `end`. slot: the sequence's number in the
- * cache. */
+/* Returns the run (at most TE__DECODE_RUN consecutive keys of a split) that begins at key `begin`, in a split whose
+ * keys end before `end`. slot: the index of the sequence among those of the cache. */
 TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, int begin, int end) {
     te__decode_run run;
     const int key = begin + (int)threadIdx.x % 32 * TE_CACHE_MIN_PAGE;
@@ -118,9 +128,9 @@ TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, in
     if (key < end) run.page = __ldcg(c.table + (int64_t)slot * c.table_width + ((unsigned)key >> c.page_shift));
     return run;
 }
-/* Copies `rows` rows, from `key` on, to the stage at address `to`. full: the mbarrier of the stage; head_rows: the
- * offset of the head in a page, in bytes; size: the bytes of a row with its scale. Rows of 8 bits lie in tiles of 16;
- * `key` and the number of rows are multiples of 16, so that a copy has whole tiles. */
+/* Copies the keys or values of `rows` tokens, from token `key` on, from the pages to the stage at address `to`. full:
+ * the mbarrier of the stage; head_rows: the offset in bytes of the head's rows in a page; size: the bytes of a row with
+ * its scale. In a cache of 8 bits, `key` and `rows` are multiples of 16, so that whole tiles of 16 rows are copied. */
 template <int ELEMENT_BYTES>
 TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &run, int64_t head_rows, int size, int key,
                            int rows, uint32_t to, uint32_t full) {
@@ -136,15 +146,20 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
     te__bulk_copy_once(to + (uint32_t)(lane * chunk * size), (const char *)c.pages + at,
                        (left < chunk ? left : chunk) * size, full);
 }
-/* Shared memory of a block. */
+/* The contents of a block's shared memory. It has TE__DECODE_PLACES places; each holds a group (a tile of queries, with
+ * the keys that it sees) that the producer has passed to the consumers, and the group's queries. */
 struct te__decode_memory {
-    uint32_t stages, full, empty; /* addresses of the ring's stages, and of two mbarriers for each stage */
-    uint32_t q, q_full, q_empty;  /* addresses of the queries in the places, and of two mbarriers for each place */
-    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group in each place */
-    int count;                    /* how many stages the ring has */
+    /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers of the stages, two for
+     * each stage */
+    uint32_t stages, full, empty;
+    /* q: the address of the queries in the first place; q_full, q_empty: the addresses of the mbarriers of the
+     * places */
+    uint32_t q, q_full, q_empty;
+    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group (a tile of queries with its keys) in each place */
+    int count;                    /* the number of stages of the ring */
 };
-/* Copies the queries of a tile to shared memory. One copy has several heads of a query, because these are contiguous.
- * Called by one thread. */
+/* Copies the queries of a tile to shared memory, by TMA. One copy has several heads of a query, because these are
+ * contiguous. One thread calls this. full: the mbarrier that counts the bytes. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args *a, const te__decode_group &g) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
@@ -158,7 +173,8 @@ TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args
                            count * D * 2, full);
     }
 }
-/* The producer warp, and its position in the work list. */
+/* The producer warp: it copies the keys and values of the block's items to the ring, one item after the other. An item
+ * is a split of the keys of one group (a tile of queries with the keys that it sees). */
 template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_producer {
     enum { GROUP = HEADS / KV_HEADS, V = te__attn_value_dim<D, F>() };
@@ -166,14 +182,19 @@ struct te__decode_producer {
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
-    te__decode_group g; /* the current group, which has been passed to the consumers */
-    int at, end;        /* at: the current split of g; end: one more than the block's last item */
-    int number;         /* how many groups of this block precede g */
-    int slot;           /* the number, in the cache, of the sequence that g belongs to */
+    /* the current group (a tile of queries with the keys that it sees), which the producer has passed to the
+     * consumers */
+    te__decode_group g;
+    /* at: the index of the current split among those of g; end: one more than the block's last item */
+    int at, end;
+    int number;         /* how many groups of this block's work come before the current one */
+    int slot;           /* the index, among the sequences of the cache, of the sequence of g */
     te__decode_ring ring;
 
-    /* Passes group g and its queries to the consumers. A consumer copies the queries of the first group, so that the
-     * producer need not call te_kernel_wait before its first copies. */
+    /* Passes group g (a tile of queries with the keys that it sees) and its queries to the consumers, in the next place
+     * of shared memory. The queries of the block's first group are not copied here but by a consumer: the producer
+     * would have to wait for the preceding kernel (te_kernel_wait) first, before it could begin to copy keys and
+     * values. */
     __device__ __forceinline__ void hand_over(void) {
         const int lane = (int)threadIdx.x % 32, place = number % TE__DECODE_PLACES;
         const uint32_t full = m.q_full + place * 8;
@@ -193,7 +214,7 @@ struct te__decode_producer {
         slot = __ldcg(a->cache.slot + g.i);
         __syncwarp();
     }
-    /* Advances to the next split that has keys; stays at the current split if it has keys. Returns false if no further
+    /* Advances to the next split that has keys, or stays at the current one if it has keys. Returns false if no further
      * split of the block has keys. */
     __device__ __forceinline__ bool find(void) {
         for (;; at++) {
@@ -207,7 +228,7 @@ struct te__decode_producer {
         }
     }
     __device__ __forceinline__ void copy(const te__decode_run &run, int kv_head) {
-        constexpr int BYTES = traits::IS_8BIT ? 1 : 2; /* of an element */
+        constexpr int BYTES = traits::IS_8BIT ? 1 : 2; /* the size of an element */
         for (int k0 = run.begin; k0 < run.end; k0 += traits::KEYS) {
             const int left = (run.end - k0 + TE_CACHE_MIN_PAGE - 1) & -TE_CACHE_MIN_PAGE;
             const int rows = left < traits::KEYS ? left : (int)traits::KEYS;
@@ -221,8 +242,8 @@ struct te__decode_producer {
             }
         }
     }
-    /* Copies the keys and values of the block's splits. While a run is copied, the page numbers of the next run are
-     * loaded. */
+    /* The body of the producer warp: copies the keys and values of the block's splits. While one run (at most
+     * TE__DECODE_RUN consecutive keys of a split) is copied, the page numbers of the next run are loaded. */
     __device__ __forceinline__ void run(void) {
         hand_over();
         if (!find()) return;
@@ -239,39 +260,41 @@ struct te__decode_producer {
     }
 };
 
-/* type is A if `first` is true, else B. */
+/* The member `type` is A if `first` is true, else B. */
 template <bool first, class A, class B> struct te__decode_choose { typedef A type; };
 template <class A, class B> struct te__decode_choose<false, A, B> { typedef B type; };
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* Returns the address of chunk `chunk` (16 bytes; 0 to 7) of row `row` of a matrix [., D] in shared memory, whose rows
- * are swizzled as in the cache (te_attention_cache). */
+/* Returns the address of 16-byte chunk `chunk` (0 to 7) of row `row` of a matrix [rows, D] of 16-bit elements in shared
+ * memory, which is swizzled as in the cache (te_attention_cache). */
 template <int D>
 TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
     return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
 }
-/* Returns the address of the chunk that lies c chunks after another chunk of the same row. row_at: the address of that
- * other chunk; c: a constant that has no bit in common with that chunk's number. Rows must be multiples of 128 bytes
- * long. */
+/* Returns the address of the chunk that comes c chunks after another chunk of the same row. row_at: the address of that
+ * other chunk; c: a constant that has no bit in common with that chunk's number, so that an exclusive or adds it. Rows
+ * must be multiples of 128 bytes long. */
 TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
     return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128);
 }
-/* The queries of a tile as B fragments of Q^T, in NT parts of 8 rows. Fragment k has columns 16 k to 16 k + 15. Rows
- * beyond those of the tile are zeros. If the fragments are too many for the registers, they stay in shared memory. */
+/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has columns 16 k to 16 k +
+ * 15. Rows past the end of the tile are zeros. If there are not enough registers for the fragments, they are read from
+ * shared memory at each use. */
 template <int D, int NT>
 struct te__decode_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
     int rows;
     uint32_t held[IN_REGISTERS ? D / 32 : 1][NT][4];
-    /* Reads two fragments, 2 k and 2 k + 1, of part n. */
+    /* Reads the two fragments 2 k and 2 k + 1 of rows 8 n to 8 n + 7. */
     __device__ __forceinline__ void read(uint32_t (&b)[4], int k, int n) const {
         const int lane = (int)threadIdx.x % 32;
         te__attn_ldmatrix(b, at + (uint32_t)((n * 8 + lane % 8) * D * 2 + (k * 4 + lane / 8) * 16));
         if (n * 8 + lane / 4 >= rows) b[0] = b[1] = b[2] = b[3] = 0;
     }
-    /* Called by all consumers when the queries have arrived in shared memory. of_tile: the tile's number of rows. */
+    /* Called by all consumers when the queries are in shared memory, at address `from`. of_tile: the number of rows of
+     * the tile. */
     __device__ __forceinline__ void load(uint32_t from, int of_tile) {
         at = from, rows = of_tile;
         if constexpr (IN_REGISTERS)
@@ -282,13 +305,14 @@ struct te__decode_q {
         else read(b, k, n);
     }
 };
-/* Computes S^T of this warp's 16 keys in a stage of K, before scale and mask: s[0][n][e] is the product of row n * 8 +
- * 2 t + e % 2 of the queries and key g + e / 2 * 8. */
+/* Computes S^T of this warp's 16 keys in a stage of K, before scale and mask. With g = lane / 4 and t = lane % 4,
+ * s[0][n][e] is the product of row 8 n + 2 t + e % 2 of the queries and key g + 8 (e / 2) of the warp. */
 template <te_dtype T, int D, int NT>
 TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &q, uint32_t stage) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const uint32_t from = te__decode_row_at<D>(stage, warp * 16 + lane % 16, lane / 16);
-    float odd[1][NT][4] = {}, even[1][NT][4] = {}; /* two partial sums of each score: half as many dependent products */
+    /* two partial sums of each score, which halves the number of products that depend on each other */
+    float odd[1][NT][4] = {}, even[1][NT][4] = {};
     TE_UNROLL for (int k = 0; k < D / 32; k++) {
         uint32_t first[4], second[4];
         te__attn_ldmatrix(first, te__decode_chunk(from, k * 4));
@@ -303,8 +327,8 @@ TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
         s[0][n][e] = even[0][n][e] + odd[0][n][e];
 }
-/* Makes scores, in base 2, of products: applies the options and the mask. s[b][n][e] belongs to key `key` + b * 16 + g
- * + e / 2 * 8. stop: the end of the split. */
+/* Turns products q k^T into scores in base 2 (times log2(e)): applies softcap, ALiBi, mask and scale. With g = lane /
+ * 4, s[b][n][e] belongs to key `key` + 16 b + g + 8 (e / 2). stop: one more than the split's last key. */
 template <int HEADS, int KV_HEADS, class F, int TILES, int NT>
 TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *a, const te__decode_group &w, int stop,
                              int key) {
@@ -326,12 +350,13 @@ TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *
         }
     }
 }
-/* Returns the maximum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
+/* Returns the maximum of v over the lanes with the same lane % 4, which hold the same rows and different keys. */
 TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
-/* One step of the online softmax, over 16 TILES keys: s becomes P^T; r.max, r.sum and r.o are updated. */
+/* One step of the online softmax, over this warp's 16 TILES keys of a stage: s becomes P^T; r.max, r.sum and r.o are
+ * updated. */
 template <int TILES, int M, int NT>
 TE_FN void te__decode_softmax(float (&s)[TILES][NT][4], te__decode_result<M, NT> &r) {
     float rescale[NT][2];
@@ -358,7 +383,7 @@ TE_FN void te__decode_softmax(float (&s)[TILES][NT][4], te__decode_result<M, NT>
             TE_UNROLL for (int n = 0; n < NT; n++)
                 TE_UNROLL for (int e = 0; e < 4; e++) r.o[m][n][e] *= rescale[n][e % 2];
 }
-/* Returns P^T, rounded to T, as B fragments. */
+/* P^T, rounded to T, as B fragments of the product V^T P^T. */
 template <te_dtype T, int NT> struct te__decode_p {
     uint32_t of[NT][2];
     __device__ __forceinline__ te__decode_p(const float (&s)[1][NT][4]) {
@@ -366,8 +391,8 @@ template <te_dtype T, int NT> struct te__decode_p {
             of[n][half] = te__transposed(te_pair_of_floats(s[0][n][2 * half], s[0][n][2 * half + 1], T));
     }
 };
-/* O^T += V^T P^T, for this warp's 16 keys in a stage of V. left: how many of these keys belong to the split. The others
- * are treated as zeros, because the stage still holds earlier data there, which may be NaN. */
+/* Computes O^T += V^T P^T for this warp's 16 values in a stage of V. left: how many of them, from the first on, belong
+ * to the split. The other values are treated as zeros, because the stage may hold NaN from earlier data there. */
 template <te_dtype T, int V, int NT>
 TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT> &p, uint32_t stage, int left) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
@@ -381,8 +406,9 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
         TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p.of[n][0], p.of[n][1], T);
     }
 }
-/* Copies, for the new rows that lie in a stage, their keys (value 0) or values (value 1) to it, swizzled as in the
- * cache. key: the first key of the stage; stop: the end of the split's keys. Called by all consumers. */
+/* Writes to a stage in shared memory the keys (value 0) or values (value 1) of those new rows (tokens of this call)
+ * that belong there. The producer could not copy them, because they are not in the cache yet. They are swizzled as in
+ * the cache. key: the first key of the stage; stop: one more than the split's last key. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -396,12 +422,13 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                      : "memory");
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* orders these stores before the producer's next
-                                                                    copy */
+    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }
-/* Stores the keys and values of new rows in the cache. Each new row is stored once: with the tile that has the row's
- * query for the first of the heads that share the KV head. Called by all consumers, once for each tile. */
+/* Stores the keys and values of new rows in the cache. Several tiles may contain queries of the same new row; the row
+ * is stored only with the tile that has its query for the first of the heads that share the KV head. Called by all
+ * consumers, once for each tile. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
@@ -418,8 +445,8 @@ TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group 
             *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
     }
 }
-/* Loads the key and the value of the first new row, so that te__decode_stage_new and te__decode_append find them in the
- * L1. */
+/* Loads the key and the value of the first new row into the L1, where te__decode_stage_new and te__decode_append will
+ * find them. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -430,12 +457,13 @@ TE_FN void te__decode_prefetch_new(const te_attention_args *a, const te__decode_
                      : "=r"(unused)
                      : "l"(te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, 0, value ? j - D / 8 : j)));
 }
-/* The queries of a tile in the registers of a lane, for keys of 16 or of 8 bits. */
+/* The queries of a tile as B fragments, for a cache of 16 or of 8 bits. */
 template <int D, int NT, class F>
 using te__decode_q_of =
     typename te__decode_choose<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>, te__decode_q<D, NT>>::type;
 
-/* Computes the result r of this warp for a split, whose keys are `begin` to `stop` (exclusive). */
+/* Computes the result r of this warp for one split, whose keys are `begin` to `stop` (exclusive). The warp processes
+ * OF_WARP keys of each stage, 16 or, over a cache of 8 bits, 32. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_group &w, int begin, int stop,
                                const te__decode_q_of<D, NT, F> &q, te__decode_ring &ring,
@@ -483,7 +511,8 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
     }
 }
 
-/* Processes the groups that the producer passes. Called by all consumers. merged: shared memory of MERGED_BYTES. */
+/* The body of the consumer warps: processes the groups (tiles of queries with their keys) that the producer passes.
+ * merged: shared memory of MERGED_BYTES for the merged result of a group's splits so far. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memory &memory, const te__decode_exchange &x,
                               float *merged) {
@@ -528,10 +557,11 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     }
 }
 
-/* Grid: as many blocks as can be resident, at most TE__DECODE_MAX_BLOCKS. Shared memory: Q, O of four warps, merged
- * results, maxima and sums, the batch, the stages. The producer does not wait for the preceding kernel:
- * te_cache_begin has made the tables and the keys and values of earlier batches visible. The producer also copies the
- * places of new rows, before the new rows are stored there; the consumers overwrite these copies in shared memory. */
+/* The first of the two kernels of decoding, which processes all splits of the keys. Grid: as many blocks as can be
+ * resident, at most TE__DECODE_MAX_BLOCKS. The producer does not wait for the preceding kernel before it copies keys
+ * and values: what it reads was made visible by te_cache_begin, except the new rows. The producer also copies the rows
+ * of the pages in which new rows will be stored, which still contain other data; the consumers overwrite these copies
+ * in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -573,25 +603,26 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
-/* Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with a warp for each fragment of O^T. Block b
- * merges the group that begins in block b of the first kernel and continues in block b + 1, if there is such a group.
- * Memory traffic: the partial results are read once. */
+/* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with one warp for each
+ * fragment of O^T. Block b merges the splits of the group (tile of queries) whose first split was processed by block b
+ * of the first kernel and whose next splits were processed by block b + 1 (and following blocks), if there is such a
+ * group. The partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP),
                   NT = ROWS / 8;
-    constexpr int AHEAD = 8 / NT; /* how many splits are loaded at the same time */
+    constexpr int AHEAD = 8 / NT; /* how many splits' partial results are loaded at the same time */
     constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(ROWS, V);
     __shared__ int lengths[TE__DECODE_BATCH_BYTES / 4];
-    te_kernel_trigger(); /* if the next kernel is one for decoding, it can begin its copies early */
+    te_kernel_trigger(); /* lets a following decoding kernel begin its copies early */
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, lengths);
     const int fragment = (int)blockIdx.y * TE__DECODE_WARPS + (int)threadIdx.x / 32;
     const int blocks = (int)gridDim.x + 1, item = n.begin((int)blockIdx.x + 1, blocks);
     te__decode_group g = {};
     if (item < n.items) g = te__decode_group_of<GROUP, F>(n, item);
     const bool is_mine = item < n.items && g.item < item && g.item >= n.begin((int)blockIdx.x, blocks);
-    /* The next kernel waits until all blocks of this one are done, so it suffices that one block waits for the
-     * preceding kernel. */
+    /* The next kernel waits until all blocks of this kernel are done. So it suffices that one of the blocks without
+     * work waits for the preceding kernel; the others return. */
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
@@ -613,8 +644,8 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 
 /* ---- the kernels as types, for attention_cuda.h ------------------------------------------------------------------ */
 
-/* Whether there are kernels for decoding with these template arguments. The length of a row must be a multiple of 128
- * bytes: only such rows are swizzled, which avoids bank conflicts. */
+/* Returns whether there are kernels for decoding with these template arguments. A row must have a multiple of 64
+ * elements: only such rows are swizzled in the cache, which avoids bank conflicts. */
 template <te_dtype T, int D, class F>
 TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -626,9 +657,9 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
     typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT>
         traits;
     typedef te_attention_args args;
-    /* At head sizes up to 128, BLOCKS is larger than traits::BLOCKS: this limits the registers of a block, so that
-     * blocks of the merge and of the next kernel fit on the multiprocessor beside the blocks of this kernel. Over a
-     * cache of 8 bits a tile of 16 rows needs more registers than that */
+    /* BLOCKS limits the registers of a block. Up to head size 128 it is one more than the number of this kernel's
+     * blocks that run on a multiprocessor, so that blocks of the merge kernel and of the next kernel fit beside them.
+     * This is not possible with tiles of 16 rows over a cache of 8 bits, which need more registers. */
         static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
@@ -645,7 +676,8 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
 #endif
         }
     };
-    /* Whether the call has few enough sequences and new rows, and the cache has memory for their partial results. */
+    /* Returns whether these kernels can process the call: there are not too many sequences and new rows, and the cache
+     * has memory for the partial results. */
     static int can(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
         return te__decode_tiles(a->seq, GROUP) <= TE__DECODE_MAX_TILES && a->batch <= TE__DECODE_MAX_SEQUENCES &&

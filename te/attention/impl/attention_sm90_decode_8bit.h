@@ -1,17 +1,18 @@
-/* attention_sm90_decode_8bit.h -- what decoding (attention_sm90_decode.h) does differently over a cache of 8 bits.
+/* attention_sm90_decode_8bit.h -- the parts of decoding (attention_sm90_decode.h) that differ for a cache of 8 bits.
  *
  * A stage has TE__DECODE8_KEYS keys or values, in tiles of 16 rows: numbers of 8 bits, then a scale for each row
- * (te_attention_cache). Each of the four warps multiplies two tiles, and converts their numbers in registers, exactly,
- * to 16 bits. ldmatrix brings a lane four numbers in a word, of which the conversion makes two pairs: the even bytes
- * and the odd bytes. So the 16 dimensions of a chunk are multiplied in another order than they are stored in:
+ * (te_attention_cache). Each of the four warps multiplies two tiles, whose numbers it converts in registers, exactly,
+ * to 16 bits. ldmatrix loads four 8-bit numbers into a register of a lane, and the conversion makes two pairs of them:
+ * bytes 0 and 2, and bytes 1 and 3. So the 16 dimensions of a 16-byte chunk are multiplied in another order than they
+ * are stored in:
  *
  *     S^T = K Q^T    the queries are read in the same order (te__decode8_q)
  *     O^T = V^T P^T  each half of a fragment's rows has every other dimension: lane 4 g + t has O in columns 2 g and
  *                    2 g + 1 of a fragment (te__decode_store)
  *
- * The scale of a key multiplies its scores; the scale of a value multiplies P, which is then rounded to bf16: its range
- * is that of f32, so that no scale is too large or too small for it. New rows are rounded to 8 bits before they are
- * used, by the definition in attention_options.h.
+ * The scale of a key is multiplied into its scores, and the scale of a value into P. The product of P and scale is
+ * rounded to bf16, also in lists of f16: bf16 has the range of f32, so that no scale is too large or too small. New
+ * rows are rounded to 8 bits before they are used, as attention_options.h defines.
  *
  * Floor: one read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each token.
  */
@@ -25,43 +26,48 @@
 #include "attention_sm90_decode_work.h"   /* te__decode_group */
 
 enum {
-    TE__DECODE8_KEYS = 128, /* keys of a stage */
-    TE__DECODE8_TILES = TE__DECODE8_KEYS / TE__DECODE_WARPS / TE_CACHE_TILE /* of each warp in a stage */
+    TE__DECODE8_KEYS = 128, /* the number of keys of a stage */
+    /* the number of tiles of a stage that each warp multiplies */
+    TE__DECODE8_TILES = TE__DECODE8_KEYS / TE__DECODE_WARPS / TE_CACHE_TILE
 };
 
-/* Returns the size of a tile in bytes, for rows of d numbers. */
+/* Returns the size in bytes of a tile, i.e. of 16 rows of d numbers and their scales. */
 TE_BOTH constexpr int te__decode8_tile_bytes(int d) { return TE_CACHE_TILE * (d + (int)sizeof(float)); }
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- conversion -------------------------------------------------------------------------------------------------- */
 
-/* Numbers are converted to multiples of this power of two, by which scales are multiplied in turn. */
+/* Returns the factor by which converted numbers must be multiplied, which is done by multiplying the scales by it. It
+ * is 64 for int8 in bf16, because there the conversion yields n / 64, which takes only one multiply-add; else 1. */
 template <int FORMAT, te_dtype T> TE_BOTH constexpr float te__decode8_unit(void) {
     return FORMAT == TE_CACHE_FORMAT_int8 && T == TE_bf16 ? 64.0f : 1.0f;
 }
-/* Converts two integers n, in the lower bytes of the halves of x, to T, in te__decode8_unit. Let u be n + 128, which is
- * n with its highest bit inverted. */
+/* Converts two integers n to n / te__decode8_unit, in T. In x, they are the lower bytes of the two halves. The code
+ * first inverts the highest bit of n, which makes it the unsigned u = n + 128. */
 template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
     uint32_t r;
-    if constexpr (T == TE_f16) { /* 0x6400 | u is 1024 + u */
+    /* as f16, the bits 0x6400 | u are the number 1024 + u; subtracting 1024 + 128 leaves n */
+    if constexpr (T == TE_f16) {
         asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x00ff00ffu) ^ 0x64806480u), "r"(0x64806480u));
-    } else { /* as bf16, u is u 2^-133; u 2^-133 2^127 - 2 is n / 64 */
+    /* as bf16, the bits u are the subnormal number u * 2^-133; times 2^127, minus 2, it is (u - 128) / 64 = n / 64 */
+    } else {
         const uint32_t u = (x & 0x00ff00ffu) ^ 0x00800080u;
         asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(u), "r"(0x7f007f00u), "r"(0xc000c000u));
     }
     return r;
 }
-/* Converts two e4m3 numbers, given as numbers of T that have their sign, exponent and fraction fields, to T. The
- * exponent bias is 7 in e4m3, 127 in bf16 and 15 in f16, so the numbers are multiplied by 2^120 or 2^8. Subnormal
- * numbers are converted exactly, too; NaN becomes 480. */
+/* Converts two e4m3 numbers to T. In x, sign, exponent and fraction are already where T has them. But the exponent bias
+ * is 7 in e4m3, 127 in bf16 and 15 in f16, so the numbers are multiplied by 2^120 or 2^8. Subnormal numbers are
+ * converted exactly, too; NaN becomes 480. */
 template <te_dtype T> TE_FN uint32_t te__decode8_rebias(uint32_t x) {
     uint32_t r;
     if (T == TE_bf16) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x7b807b80u));
     else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x5c005c00u));
     return r;
 }
-/* Converts the four numbers in x to T, in te__decode8_unit: `even` has bytes 0 and 2, `odd` bytes 1 and 3. */
+/* Converts the four 8-bit numbers in x to T, divided by te__decode8_unit: `even` gets bytes 0 and 2, `odd` gets bytes 1
+ * and 3. */
 template <int FORMAT, te_dtype T> TE_FN void te__decode8_convert(uint32_t &even, uint32_t &odd, uint32_t x) {
     if constexpr (FORMAT == TE_CACHE_FORMAT_int8) {
         even = te__decode8_of_int8<T>(x), odd = te__decode8_of_int8<T>(x >> 8);
@@ -76,23 +82,24 @@ template <int FORMAT, te_dtype T> TE_FN void te__decode8_convert(uint32_t &even,
 
 /* ---- the products ------------------------------------------------------------------------------------------------ */
 
-/* Where a lane reads the rows of a tile by ldmatrix: four matrices of 8 rows by 16 bytes, namely rows 0 to 7 and 8 to
- * 15 of two adjacent chunks. Swizzling permutes the chunks of each group of PERIOD (te__cache_swizzle). */
+/* The addresses from which a lane reads the rows of a tile by ldmatrix: four matrices of 8 rows by 16 bytes, namely
+ * rows 0 to 7 and 8 to 15 of two adjacent 16-byte chunks. PERIOD: the swizzle permutes the chunks within each group of
+ * PERIOD chunks (te__cache_swizzle). */
 template <int D> struct te__decode8_lane {
     static constexpr int PERIOD = D % 128 ? 4 : 8;
-    uint32_t first; /* the offset, in a tile, for the first two chunks */
+    uint32_t first; /* this lane's offset in a tile, in bytes, for chunks 0 and 1 */
     __device__ __forceinline__ te__decode8_lane(void) {
         const int lane = (int)threadIdx.x % 32, row = lane % 16;
         first = (uint32_t)(row * D + (lane / 16 ^ te__cache_swizzle(row, D, TE_bf16, TE_CACHE_FORMAT_int8)) * 16);
     }
-    /* The offset, in a tile, of this lane's row of chunks `chunk` and chunk + 1; chunk: even. */
+    /* Returns this lane's offset in a tile, in bytes, for chunks `chunk` (even) and chunk + 1. */
     __device__ __forceinline__ uint32_t at(int chunk) const {
         return (first ^ (uint32_t)(chunk % PERIOD * 16)) + (uint32_t)(chunk / PERIOD * PERIOD * 16);
     }
 };
-/* The queries of a tile as B fragments of Q^T, in NT parts of 8 rows, like te__decode_q. Fragment k has dimensions 16 k
- * to 16 k + 15, in the order in which te__decode8_products has those of the keys: a lane has dimensions 4 t and 4 t + 2
- * in its first word, and 4 t + 1 and 4 t + 3 in its second, where t = lane % 4. */
+/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 k to 16 k
+ * + 15, in the order in which te__decode8_products has those of the keys: with t = lane % 4, a lane's first register
+ * has dimensions 4 t and 4 t + 2, its second 4 t + 1 and 4 t + 3. */
 template <int D, int NT> struct te__decode8_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
@@ -106,7 +113,8 @@ template <int D, int NT> struct te__decode8_q {
                      : "r"(at + (uint32_t)((row * D + k * 16 + lane % 4 * 4) * 2)));
         b[0] = row < rows ? __byte_perm(low, high, 0x5410) : 0, b[1] = row < rows ? __byte_perm(low, high, 0x7632) : 0;
     }
-    /* Called by all consumers when the queries have arrived in shared memory. of_tile: the tile's number of rows. */
+    /* Called by all consumers when the queries are in shared memory, at address `from`. of_tile: the number of rows of
+     * the tile. */
     __device__ __forceinline__ void load(uint32_t from, int of_tile) {
         at = from, rows = of_tile;
         if constexpr (IN_REGISTERS)
@@ -123,8 +131,9 @@ template <int D> TE_FN float te__decode8_scale(uint32_t tile, int row) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(tile + (uint32_t)(TE_CACHE_TILE * D + row * 4)));
     return scale;
 }
-/* Computes S^T of this warp's keys, before scale and mask: s[b][n][e] is the product of key g + e / 2 * 8 of tile b and
- * row n * 8 + 2 t + e % 2 of the queries. tile: the address of the warp's first tile. */
+/* Computes S^T of this warp's keys in a stage of K, before scale and mask. With g = lane / 4 and t = lane % 4,
+ * s[b][n][e] is the product of key g + 8 (e / 2) of tile b and row 8 n + 2 t + e % 2 of the queries. tile: the address
+ * of the warp's first tile. */
 template <int FORMAT, te_dtype T, int D, int NT>
 TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__decode8_q<D, NT> &q, uint32_t tile) {
     const te__decode8_lane<D> lane;
@@ -151,15 +160,16 @@ TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__
             s[b][n][e] = sum[b][n][e] * scale[e / 2];
     }
 }
-/* Transposes an 8 x 8 matrix of 16-bit elements. Lanes 4 g to 4 g + 3 hold row g, two elements each. */
+/* Transposes an 8 x 8 matrix of 16-bit elements that is distributed over a warp: lane 4 g + t holds elements 2 t and 2
+ * t + 1 of row g. */
 TE_FN uint32_t te__transposed(uint32_t pair) {
     uint32_t r;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
     return r;
 }
-/* O^T += V^T P^T, for this warp's values. p: P^T, as te__decode8_products returns S^T. tile: the address of the warp's
- * first tile. left: how many of these values belong to the split. The scales of the others, which may be NaN, count as
- * zeros; their numbers are finite in any case. */
+/* Computes O^T += V^T P^T for this warp's values in a stage of V. p: P^T, laid out as S^T in te__decode8_products.
+ * tile: the address of the warp's first tile. left: how many of these values, from the first on, belong to the split.
+ * The scales of the other values count as 0, because they may be NaN; their 8-bit numbers are finite in any case. */
 template <int FORMAT, int V, int NT>
 TE_FN void te__decode8_add_pv(float (&o)[V / 16][NT][4], const float (&p)[TE__DECODE8_TILES][NT][4], uint32_t tile,
                               int left) {
@@ -189,12 +199,13 @@ TE_FN void te__decode8_add_pv(float (&o)[V / 16][NT][4], const float (&p)[TE__DE
 
 /* ---- new rows ---------------------------------------------------------------------------------------------------- */
 
-/* The key or the value of a new row in 8 bits: a lane has elements lane * 8 to lane * 8 + 7, if there are so many. */
+/* The key or the value of a new row, rounded to 8 bits. A lane holds elements 8 lane to 8 lane + 7 of the row, if the
+ * row has so many. */
 struct te__decode8_new {
     uint32_t numbers[2];
     float scale;
 };
-/* Rounds the key (value 0) or the value (value 1) of new row `row`. Called by a warp. */
+/* Loads the key (value 0) or the value (value 1) of new row `row` and rounds it to 8 bits. Called by a whole warp. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN te__decode8_new te__decode8_round(const te_attention_args *a, const te__decode_group &w, int value, int row) {
     const int lane = (int)threadIdx.x % 32, d = value ? te__attn_value_dim<D, F>() : D;
@@ -211,14 +222,16 @@ TE_FN te__decode8_new te__decode8_round(const te_attention_args *a, const te__de
     r.scale = s.scale;
     return r;
 }
-/* Returns the offset, in a row of d numbers, of this lane's elements of a new row. key: the row's index. */
+/* Returns the offset in bytes, in a row of d 8-bit numbers, of the eight elements of this lane (te__decode8_new), with
+ * the swizzle applied. key: the index of the row's key, on which the swizzle depends. */
 TE_FN int te__decode8_in_row(int key, int d) {
     const int lane = (int)threadIdx.x % 32;
     return (lane / 2 ^ te__cache_swizzle(key, d, TE_bf16, TE_CACHE_FORMAT_int8)) * 16 + lane % 2 * 8;
 }
-/* Rounds the new rows that lie in a stage, and stores them to it, where the producer has copied what the cache had in
- * their places, and to the cache: each row once, with the tile that has the row's query for the first of the heads that
- * share the KV head. key: the first key of the stage; stop: the end of the split's keys. Called by all consumers. */
+/* Rounds to 8 bits the keys (value 0) or values (value 1) of those new rows (tokens of this call) that belong to a
+ * stage, and stores them in the stage, into which the producer could not copy them yet, and in the cache. Each row is
+ * stored in the cache once: with the tile that has the row's query for the first of the heads that share the KV head.
+ * key: the first key of the stage; stop: one more than the split's last key. Called by all consumers. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                  uint32_t stage, int key) {
@@ -243,8 +256,8 @@ TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_gr
             *(uint2 *)((uint8_t *)a->cache.pages + to + at) = make_uint2(n.numbers[0], n.numbers[1]);
         if (lane == 0) *te__cache_scale(&a->cache, to, k, d) = n.scale;
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* orders these stores before the producer's next
-                                                                    copy */
+    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }
 #endif

@@ -1,10 +1,11 @@
-/* attention_sm90_decode_result.h -- what the decoding kernels (attention_sm90_decode.h) do with the result of a split:
- * add up the results of a block's four warps, merge the results of the splits of a group, and store the output or a
- * partial result. Both kernels use these functions, in the same order and with explicit rounding, so that a row has
+/* attention_sm90_decode_result.h -- the results of splits in the decoding kernels (attention_sm90_decode.h): functions
+ * that add up the results of a block's four warps, merge the results of the splits of a group, and store the output or
+ * a partial result. Both kernels use these functions, in the same order and with explicit rounding, so that a row has
  * bitwise identical results whichever kernel merges its splits.
  *
- * A result consists of O^T, not yet divided by the sums of the softmax, and of each row's maximum and sum. It is
- * distributed over the lanes of a warp, or of four warps, as the accumulators of mma.sync are (te__decode_result).
+ * A result consists of O^T, not yet divided by the sums of the softmax, and of the maximum and the sum of the softmax
+ * of each row. It is distributed over the lanes of one or four warps like the accumulators of mma.sync
+ * (te__decode_result).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_RESULT_H
@@ -13,11 +14,12 @@
 #include "attention_sm80_tiles.h"       /* te__attn_out_scale, te__attn_raise_amax, te__attn_sink */
 #include "attention_sm90_decode_work.h" /* te__decode_group */
 
-enum { TE__DECODE_WARPS = 4 /* consumer warps of a block */ };
+enum { TE__DECODE_WARPS = 4 /* the number of consumer warps of a block */ };
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Row r of a tile. query: the index of its query among the new rows of the sequence; head: the row's query head. */
+/* A row of a tile of queries: query is the index of its query among the new rows of the sequence, and head its query
+ * head. Constructed from the row's index r in the tile. */
 template <int HEADS, int KV_HEADS>
 struct te__decode_row {
     int query, head;
@@ -27,9 +29,10 @@ struct te__decode_row {
         query = row / GROUP, head = w.kv_head * GROUP + row % GROUP;
     }
 };
-/* A lane's part of a result, for rows n * 8 + 2 t and n * 8 + 2 t + 1, where t = lane % 4. max: the maximum of the
- * scores, in base 2, of all keys of the warp; sum: the sum of the exponentials over the keys of this lane; o[m][n][e]:
- * O^T, as accumulators, in row n * 8 + 2 t + e % 2 and column m * 16 + g + e / 2 * 8, where g = lane / 4. */
+/* The part of a result that a lane has, for rows 8 n + 2 t and 8 n + 2 t + 1, where t = lane % 4. max: the maximum of
+ * the scores, in base 2 (times log2(e)), over all keys of the warp; sum: the sum of the exponentials over the keys of
+ * this lane; o[m][n][e]: the accumulator of O^T in row 8 n + 2 t + e % 2 and column 16 m + g + 8 (e / 2), where g =
+ * lane / 4. */
 template <int M, int NT>
 struct te__decode_result {
     float max[NT][2], sum[NT][2], o[M][NT][4];
@@ -42,7 +45,7 @@ struct te__decode_result {
 };
 
 TE_FN void te__decode_consumers_sync(void) { asm volatile("bar.sync 1, %0;" ::"n"(TE__DECODE_WARPS * 32) : "memory"); }
-/* Returns the sum over the lanes with the same t = lane % 4, that is, over the 16 keys of the warp. */
+/* Returns the sum of v over the lanes with the same lane % 4, which hold the same rows and different keys. */
 TE_FN float te__decode_sum_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
     return v;
@@ -50,23 +53,25 @@ TE_FN float te__decode_sum_of_keys(float v) {
 
 /* ---- the sum of four warps, and of splits ------------------------------------------------------------------------ */
 
-/* How to merge two results of a row. max: the larger of their two maxima; first, second: the factor of each result. */
+/* Merges two results a and b of the same row. max: the larger of their maxima; first, second: the factors by which the
+ * sums and O of a and of b are multiplied. */
 struct te__decode_factors {
     float max, first, second;
     __device__ __forceinline__ te__decode_factors(float a, float b) : max(fmaxf(a, b)) {
         const float offset = max == -INFINITY ? 0.0f : max;
         first = te_exp2(a - offset), second = te_exp2(b - offset);
     }
-    /* Merges two numbers, with explicit rounding, so that the results of both kernels are bitwise identical. */
+    /* Merges two numbers (sums, or elements of O), with explicit rounding, so that both decoding kernels get bitwise
+     * identical results. */
     __device__ __forceinline__ float merge(float a, float b) const { return __fmaf_rn(a, first, __fmul_rn(b, second)); }
 };
-/* The shared memory in which the consumers exchange their results. */
+/* The shared memory through which the consumer warps exchange their results. */
 struct te__decode_exchange {
-    float *max, *sum; /* [warps, rows] */
-    float4 *o;        /* [warps, V / 16, lanes]: O^T of eight rows, from each warp */
+    float *max, *sum; /* the maximum and the sum of each row, from each warp, [warps, rows] */
+    float4 *o;        /* O^T of eight rows, from each warp, [warps, V / 16, lanes] */
 };
-/* Adds up the results of the four warps for a split. Returns the maximum and the sum of each row, and O^T in this
- * warp's columns: M fragments, beginning with fragment number warp * M. */
+/* Adds up the results of the four warps for one split. Returns the maximum and the sum of each row, and M fragments of
+ * O^T (16 columns each), beginning with fragment number M * warp: each warp has a quarter of the columns. */
 template <int M, int NT>
 TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x,
                                                     te__decode_result<M * TE__DECODE_WARPS, NT> &r) {
@@ -104,8 +109,8 @@ TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x
     }
     return all;
 }
-/* Merges the result of the next split into the result of its group so far. A result with a maximum of -inf (no key was
- * seen) leaves the other one as it is. */
+/* Merges the result of the next split into `group`, the merged result of the previous splits of the same tile of
+ * queries. A result in which no key was seen has a maximum of -inf, and does not change the other one. */
 template <int M, int NT>
 TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
@@ -115,8 +120,8 @@ TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_re
             TE_UNROLL for (int e = row; e < 4; e += 2) group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
     }
 }
-/* A thread's part of the merged result of a group so far. It is held in shared memory, [numbers, threads], because
- * registers are scarce. */
+/* Holds each thread's part of the merged result of a tile's splits so far in shared memory, [numbers, threads], because
+ * there are not enough registers. */
 template <int M, int NT>
 struct te__decode_held {
     enum { THREADS = TE__DECODE_WARPS * 32 };
@@ -139,14 +144,14 @@ struct te__decode_held {
 
 /* ---- the output, and partial results ----------------------------------------------------------------------------- */
 
-/* Returns the factor by which a row of O must be multiplied. max, sum: the row's maximum and sum over all keys; sink:
- * the logit of the row's sink, in base 2, or -inf. */
+/* Returns the factor by which a row of O is multiplied at the end. max, sum: the maximum and the sum of the softmax
+ * over all keys; sink: the logit of the row's attention sink, in base 2, or -inf. */
 TE_FN float te__decode_scale(float max, float sum, float sink) {
     if (max == -INFINITY) return 0.0f; /* the row sees no key */
     const float all = sum + te_exp2(sink - max);
     return all > 0 ? 1.0f / all : 0.0f;
 }
-/* Multiplies two numbers of dtype T by the scale, and converts them to e4m3. */
+/* Multiplies a pair of numbers of dtype T by scale, and converts it to a pair of e4m3 numbers. */
 template <te_dtype T> TE_FN uint16_t te__decode_to_e4m3(uint32_t pair, float scale) {
     const te_vec8 e = {{pair, 0, 0, 0}};
     float v[8];
@@ -154,16 +159,17 @@ template <te_dtype T> TE_FN uint16_t te__decode_to_e4m3(uint32_t pair, float sca
     TE_UNROLL for (int k = 0; k < 2; k++) v[k] *= scale;
     return (uint16_t)te__fp8_word(v, 1);
 }
-/* Two adjacent columns of a row of O, rounded to T: of row r of a tile, and column `column` of a fragment and the one
- * behind it. */
+/* Two adjacent elements of a row of O, rounded to T. r: the row in the tile; column: the column of the first element
+ * within its fragment of 16 columns. */
 struct te__decode_pair {
     uint32_t pair;
     int r, column;
 };
-/* Returns pair number i (0 or 1) that this lane stores of an accumulator o of O^T, multiplied by scale. n: the number
- * of the accumulator's rows, in parts of 8. With a cache of 16 bits, lanes with neighbouring columns exchange elements;
- * then lanes with an even g store the first of their two rows, the others the second. With a cache of 8 bits each lane
- * has two adjacent columns of both rows (attention_sm90_decode_8bit.h). */
+/* Returns pair number i (0 or 1) of the two pairs that this lane stores of the accumulators o of a fragment of O^T.
+ * scale: the factors of the lane's two rows. n: the fragment's rows are 8 n to 8 n + 7. With a cache of 16 bits, lanes
+ * with neighbouring columns first exchange elements; then a lane with an even g = lane / 4 has two columns of the first
+ * of its two rows, a lane with an odd g of the second. With a cache of 8 bits each lane already has two adjacent
+ * columns of both rows (attention_sm90_decode_8bit.h). */
 template <te_dtype T, class F>
 TE_FN te__decode_pair te__decode_pair_of(const float (&o)[4], const float (&scale)[2], int n, int i) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, odd = g % 2;
@@ -179,8 +185,9 @@ TE_FN te__decode_pair te__decode_pair_of(const float (&o)[4], const float (&scal
     p.r = n * 8 + 2 * t + odd, p.column = i * 8 + g - odd;
     return p;
 }
-/* Stores the output of a group. The first fragment of `result` is fragment number `fragment` of O^T. The option
- * fp8_output is that of te_attention_args: each number is rounded to T before it is scaled and converted to e4m3. */
+/* Stores the output of a group, i.e. of a tile of queries. fragment: the number of the fragment of O^T with which
+ * `result` begins. With the option fp8_output (te_attention_args), each number is rounded to T before it is multiplied
+ * by the output scale and converted to e4m3. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w,
                             const te__decode_result<M, NT> &result, int fragment) {
@@ -188,7 +195,8 @@ TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &
     const int t = (int)threadIdx.x % 4;
     const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     const float *const out_scale = te__attn_out_scale<F>(a);
-    uint32_t largest = 0; /* the largest magnitudes that this lane has stored (te__attn_raise_amax) */
+    /* the largest magnitudes that this lane has stored, as the bits of two numbers of 16 bits (te__attn_raise_amax) */
+    uint32_t largest = 0;
     TE_UNROLL for (int n = 0; n < NT; n++) {
         float scale[2];
         TE_UNROLL for (int row = 0; row < 2; row++) {
@@ -210,7 +218,8 @@ TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &
     }
     te__attn_raise_amax<T>(te__attn_amax_output<F>(a), largest);
 }
-/* Stores a split's partial result: [NT, V / 16, lanes] fragments of O^T, then the maximum and the sum of each row. */
+/* Stores the partial result of a split in global memory: fragments of O^T, [NT, V / 16, lanes], then the maximum and
+ * the sum of each row. */
 template <int M, int NT>
 TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &result, int rows) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
@@ -225,7 +234,8 @@ TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &r
                 make_float4(result.max[n][0], result.max[n][1], result.sum[n][0], result.sum[n][1]);
     }
 }
-/* Loads fragment number `fragment` of a partial result, and the maximum and the sum of each row. */
+/* Loads the maximum and the sum of each row, and fragment number `fragment` of O^T, from a partial result that
+ * te__decode_store_partial has stored. */
 template <int FRAGMENTS, int NT>
 TE_FN void te__decode_load_partial(te__decode_result<1, NT> &result, const float *from, int fragment) {
     const int lane = (int)threadIdx.x % 32, t = lane % 4;

@@ -4,9 +4,9 @@
  * The queries of all query heads that share one KV head form tiles of 8 or 16 rows; each row is one query of one of
  * these heads. A group is such a tile together with the keys that it sees. These keys are divided into splits
  * (te__cache_split_shift). The items of the work list are the splits of all groups, ordered by sequence, then KV head,
- * then tile. Each block processes a contiguous range of the list; all these ranges have about the same number of
- * stages (a stage is 64 keys). Only the device knows the lengths of the sequences, so each block computes its range
- * itself.
+ * then tile. Each block processes a contiguous range of the list; all ranges have about the same number of stages (a
+ * stage is 64 keys, which are copied together). Only the device knows the lengths of the sequences, so each block
+ * computes its range itself.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_WORK_H
@@ -18,24 +18,27 @@
 
 enum {
     TE__DECODE_KEYS_SHIFT = 6,
-    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* keys of a stage */
-    TE__DECODE_MAX_SEQUENCES = 512,               /* the largest number of sequences in a batch; each block holds
-                                                     their lengths in shared memory */
-    /* the size of the shared memory of a te__decode_batch, in bytes */
+    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* the number of keys of a stage */
+    /* the largest number of sequences in a batch; it is limited because each block holds their lengths in shared
+     * memory */
+    TE__DECODE_MAX_SEQUENCES = 512,
+    /* the size in bytes of the shared memory for the arrays of a te__decode_batch */
     TE__DECODE_BATCH_BYTES = (4 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4
 };
 
-/* The keys of a sequence that at least one of several queries sees, and the splits that contain them. */
+/* The keys of a sequence that at least one of some consecutive queries sees, and the splits that contain these keys. */
 struct te__decode_keys {
-    int keys;  /* how many keys the sequence has, including those of the new rows */
+    int keys;  /* the number of keys of the sequence, including those of the new rows */
     int shift; /* a split has 1 << shift keys */
     te__attn_mask mask;
     te__attn_range seen;
-    int first, splits; /* first: the number of the first split with such keys; splits: how many splits have such keys;
-                          if no key is seen, `splits` is 1, and that split is empty */
+    /* first: the number of the first split with a key that is seen; splits: the number of splits from there to the last
+     * one with such a key. If no key is seen, `splits` is 1, and this split is empty. */
+    int first, splits;
 };
-/* Returns the keys that the `count` queries from `query` on see. queries: how many new rows the sequence has; past: how
- * many of the sequence's tokens were in the cache before the new rows, or -1 if the sequence is refused. */
+/* Returns the keys that the `count` queries from `query` on see. queries: the number of new rows of the sequence; past:
+ * how many of its tokens were in the cache before the new rows, or -1 if the sequence is refused
+ * (te_attention_cache). */
 template <class F>
 TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int count) {
     te__decode_keys w;
@@ -49,20 +52,27 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
     return w;
 }
 
-/* The batch, in a block's shared memory. Each group of sequence i has first_split[i + 1] - first_split[i] splits: those
- * with a key that at least one query of the sequence sees. These splits have first_stage[i + 1] - first_stage[i] stages
- * together. */
+/* The sequences of a batch; the arrays are in the block's shared memory. Each group of sequence i (a tile of queries of
+ * one KV head, with its keys) has first_split[i + 1] - first_split[i] splits, namely those with a key that at least one
+ * query of the sequence sees. Together they have first_stage[i + 1] - first_stage[i] stages. */
 struct te__decode_batch {
-    const int *first_split, *first_stage, *past, *first_row; /* arrays of count + 1 elements; past: of count elements */
-    int count, heads; /* count: number of sequences; heads: number of groups of a sequence, KV heads times tiles */
-    int tiles, items; /* tiles: number of tiles of a sequence for each KV head; items: number of splits of all groups */
-    int longest;      /* the largest number of new rows of a sequence; any more that cu_seqlens has are ignored */
+    /* first_split, first_stage: prefix sums, over the sequences, of the numbers of splits and of stages of one group of
+     * each sequence; past: how many tokens of a sequence were in the cache before its new rows; first_row: the first
+     * row of a sequence. Each array has count + 1 elements, but past has count. */
+    const int *first_split, *first_stage, *past, *first_row;
+    /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
+    int count, heads;
+    /* tiles: the number of tiles of queries of a sequence for each KV head; items: the number of splits of all groups,
+     * i.e. the length of the work list */
+    int tiles, items;
+    /* the largest number of new rows that a sequence may have; if cu_seqlens says more, the further rows are ignored */
+    int longest;
     __device__ __forceinline__ int rows(int i) const {
         const int n = first_row[i + 1] - first_row[i];
         return n < longest ? n : longest;
     }
-    /* Returns the sequence that element `at` of a list belongs to, if sequence i has heads * (first[i + 1] - first[i])
-     * elements in that list. */
+    /* Finds an element's sequence in a list in which sequence i has heads * (first[i + 1] - first[i]) elements: returns
+     * the sequence of element `at`. */
     __device__ __forceinline__ int sequence_of(const int *first, int at) const {
         int low = 0, high = count;
         while (high - low > 1) {
@@ -74,8 +84,9 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Returns the first item of block b; the block's last item is the one before begin(b + 1). The stages of all items
-     * are divided evenly among the blocks, and a block processes the items whose first stage is one of its stages. */
+    /* Returns the number of the first item of block b (an item is one split of the keys of a group); the items of the
+     * block end before begin(b + 1). The stages of all items are divided evenly among the blocks, and a block processes
+     * the items whose first stage is one of its stages. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
@@ -87,14 +98,16 @@ struct te__decode_batch {
         return first_split[i] * heads + head * splits + (split < splits ? split : splits);
     }
 };
-/* Returns the batch, after filling its arrays at `memory`, which has TE__DECODE_BATCH_BYTES bytes. Called by all
- * threads of the block. This function reads only data that te_cache_begin has read or written, so it may run before
- * te_kernel_wait (see te__cache_begin). Its loads bypass the L1, which may still hold the data of an earlier batch. */
+/* Fills the arrays of the batch at `memory`, TE__DECODE_BATCH_BYTES bytes of shared memory, and returns the batch.
+ * Called by all threads of the block. The function reads only data that te_cache_begin has read or written, so it may
+ * run before te_kernel_wait (see te__cache_begin). Its loads bypass the L1, which may still hold data of an earlier
+ * batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
     constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
     int *const first_split = memory, *const first_stage = memory + LENGTH, *const past = memory + 2 * LENGTH;
-    int *const first_row = memory + 3 * LENGTH, *const warp_sums = memory + 4 * LENGTH; /* [2, warps] */
+    /* for the prefix sum over the threads: the sums of each warp, [2, warps] */
+    int *const first_row = memory + 3 * LENGTH, *const warp_sums = memory + 4 * LENGTH;
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x, lane = thread % 32, warp = thread / 32;
     const te_sequences s = te__attn_sequences(a);
     const int tiles = te__decode_tiles(a->seq, GROUP);
@@ -105,7 +118,7 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
         if (i < n.count) past[i] = __ldcg(a->cache.past + i);
     }
     __syncthreads();
-    const auto add = [&](int i, int(&sum)[2]) { /* adds the splits and stages of sequence i to sum */
+    const auto add = [&](int i, int(&sum)[2]) { /* adds the numbers of splits and stages of sequence i to sum */
                                                 const int rows = n.rows(i);
                                                 if (rows <= 0) return;
                                                 const te__decode_keys w = te__decode_keys_of<F>(rows, past[i], 0, rows);
@@ -113,7 +126,8 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
                                                 const int end = (w.seen.end + TE__DECODE_KEYS - 1) / TE__DECODE_KEYS;
                                                 sum[0] += w.splits, sum[1] += end > first ? end - first : 1;
     };
-    /* each thread processes consecutive sequences; a prefix sum over the threads adds up their splits and stages */
+    /* Each thread processes consecutive sequences; a prefix sum over the threads then adds up their numbers of splits
+     * and stages. */
     const int each = (n.count + threads - 1) / threads, from = thread * each;
     const int to = from + each < n.count ? from + each : n.count;
     int sum[2] = {0, 0}, before[2], total[2] = {0, 0};
@@ -139,28 +153,37 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
     return n;
 }
 
-/* A group, and the part of its splits that this block processes. */
+/* A group, i.e. a tile of queries of one KV head with the keys that it sees, and the range of the group's splits that
+ * this block processes. */
 struct te__decode_group : te__decode_keys {
     int i, kv_head, tile; /* the sequence, the KV head and the tile of the group */
-    int item, count;      /* item: the number of the group's first item; count: how many items the group has. These are
-                             the splits first_split, first_split + 1, .. of the sequence */
+    /* item: the number of the group's first item in the work list; count: the number of items of the group. They are
+     * the splits first_split to first_split + count - 1 of the sequence. */
+    int item, count;
     int first_split;
-    int first_row, rows; /* first_row: the sequence's first row in the batch; rows: those of the tile, possibly 0 */
-    int from, to;        /* the block processes the group's splits from `from` to `to` (exclusive) */
-    int is_last;         /* this is the block's last group */
-    int slot;            /* the slot of the group's partial results (te__decode_slot_of) */
-    /* The first key of the group's split `at` that the tile sees, rounded down to a multiple of TE__DECODE_KEYS. */
+    /* first_row: the first row of the sequence among the rows of the batch; rows: the number of rows of the tile,
+     * possibly 0 */
+    int first_row, rows;
+    /* the block processes the group's splits `from` to `to` - 1, counted from the group's first split */
+    int from, to;
+    int is_last;         /* 1 if this is the last group of the block */
+    /* the index of the memory for the group's partial results (te__decode_slot_of) */
+    int slot;
+    /* Returns the first key to process in the group's split number `at`: the first key of the split that the tile sees,
+     * rounded down to a multiple of TE__DECODE_KEYS. */
     __device__ __forceinline__ int begin(int at) const {
         const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
         return of_split > of_tile ? of_split : of_tile;
     }
-    /* One more than the last key of the group's split `at` that the tile sees; 0 if the tile has no rows. */
+    /* Returns one more than the last key that the tile sees in the group's split number `at`; 0 if the tile has no
+     * rows. */
     __device__ __forceinline__ int end(int at) const {
         const int of_split = (first_split + at + 1) << shift;
         return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
     }
 };
-/* Completes a group whose i, kv_head, tile and item are set: sets its keys, count, first_split, first_row and rows. */
+/* Completes a group whose members i, kv_head, tile and item are set: sets its keys, count, first_split, first_row and
+ * rows. */
 template <int GROUP, class F>
 TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
     constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP);
@@ -173,7 +196,7 @@ TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
     const int query = row / GROUP, last = (row + (g.rows ? g.rows : 1) - 1) / GROUP;
     static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, query, last - query + 1);
 }
-/* Returns the group that an item belongs to. */
+/* Returns the group (tile of queries with its keys) to which item number `item` of the work list belongs. */
 template <int GROUP, class F>
 TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) {
     te__decode_group g;
@@ -184,7 +207,8 @@ TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) 
     te__decode_complete<GROUP, F>(g, n);
     return g;
 }
-/* Advances g to the next group. g must not be the last group of the batch. */
+/* Advances g to the next group (tile of queries with its keys) of the work list. g must not be the last group of the
+ * batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
     g.item += g.count;
@@ -197,8 +221,8 @@ TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
     te__decode_complete<GROUP, F>(g, n);
 }
 
-/* Returns the address, in qkv, of elements chunk * 8 to chunk * 8 + 7 of the key (value 0) or the value (value 1) of
- * new row `row`. The keys and values of new rows are not in the cache yet. */
+/* Returns the address in qkv of elements 8 chunk to 8 chunk + 7 of the key (value 0) or of the value (value 1) of new
+ * row `row`: the keys and values of new rows are not in the cache yet. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_group &w, int value, int row,
                                   int chunk) {
@@ -207,17 +231,18 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
     return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
 
-/* Returns the slot for the partial results of a group whose splits more than one block processes. There are
- * TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the number of the group.
- * Otherwise the slot is the number of the block that processes the group's first split: no two such groups have the
- * same slot, because only the last group of a block can extend beyond the block. block: that block, or a later one. */
+/* Returns the slot of memory for the partial results of a group (a tile of queries) whose splits are processed by more
+ * than one block. There are TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the
+ * number of the group. Otherwise it is the number of the block that processes the group's first split: no two such
+ * groups have the same slot, because only the last group of a block can extend into the next block. block: a block that
+ * processes some of the group's splits. */
 TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
     if (n.count * n.heads <= TE__DECODE_MAX_BLOCKS) return g.i * n.heads + g.kv_head * n.tiles + g.tile;
     while (n.begin(block, blocks) > g.item) block--;
     return block;
 }
-/* Returns the address of a slot, which holds a partial result for each split. floats: the size of a partial result, in
- * floats. */
+/* Returns the address of a slot, which holds the partial result of each split of a group. floats: the size of a partial
+ * result, in floats. */
 TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
     return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity) * floats;
 }

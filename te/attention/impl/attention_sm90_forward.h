@@ -1,17 +1,17 @@
 /* attention_sm90_forward.h -- attention forward for compute capability 9.0 (sm_90a), bf16 and f16.
  *
- * A persistent block processes one tile of queries after the other; a tile has 64 queries for each of the two or three
- * consumer warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, where K and V each have a pipeline
- * of several stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For
- * each tile it
+ * A persistent block processes one tile of queries after another, 64 queries for each of its two or three consumer
+ * warpgroups. One thread of the producer warpgroup loads Q, K and V by TMA, where K and V each have a pipeline of
+ * several stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For each
+ * tile of keys K' it
  *
- *     issues S' = Q K'^T of this tile and, behind it, O += P V of the previous tile,
- *     when S' is complete computes P' = exp(S' - row_max) while P V still runs,
- *     when O is complete packs P' to 16 bits.
+ *     issues S' = Q K'^T and then O += P V, where P and V belong to the tile that it processed before;
+ *     computes P' = exp(S' - row_max) as soon as S' is complete, while P V still runs;
+ *     packs P' to 16 bits as soon as O is complete.
  *
  * While one warpgroup computes exponentials, the tensor cores work for the others. The last P V of a tile of queries is
- * issued together with the first S of the next tile of queries, so that the tensor cores also work during the epilogue.
- * FlashAttention-3 (Shah et al. 2024) has this order of S and P V, and the ping-pong of warpgroups at small head sizes.
+ * issued together with the first S of the next one, so that the tensor cores also work during the epilogue. This order
+ * of S and P V, and the ping-pong of warpgroups at small head sizes, are those of FlashAttention-3 (Shah et al. 2024).
  *
  * Softmax rescales conditionally (as in FlashAttention-4): row_max, the number that is subtracted from a row's scores,
  * stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). As a result, most
@@ -29,15 +29,15 @@
 
 #include "attention_mask.h"        /* which keys a query sees */
 #include "attention_sm80_forward.h" /* te__attn_widths */
-#include "attention_sm90_softmax.h"   /* scores, softmax and epilogue of a consumer */
+#include "attention_sm90_softmax.h"   /* a consumer's masks, softmax and epilogue */
 #include "attention_sm90_wgmma.h"     /* tiles, GEMMs and pipelines of a warpgroup */
 
 /* ---- constants ------------------------------------------------------------------------------------------------- */
 
-/* The tuned constants for the head size D of q and k and the head size V of v. KEYS: the number of keys of a tile.
- * GROUPS: the number of consumer warpgroups, with 64 queries each. K has one stage more than V if shared memory
- * suffices, because a tile of K is held until P is known to be small enough: if P is too large, S is recomputed from
- * this tile. PINGPONG: 1: the warpgroups issue their products one after the other, in a fixed order. */
+/* Constants that were tuned for the head size D of q and k and the head size V of v. KEYS: the number of keys of a
+ * tile. GROUPS: the number of consumer warpgroups, with 64 queries each. K has one stage more than V if shared memory
+ * suffices, because a tile of K is kept until P is known to be small enough: if P is too large, S is recomputed from
+ * this tile. PINGPONG: if 1, the warpgroups issue their products one after the other, in a fixed order. */
 template <int D, int V = D> struct te__attn_fwd_config;
 template <> struct te__attn_fwd_config<64> {
     static constexpr int KEYS = 128, GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, PINGPONG = 1;
@@ -58,20 +58,21 @@ template <> struct te__attn_fwd_config<192, 128> {
     static constexpr int KEYS = 128, GROUPS = 2, Q_STAGES = 1, K_STAGES = 2, V_STAGES = 2, PINGPONG = 0;
 };
 
-/* The sizes that follow from the constants of te__attn_fwd_config. */
+/* The constants of te__attn_fwd_config, and the sizes that follow from them. */
 template <int D_, int V_ = D_> struct te__attn_fwd_traits {
     typedef te__attn_fwd_config<D_, V_> config;
     static constexpr int D = D_, V = V_, KEYS = config::KEYS, GROUPS = config::GROUPS, PINGPONG = config::PINGPONG;
     static constexpr int Q_STAGES = config::Q_STAGES, K_STAGES = config::K_STAGES, V_STAGES = config::V_STAGES;
     static constexpr int ROWS = 64 * GROUPS; /* the number of queries in a block's tile */
     static constexpr int THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
-    static constexpr int PACKED = KEYS / 4; /* how many registers of a thread hold P, packed to 16 bits, two numbers in
-                                             * each */
+    /* how many registers of a thread hold P, with two numbers of 16 bits in each */
+    static constexpr int PACKED = KEYS / 4;
     typedef float scores[KEYS / 2];
-    /* Registers of a producer thread, and of a consumer thread. The threads of the block together have at most as many
-     * registers as the block was launched with. */
+    /* Registers of a producer thread, and of a consumer thread. All threads of the block together may have at most as
+     * many registers as the block was launched with. */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160;
-    /* Bytes of one stage of Q, of K and of V. Q_GROUP_BYTES: bytes of one warpgroup's rows in a stage of Q. */
+    /* The sizes in bytes of one stage of Q, of K and of V. Q_GROUP_BYTES: the bytes of one warpgroup's rows in a stage
+     * of Q. */
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
@@ -84,35 +85,37 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
 typedef struct te__attn_fwd_params {
     CUtensorMap q, kv;
     void *out;              /* [batch * seq, heads * V] */
-    const float *out_scale; /* as in te_attention_args */
-    float *amax;            /* as in te_attention_args */
-    float *lse;        /* [batch, heads, seq], or null */
+    const float *out_scale; /* with the option fp8_output, the factor of out (te_attention_args.out_scale) */
+    float *amax;            /* with the option fp8_output, receives the amax of out (te_attention_args.amax) */
+    float *lse;        /* the log-sum-exp, [batch, heads, seq] (with varlen [heads, rows]), or null */
     uint32_t
-        /* counts the tiles that blocks take after their first one; it is 0 before and after a launch. Null: blocks take
-         * tiles in a fixed order */
+        /* A counter of the tiles that blocks have taken in addition to their first one. It is 0 before and after a
+         * launch. Null: blocks take tiles in a fixed order. */
         *tickets;
-    int all_heads;     /* the number of heads of all sequences together */
+    int all_heads;     /* the number of query heads of all sequences together */
     int seq;           /* the number of queries of a sequence; with varlen: of the longest sequence */
-    int tiles;         /* the number of tiles of queries; with varlen: the number of tile numbers (some have no tile) */
+    /* the number of tiles of queries of all heads; with varlen: of tile indices, some of which belong to no tile
+     * (te_sequence_tiles) */
+    int tiles;
     int head_tiles;    /* the number of tiles of queries of one head */
-    /* with a causal mask: how many tiles of each head, those with the fewest keys, come last, after all other tiles of
-     * all heads */
+    /* With a causal mask: how many tiles of queries of each head are processed at the end, after all other tiles of all
+     * heads. They are those with the fewest keys. */
     int last_tiles;
-    /* heads_at_once: how many heads are processed at the same time, few enough that their K and V stay in the L2;
-     * heads_at_once_last: the same while the tiles counted by last_tiles are processed */
+    /* heads_at_once: how many heads are processed at the same time, few enough that their K and V stay in the L2.
+     * heads_at_once_last: the same number for the tiles at the end, which last_tiles counts. */
     int heads_at_once, heads_at_once_last;
     float scale;
-    const void *sinks; /* sinks: [heads], one logit for each head */
+    const void *sinks; /* attention sinks: [heads], one logit for each head */
     const te_rng *rng; /* for dropout: the random state, as in te_attention_args; null: no dropout */
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen: the sequences of the batch */
-    int slots;              /* with varlen: how many tile numbers (te_sequence_tiles) a head has, over all sequences */
-    int kv_seq;             /* for cross-attention: the number of keys of a sequence; kv is then a tensor separate from
-                             * q */
+    int slots;              /* with varlen: how many tile indices (te_sequence_tiles) a head has, over all sequences */
+    /* for cross-attention: the number of keys of a sequence. (The tensor map kv is then that of a separate tensor of
+     * keys and values.) */
+    int kv_seq;
 } te__attn_fwd_params;
-/* The parameters if the head size of v differs from that of k. Then common.kv maps only the keys, and `v` maps the
- * values. */
+/* The arguments of the kernel if v has another head size than k: common.kv maps only the keys, and `v` the values. */
 typedef struct te__attn_fwd_value_params {
     te__attn_fwd_params common;
     CUtensorMap v;
@@ -121,17 +124,17 @@ template <int VALUE> struct te__attn_fwd_params_select { typedef te__attn_fwd_va
 template <> struct te__attn_fwd_params_select<0> { typedef te__attn_fwd_params type; };
 template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_select<F::VALUE>::type;
 
-/* A tile of queries: its first query, and the number of its head, sequence * heads + head. */
+/* A tile of queries. query: its first query; head: its head, numbered sequence * heads + head. */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
-/* Special values of te__attn_work_tile.head. END: there are no more tiles; INVALID (only with varlen): this tile number
- * has no tile. */
+/* Special values of te__attn_work_tile.head. END: there are no more tiles; INVALID: with varlen, some tile indices
+ * belong to no tile; blocks skip them. */
 enum { TE__ATTN_WORK_END = -1, TE__ATTN_WORK_INVALID = -2 };
 
 typedef struct te__attn_fwd_barriers {
     uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
-    te__attn_work_tile work[2]; /* the tile of queries in each stage of Q */
-    te_sequence rows[2];        /* with varlen: the rows of the sequences to which the tiles in the stages of Q
-                                 * belong */
+    te__attn_work_tile work[2]; /* for each stage of Q, the tile of queries that it holds */
+    /* with varlen, for each stage of Q: the rows of the sequence to which its tile of queries belongs */
+    te_sequence rows[2];
 } te__attn_fwd_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -144,8 +147,8 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* All consumer threads arrive at the barriers of Q; one lane of each consumer warp arrives at those of K
-             * and V. */
+            /* At the barriers `empty` of Q all consumer threads arrive; at those of K and V one lane of each consumer
+             * warp. */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -153,11 +156,11 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Returns the tile with the given number, in the order in which blocks take tiles: first all tiles of some heads
- * (heads_at_once), then all tiles of the next heads. With a causal mask, the tiles with the most keys come first, and
- * those with the fewest keys come last, after all other tiles of all heads, so that all blocks end at about the same
- * time. With a causal mask, tiles are also counted from the end of the sequence. The partial tile is then the one with
- * the fewest keys, and its first queries lie before the beginning of the sequence. */
+/* Returns the tile that has the given number; blocks take tiles in the order of the numbers. First come all tiles of
+ * some heads (heads_at_once), then all tiles of the next heads, and so on. With a causal mask, a head's tiles with the
+ * most keys come first, and the last_tiles with the fewest keys come after all other tiles of all heads, so that all
+ * blocks end at about the same time. With a causal mask, tiles are also aligned to the end of the sequence: if the
+ * first tile of queries is incomplete, it begins before the sequence, and it is the tile with the fewest keys. */
 template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     if (number >= p->tiles) return w;
@@ -165,7 +168,7 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     const int at = is_last ? number - early : number;
     const int rows = is_last ? p->last_tiles : p->head_tiles - p->last_tiles;
     const int at_once = is_last ? p->heads_at_once_last : p->heads_at_once;
-    /* The index of the first of the heads that are processed at the same time as the head of this tile. */
+    /* the first of the heads that are processed at the same time as the head of this tile */
     const int first = at / (at_once * rows) * at_once, in = at - first * rows;
     const int heads = p->all_heads - first < at_once ? p->all_heads - first : at_once, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
@@ -174,9 +177,9 @@ template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(con
     return w;
 }
 
-/* Returns the tile with the given number for packed sequences: first come the tiles of all sequences for some heads,
- * then the tiles of all sequences for the next heads. In each sequence, the tiles with the most keys come first. at: a
- * cursor, which is moved to the sequence of the tile. */
+/* Returns the tile that has the given number, for packed sequences. First come the tiles of all sequences for some
+ * heads (heads_at_once), then those for the next heads. In each sequence, the tiles with the most keys come first. at:
+ * a cursor, which is moved to the sequence of the tile. */
 template <int ROWS, int HEADS, class F>
 TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number, te_sequence_cursor *at) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
@@ -190,15 +193,15 @@ TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, in
     return w;
 }
 
-/* Returns the number of this block's next tile. A block takes a number only when its current tile is done, not ahead of
- * time, so that all blocks end at about the same time. With the last number, the counter wraps to 0, ready for the next
- * launch. */
+/* Returns the number of this block's next tile. A block takes a number only when its current tile is done, not earlier,
+ * so that all blocks end at about the same time. When the last number is taken, the counter *p->tickets wraps to 0, as
+ * the next launch expects it. */
 TE_FN int te__attn_fwd_next_ticket(const te__attn_fwd_params *p, int tile) {
     return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
 }
 
-/* Returns the tiles of keys that the `count` queries from `query` on see: at least one tile, even for queries outside
- * the sequence. */
+/* Returns the range of tiles of keys that the `count` queries from `query` on see. The range has at least one tile,
+ * even if these queries lie outside the sequence. */
 template <class C> TE_FN te__attn_range te__attn_fwd_key_tiles(te__attn_mask m, int query, int count) {
     te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
     if (t.end < 1) t.end = 1;
@@ -210,7 +213,7 @@ template <class F> TE_FN te__attn_mask te__attn_fwd_mask(const te__attn_fwd_para
     if constexpr (F::CROSS) return te__attn_mask_between(seq, p->kv_seq, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
 }
-/* Returns the rows of the sequence that the tile of queries in a stage of Q belongs to. */
+/* Returns the rows of the sequence to which the tile of queries in stage `stage` of Q belongs. */
 template <class F>
 TE_FN te_sequence te__attn_fwd_sequence(const te__attn_fwd_params *p, const te__attn_fwd_barriers *bars, int stage) {
     te_sequence all = {0, p->seq};
@@ -221,23 +224,23 @@ TE_FN te_sequence te__attn_fwd_sequence(const te__attn_fwd_params *p, const te__
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
 /* Returns the sequence whose K and V are loaded: its index, or with varlen its rows. (With varlen a tile of Q may
- * extend into neighbouring sequences. The results for rows of those sequences are computed, but not stored.) */
+ * contain rows of neighbouring sequences, too; the results for these rows are not stored.) */
 template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_tile w, const te_sequence_cursor &walk) {
     if constexpr (F::VARLEN) return walk.at;
     else return w.head / HEADS;
 }
-/* Returns the tensor map that contains the values. */
+/* Returns the tensor map of the values. */
 template <class F> TE_FN const CUtensorMap *te__attn_fwd_v_map(const te__attn_fwd_params *p) {
     return F::VALUE ? &((const te__attn_fwd_value_params *)(const void *)p)->v : &p->kv;
 }
-/* Returns the index of a head of v in the tensor map te__attn_fwd_v_map. kv_head: the head's index among the KV heads;
- * k_head: the index of the head of k that belongs to it, in the tensor map of the keys. */
+/* Returns the index of a head of v in the tensor map of te__attn_fwd_v_map. kv_head: the index of the head among the KV
+ * heads; k_head: the index, in the tensor map of the keys, of the head of k with the same kv_head. */
 template <int KV_HEADS, class F> TE_FN int te__attn_fwd_v_head(int kv_head, int k_head) {
     return F::VALUE ? kv_head : k_head + KV_HEADS;
 }
 
-/* Called by one thread: loads all tiles in the order in which the consumers use them. tiles: the addresses of the
- * stages of Q, K and V in shared memory. */
+/* The body of the producer thread: loads all tiles in the order in which the consumers use them. tiles: the
+ * shared-memory addresses of the first stage of Q, of K and of V. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
     const uint32_t k_full = te__shared_address(bars->k_full), k_empty = te__shared_address(bars->k_empty);
@@ -264,7 +267,7 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
         const int head = w.head % HEADS;
         const int kv_head = head / (HEADS / KV_HEADS), k_head = (F::CROSS ? 0 : HEADS) + kv_head;
         const int v_head = te__attn_fwd_v_head<KV_HEADS, F>(kv_head, k_head);
-        /* The first tile of K is loaded before Q, because the stage of Q may still be in use. */
+        /* The first tile of K is loaded before Q, because the consumers may still be using the stage of Q. */
         if (w.head >= 0) te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -277,8 +280,8 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
                                        first_row + w.query + 64 * g, F::VARLEN ? 0 : w.head / HEADS, bar);
         te__attn_pipeline_advance(q);
 #pragma unroll 1
-        for (int j = t.end - 2; j >= t.first; j--) { /* this loop loads a tile of V one step after the K of the same
-                                                      * keys, because V is used one step later */
+        /* The V of a tile of keys is loaded one iteration after its K, because it is used one step later. */
+        for (int j = t.end - 2; j >= t.first; j--) {
             te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, j * C::KEYS, batch);
             te__attn_produce_tile<C::V, C::KEYS>(v, te__attn_fwd_v_map<F>(p), v_head, (j + 1) * C::KEYS, batch);
         }
@@ -289,31 +292,33 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
 
 /* ---- consumer: mainloop ---------------------------------------------------------------------------------------- */
 
-/* A consumer's side of the pipelines: the addresses of mbarriers and of the first stages, and the consumer's position
- * in the stages. */
+/* The view that a consumer has of the pipelines of K and V: the shared-memory addresses of the first stages and of
+ * their mbarriers, and the consumer's current stages. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    /* q: address of this warpgroup's rows of Q; q_empty: address of the mbarrier that signals that these rows have been
-     * read */
+    /* q: the address of this warpgroup's rows of Q; q_empty: that of the mbarrier at which it arrives when it has read
+     * them */
     uint32_t q, q_empty;
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
     int group, lane;
-    float scale_log2; /* the unit of scores times log2(e) */
+    float scale_log2; /* the factor that turns a score into an exponent of 2: te__attn_score_unit times log2(e) */
 };
-/* Waits until this warpgroup may issue its products; with ping-pong scheduling the warpgroups take turns. Named barrier
- * 1 + g signals this to warpgroup g. */
+/* For ping-pong scheduling, in which the warpgroups take turns: waits until this warpgroup may issue its products.
+ * Named barrier 1 + g is the signal to warpgroup g. */
 template <class C> TE_FN void te__attn_pingpong_wait(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_sync(1 + a.group, 256);
 }
-/* Signals to the next warpgroup that it may issue its products; with ping-pong scheduling the warpgroups take turns. */
+/* For ping-pong scheduling, in which the warpgroups take turns: signals to the next warpgroup that it may issue its
+ * products. */
 template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipelines<C> &a) {
     te__named_barrier_arrive(1 + (a.group + 1) % C::GROUPS, 256);
 }
 
-/* Issues the product S of the current tile of keys, and O += P V of the previous tile. On return S is complete, while O
- * may not be. has_k: 0 if there is no current tile; has_v: 0 if there is no previous tile; the result of such a product
- * is not used. If add is 0, O = P V is computed instead of O += P V. */
+/* Issues the product S of the current tile of keys, and O += P V of the previous tile. On return S is complete, but P V
+ * may still run. has_k: 0 if there is no current tile; has_v: 0 if there is no previous tile. Both products are issued
+ * in any case, but the result of a product without a tile is not used. If add is 0, O = P V is computed instead of O +=
+ * P V. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -338,15 +343,16 @@ template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
     te__attn_pipeline_advance(a.v);
 }
-/* Waits until O += P V is complete, then releases the stage of V, if there is one (has_v). */
+/* Waits until O += P V is complete, then releases the stage of V that it has read (unless has_v is 0: there was
+ * none). */
 template <class C>
 TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
     te__wgmma_wait_0();
     te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     if (has_v) te__attn_release_v(a);
 }
-/* Signals that this warp has read the current tile of K. is_last: it was the last tile of keys for these queries, so
- * the warp no longer needs Q and the work tile (each lane has its own copy of the work tile). */
+/* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: it was the last tile
+ * of keys for these queries; then the warp also releases Q and the work tile (of which each lane has a copy). */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -354,21 +360,21 @@ template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, i
     te__attn_pipeline_advance(a.k);
 }
 
-/* Skips a tile of K. The block loads the tiles of keys that any of its warpgroups needs, and each warpgroup skips those
- * that none of its own queries sees. The V of a skipped tile is skipped one product later (te__attn_skip_v). There is
- * at most one tile to skip at either end of the range of keys. */
+/* Skips a tile of K. A block loads the tiles of keys that any of its warpgroups needs, and a warpgroup skips those that
+ * none of its queries sees: at most one at either end of the range of keys. The V of the skipped tile is skipped one
+ * product later (te__attn_skip_v). */
 template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
     te__attn_release_k(a, 0);
 }
-/* Skips a tile of V. */
+/* Skips a tile of V that was loaded for other warpgroups (te__attn_skip_k). */
 template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_release_v(a);
 }
 
-/* Apply the options that change scores (softcap, ALiBi), and the mask of a window if this tile of scores needs it. */
+/* Applies the options that change scores (softcap, ALiBi), and the mask of a window if this tile of scores needs it. */
 template <int HEADS, class F, class C>
 TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, const te__attn_fwd_params *p,
                                      const te__attn_score_tile &t, int needs_mask) {
@@ -377,8 +383,7 @@ TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, const te__att
     if (needs_mask) te__attn_mask_window(r, t.mask, t.query, t.key);
 }
 /* Processes the scores of the first tile of keys: applies the mask, and computes row_max, P and row_sum. needs_mask:
- * some queries do not see all keys of this tile. Without a window, these queries do not see the keys after their own
- * position. at: the query and the key of this thread's first row and column. */
+ * some queries do not see all keys of this tile. at: the query and the key of this thread's first row and column. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                   const te__attn_fwd_params *p, const te__attn_score_tile &t, int needs_mask,
@@ -393,9 +398,10 @@ TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2]
         }
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
 }
-/* Processes a tile of keys after the first one. needs_mask: some queries do not see all keys of this tile. Some queries
- * do not see all keys only if there is a window: without a window, all queries see all keys of these tiles, because the
- * queries of a warpgroup and the tiles of keys begin at multiples of 64. is_last: this is the last tile. */
+/* Processes a tile of keys after the first one. needs_mask: some queries do not see all keys of this tile. This happens
+ * only with a window: otherwise all queries see all keys of these tiles, because the queries of a warpgroup and the
+ * tiles of keys begin at multiples of 64. add: 0 if O = P V is to be computed instead of O += P V. is_last: this is the
+ * last tile of keys. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -417,7 +423,7 @@ TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeline
     r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
 }
 
-/* Returns the destination of the output of work tile w. rows: with varlen, the rows of the tile's sequence. row: this
+/* Returns where the output of work tile w is stored. rows: with varlen, the rows of the tile's sequence. row: this
  * thread's first row, counted from the first query of the tile. */
 template <int HEADS, class F, class C>
 TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, const te__attn_work_tile &w,
@@ -437,8 +443,7 @@ TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, c
 
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
-    /* The number of this consumer warpgroup. The shuffle tells the compiler that the number is the same in all
-     * lanes. */
+    /* the number of this consumer warpgroup; the shuffle tells the compiler that it is the same in all lanes */
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_fwd_fragments<C> r;
@@ -447,12 +452,13 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
                                    tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane,
                                    te__attn_score_unit<F>(p->scale) * TE__ATTN_LOG2E};
     te__attn_pipeline_state<C::Q_STAGES> q = {0, 0};
-    /* the tile of queries whose O this thread has in registers, if there is one */
+    /* the tile of queries whose O this thread has in registers; head is TE__ATTN_WORK_END if there is none yet */
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    /* skipped_last: 1: this warpgroup skipped the last tile of keys of the previous tile of queries */
+    /* skipped_last: 1 if this warpgroup skipped the last tile of keys of the previous tile of queries, so that its V is
+     * still to be skipped. add: 1 if the next P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
@@ -464,7 +470,7 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
-        /* Process the first tile of keys, together with the last product of the previous queries. */
+        /* Process the first tile of keys, and at the same time the last P V of the previous tile of queries. */
         float row_max[2] = {0, 0}, row_sum[2] = {0, 0};
         if (skip_first) te__attn_skip_k(a);
         te__attn_fwd_issue_gemms<T>(r, a, has_next, has_output, add);
@@ -522,12 +528,13 @@ TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barrier
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* The number of bytes of the L2 that the K and V of all heads that are processed at the same time may take together. (A
+/* The K and V of all heads that are processed at the same time should not take more bytes of the L2 than this. (A
  * single head may take more.) */
 enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
 
-/* Sets the arguments and the schedule, for the forward in 16 bits and for the forward in FP8. kv_bytes: the size of K
- * and V of one head. kv_heads: the number of heads of K and V of all sequences together; varlen: of one sequence. */
+/* Sets the arguments and the schedule of the tiles, for the forward kernel in 16 bits and for that in FP8. kv_bytes:
+ * the size in bytes of K and V of one head. kv_heads: the number of KV heads of all sequences together; with varlen: of
+ * one sequence. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_args *a, uint32_t *tickets,
                                   int64_t kv_bytes, int64_t kv_heads) {
@@ -537,8 +544,8 @@ TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_arg
     p->tiles = F::VARLEN ? p->slots * HEADS : p->all_heads * p->head_tiles;
     p->heads_at_once = F::RIGHT == 0 ? (int)te_max(1, te_min(TE__ATTN_FWD_L2_BYTES / kv_bytes, kv_heads)) : 1;
     p->heads_at_once *= HEADS / KV_HEADS;
-    /* With a causal mask, the last quarter of a head's tiles, those with the fewest keys, reads only a quarter of the
-     * keys. Therefore more heads fit into the L2 at the end. */
+    /* With a causal mask, the quarter of a head's tiles with the fewest keys reads only a quarter of the keys.
+     * Therefore the K and V of more heads fit into the L2 while these tiles are processed. */
     p->last_tiles = F::RIGHT == 0 ? p->head_tiles / 4 : 0;
     p->heads_at_once_last = (int)te_min(16 * (int64_t)p->heads_at_once, p->all_heads);
 }
@@ -567,7 +574,7 @@ TE_API te_status te__attn_fwd_tensor_maps(te__attn_fwd_value_params *all, te__te
     return TE_OK;
 }
 
-/* Launches `kernel`, the instantiation for the sizes that the template argument C defines. */
+/* Launches `kernel`, which is the instantiation for the sizes in the template argument C. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode,
                                      const te_attention_args *a, const char *name) {
@@ -585,7 +592,7 @@ TE_API te_status te__attn_fwd_launch(te_context *ctx, const void *kernel, te__te
     return te__cuda_launch(ctx, launch, &all, F::VALUE ? sizeof all : sizeof p);
 }
 
-/* The forward kernel as a type (attention_cuda.h, "kernels as types"). EXISTS: 0 if there is no kernel for these
+/* The forward kernel as a type (attention_cuda.h, "kernels as types"). EXISTS is 0 if there is no kernel for these
  * template arguments. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 &&

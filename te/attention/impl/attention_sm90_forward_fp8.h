@@ -5,15 +5,15 @@
  *
  * S is accumulated in f16, and P is f16 before it is rounded to e4m3. A register thus holds two numbers, which leaves
  * enough registers for three warpgroups, and an instruction processes two numbers. f16 is accurate enough: S then has
- * 11 significant bits, while Q and K have only 4. In the exponent of P, scale * s + offset, the scale and the result
- * also have 11 bits, and the offset, an integer, is exact.
+ * 11 significant bits, while Q and K have only 4. P is 2^(scale * s + offset), where the scale and the exponent also
+ * have 11 bits, and the offset, an integer, is exact.
  *
- * The offset of a row (row_max) is the maximum of its first tile of keys, rounded up to an integer, until the sum of a
- * lane's elements of P in a tile exceeds 448, the largest e4m3. Then P (while it is still f16), O and the sums are
- * divided by a power of two. If f16 may have overflowed, too, S of that tile is recomputed instead, and P is computed
- * in float. P becomes an A operand without a shuffle between lanes: of 32 keys a lane has columns 2 t and 2 t + 1 of
- * four groups of eight, but the operand needs columns 4 t to 4 t + 3 of two groups of sixteen. Therefore the keys of V
- * are permuted accordingly (te__attn_fp8_byte_of_key).
+ * The number that is subtracted from a row's logits (row_max) is the maximum of its first tile of keys, rounded up to
+ * an integer, until the sum of a lane's elements of P in a tile exceeds 448, the largest e4m3. Then P (while it is
+ * still f16), O and the sums are divided by a power of two. If f16 may have overflowed as well, S of that tile is
+ * recomputed instead, and P is computed in f32. P becomes an A operand without a shuffle between lanes: of 32 keys a
+ * lane has columns 2 t and 2 t + 1 of four groups of eight, but the operand needs columns 4 t to 4 t + 3 of two groups
+ * of sixteen. Therefore the keys of V are permuted accordingly (te__attn_fp8_byte_of_key).
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
  * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the
@@ -30,9 +30,9 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* The tuned constants of a head size, like te__attn_fwd_config. EXP2_POLY_EVERY: of every EXP2_POLY_EVERY packed pairs
- * of P, one is computed by a polynomial instead of by the special function unit, which would otherwise be the
- * bottleneck. */
+/* Constants that were tuned for head size D: the number of consumer warpgroups (GROUPS, with 64 queries each), and of
+ * stages of Q, K and V in shared memory. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY pairs of P is computed by a
+ * polynomial instead of by the special function unit, which would otherwise be the bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
@@ -44,17 +44,17 @@ template <> struct te__attn_fp8_config<256> {
     static constexpr int GROUPS = 2, Q_STAGES = 1, K_STAGES = 3, V_STAGES = 2, EXP2_POLY_EVERY = 4;
 };
 
-/* The sizes that follow from the tuned constants in te__attn_fp8_config. A tile of V is one box [D, 128 keys]. */
+/* The constants of te__attn_fp8_config, and the sizes that follow from them. A tile of V is one box [D, 128 keys]. */
 template <int D_> struct te__attn_fp8_traits {
     typedef te__attn_fp8_config<D_> config;
     static constexpr int D = D_, V = D, KEYS = 128, GROUPS = config::GROUPS, PINGPONG = 0;
     static constexpr int EXP2_POLY_EVERY = config::EXP2_POLY_EVERY;
     static constexpr int Q_STAGES = config::Q_STAGES, K_STAGES = config::K_STAGES, V_STAGES = config::V_STAGES;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
-    static constexpr int PAIRS = D / 2;     /* number of 16-bit elements that a row of q or k takes, with two e4m3
-                                             * numbers in each */
-    static constexpr int PACKED = KEYS / 8; /* how many registers of a thread hold P, packed to e4m3, four numbers in
-                                             * each */
+    /* the number of 16-bit elements of a row of q or k, with two e4m3 numbers in each */
+    static constexpr int PAIRS = D / 2;
+    /* how many registers of a thread hold P in e4m3, with four numbers in each */
+    static constexpr int PACKED = KEYS / 8;
     typedef uint32_t scores[KEYS / 4];      /* S, or P, as pairs of f16 */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = GROUPS == 2 ? 240 : 160;
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
@@ -64,15 +64,17 @@ template <int D_> struct te__attn_fp8_traits {
     static_assert(KEYS == 128 && ROWS - 64 <= KEYS, "te: attention: a box of V, te__attn_skip_k expect it");
 };
 
-/* If the sum of a lane's elements of P exceeds this limit, an element may have been above 65504, the largest f16, or
- * NaN. */
+/* If the sum of a lane's elements of P is NaN or exceeds this limit, an element may have been above 65504, the largest
+ * f16. */
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
-    te__attn_fwd_params common; /* parameters that the forward in 16 bits has, too; common.q and common.kv are the
-                                 * tensor maps of q and k in e4m3 */
-    CUtensorMap v;         /* the tensor map of the transposed v in e4m3, [batch, kv_heads, d, keys] */
-    const float *amax;     /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of v */
+    /* The arguments that the forward kernel in 16 bits has, too. common.q and common.kv are the tensor maps of q and k
+     * in e4m3. */
+    te__attn_fwd_params common;
+    CUtensorMap v;         /* the tensor map of the transposed v in e4m3, [batch, kv_heads, head_dim, keys] */
+    /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of each head of v */
+    const float *amax;
 } te__attn_fp8_params;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -85,8 +87,8 @@ typedef struct te__attn_fp8_params {
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1;\n}"                           \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-/* A wgmma instruction in e4m3, by a warpgroup: D[64, N] = A[64, 32] B[N, 32]^T, or D += A B^T if `add` is 1. A is in
- * registers. Like te__wgmma_atom otherwise. */
+/* One wgmma instruction in e4m3, which a warpgroup executes: D[64, N] = A[64, 32] B[N, 32]^T, or D += A B^T if `add` is
+ * 1. A is in registers, B in shared memory, passed as a matrix descriptor. */
 template <int N> struct te__wgmma_e4m3_atom;
 #define TE__WGMMA_E4M3_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                  \
     template <> struct te__wgmma_e4m3_atom<n> {                                                                        \
@@ -96,8 +98,8 @@ template <int N> struct te__wgmma_e4m3_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_E4M3_ATOM)
 
-/* The same instruction as in te__wgmma_e4m3_atom, but with A in shared memory, N = 128 and accumulators in f16: a
- * register holds two columns of a row. */
+/* One wgmma instruction in e4m3 with accumulators in f16: D[64, 128] = A[64, 32] B[128, 32]^T, or D += A B^T if `add`
+ * is 1. A and B are in shared memory, passed as matrix descriptors. A register holds two columns of a row of D. */
 #define TE__D8_F16X2(i) TE__D4_F16X2(i), TE__D4_F16X2((i) + 4)
 #define TE__D4_F16X2(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -107,7 +109,7 @@ TE_FN void te__wgmma_e4m3_f16(uint32_t (&d)[32], uint64_t a, uint64_t b, int add
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* Issue the product S of the current tile of keys in e4m3. Each wgmma sums over 32 columns, which are two 16-byte
+/* Issues the product S of the current tile of keys in e4m3. Each wgmma sums over 32 columns, which are two 16-byte
  * chunks of a row of 128 bytes. */
 template <class C> TE_FN void te__attn_fp8_issue_s(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a) {
     const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
@@ -116,7 +118,7 @@ template <class C> TE_FN void te__attn_fp8_issue_s(te__attn_fwd_fragments<C> &r,
         te__wgmma_e4m3_f16(r.s, q + i / 4 * (64 * 8) + i % 4 * 2, k + i / 4 * (C::KEYS * 8) + i % 4 * 2, i);
     te__wgmma_commit();
 }
-/* Issue O += P V of the previous tile of keys, in e4m3. */
+/* Issues O += P V of the previous tile of keys, in e4m3; if add is 0, O = P V. */
 template <class C>
 TE_FN void te__attn_fp8_issue_o(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int add) {
     const uint64_t v = te__attn_tile_descriptor(a.v_tiles + a.v.stage * C::V_BYTES, C::D);
@@ -124,8 +126,9 @@ TE_FN void te__attn_fp8_issue_o(te__attn_fwd_fragments<C> &r, const te__attn_fwd
         te__wgmma_e4m3_atom<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
     te__wgmma_commit();
 }
-/* Do in FP8 what te__attn_fwd_issue_gemms does: issue the product S of the current tile of keys, and O += P V of the
- * previous one. */
+/* Issues the product S of the current tile of keys, and O += P V of the previous tile, in e4m3. has_k: 0 if there is no
+ * current tile; has_v: 0 if there is no previous tile. If add is 0, O = P V is computed. (The FP8 version of
+ * te__attn_fwd_issue_gemms.) */
 template <class C>
 TE_FN void te__attn_fp8_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -141,13 +144,13 @@ TE_FN void te__attn_fp8_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn
     te__wgmma_wait_1();
     te__wgmma_fence_operand(r.s);
 }
-/* A warp computes c[16, 8] += a[16, 32] b[32, 8], where a and b are e4m3. */
+/* Computes c[16, 8] += a[16, 32] b[32, 8] with the 32 lanes of a warp, where a and b are e4m3. */
 TE_FN void te__mma_e4m3(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-/* Do in FP8 what te__attn_recompute_scores does: recompute S of a warp's rows by mma.sync. */
+/* The FP8 version of te__attn_recompute_scores: recomputes S of a warp's 16 rows by mma.sync. */
 template <class C> TE_FN void te__attn_fp8_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, uint32_t k) {
     int lane = (int)threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
@@ -169,38 +172,38 @@ template <class C> TE_FN void te__attn_fp8_recompute_scores(te__attn_fwd_fragmen
 
 /* ---- softmax ----------------------------------------------------------------------------------------------------- */
 
-/* The lower f16 of a pair. */
+/* Returns the lower f16 of a pair, as float. */
 TE_FN float te__attn_f16x2_low(uint32_t w) { return te_float_of_f16((uint16_t)w); }
-/* The upper f16 of a pair. */
+/* Returns the upper f16 of a pair, as float. */
 TE_FN float te__attn_f16x2_high(uint32_t w) { return te_float_of_f16((uint16_t)(w >> 16)); }
-/* A pair of two equal f16. */
+/* Returns a pair of two equal f16, x rounded. */
 TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
-/* P = 2^(scale s + offset[e]) in f16. scale, and offset[e] of row e, are pairs of two equal numbers; the offset is
- * TE__ATTN_FP8_P_EXPONENT - row_max. If f16 cannot represent the scale or an offset, NaN is stored instead, and P
- * becomes NaN; te__attn_fp8_exp_row_f32 then computes P in float. */
+/* The constants of P = 2^(scale s + offset[e]), in f16; offset[e] belongs to row e, and is TE__ATTN_FP8_P_EXPONENT -
+ * row_max. Each is a pair of two equal numbers. If f16 cannot represent the scale or an offset, TE__ATTN_FP8_NAN is
+ * stored instead, so that P becomes NaN; te__attn_fp8_exp_row_f32 then computes P in f32. */
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
-/* Returns the scale of the exponent as a pair of two equal f16. A scale below 2^-24 becomes 2^-24. This changes the
- * exponent by less than 2^-8, because a finite f16 score is below 2^16, and 2^16 * 2^-24 = 2^-8. A scale of 0 could not
- * be used: 0 times a masked score of -inf would be NaN. */
+/* Returns the scale as a pair of two equal f16. A scale below 2^-24 becomes 2^-24, which changes the exponent by less
+ * than 2^-8, because finite f16 scores are below 2^16. (0 could not be used: 0 times a masked score of -inf would be
+ * NaN.) */
 TE_FN uint32_t te__attn_fp8_exponent_scale(float scale) {
     return scale >= 0 && scale <= 32768.0f ? te__attn_f16x2(fmaxf(scale, 1.0f / (1 << 24))) : TE__ATTN_FP8_NAN;
 }
-/* Returns the offset of a row as a pair of two equal f16, or NaN if f16 cannot represent it exactly. */
+/* Returns the offset of a row as a pair of two equal f16, or TE__ATTN_FP8_NAN if f16 cannot represent it exactly. */
 TE_FN uint32_t te__attn_fp8_exponent_offset(float row_max) {
     const float offset = (float)TE__ATTN_FP8_P_EXPONENT - row_max;
     const uint32_t w = te__attn_f16x2(offset);
     return te__attn_f16x2_low(w) == offset ? w : TE__ATTN_FP8_NAN;
 }
-/* Computes 2^x for a pair of f16, without the special function unit: a polynomial approximates 2^x for the fraction of
- * x, and the integer part of x is added to the exponent of the result. The relative error of the result is at most
- * 2^-8.8. Results below 2^-14 become 0, and results from 2^16 on infinity. */
+/* Computes 2^x for a pair of f16, without the special function unit: a polynomial approximates 2^fraction, and the
+ * integer part of x is added to the exponent bits of the result. The relative error of the result is at most 2^-8.8.
+ * Results below 2^-14 become 0, and results from 2^16 on become infinity. */
 TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     const uint32_t lowest = 0xcb00cb00u, highest = 0x4c004c00u;           /* -14, 16 */
-    /* `magic` is a pair of two f16 numbers 1536. Adding 1536 rounds to an integer, because all f16 numbers from 1024 to
-     * 2048 are integers. */
+    /* `magic` is a pair of the number 1536. Adding 1536 rounds to an integer, because all f16 numbers from 1024 to 2048
+     * are integers. */
     const uint32_t magic = 0x66006600u, minus = 0xe600e600u;
     const uint32_t one = 0x3c003c00u, c1 = 0x39a039a0u, c2 = 0x33ae33aeu; /* 1, 0.703, 0.24 */
     uint32_t whole, fraction, y;
@@ -211,13 +214,13 @@ TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(fraction) : "r"(x), "r"(fraction));
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(fraction), "r"(c2), "r"(c1));
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(y), "r"(fraction), "r"(one));
-    y += (whole & 0x003f003fu) << 10; /* a carry from the lower number of the pair only changes the last bit of the
-                                       * upper one */
+    /* a carry out of the lower number of the pair only changes the last bit of the upper one */
+    y += (whole & 0x003f003fu) << 10;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(y), "r"(0x84008400u)); /* -2^-14 */
     return y;
 }
-/* Replace S by P in row e of this thread's two rows. Returns this lane's sum of P; even and odd columns are summed
- * separately, in f16. */
+/* Replaces S by P in row e, one of this thread's two rows. Returns the sum of this lane's elements of P in the row;
+ * even and odd columns are summed separately, in f16. */
 template <class C>
 TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__attn_fp8_exponent &x) {
     constexpr int EVERY = C::EXP2_POLY_EVERY;
@@ -232,7 +235,8 @@ TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__
     }
     return te__attn_f16x2_low(sum) + te__attn_f16x2_high(sum);
 }
-/* Replaces S by P in row e, computed in float, for any scale and row_max. Returns this lane's sum of P. */
+/* Replaces S by P in row e, computed in f32, which works for any scale and row_max (te__attn_fp8_exp_row computes in
+ * f16). Returns the sum of this lane's elements of P in the row. */
 template <class C> TE_FN float te__attn_fp8_exp_row_f32(te__attn_fwd_fragments<C> &r, int e, float row_max,
                                       float scale) {
     const float offset = (float)TE__ATTN_FP8_P_EXPONENT - row_max;
@@ -245,8 +249,8 @@ template <class C> TE_FN float te__attn_fp8_exp_row_f32(te__attn_fwd_fragments<C
     }
     return sum[0] + sum[1];
 }
-/* Packs P to the A operands of P V: a register holds four columns of a row, two of each of two groups of eight
- * columns. */
+/* Packs P to e4m3, as the A operand of P V: a register holds four columns of a row, namely two columns of each of two
+ * groups of eight columns. */
 template <class C> TE_FN void te__attn_fp8_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) {
         const int at = i / 2 * 4 + i % 2;
@@ -254,7 +258,7 @@ template <class C> TE_FN void te__attn_fp8_pack_p(te__attn_fwd_fragments<C> &r) 
             "mov.b32 %0, {x, y};\n}" : "=r"(r.p[i]) : "r"(r.s[at]), "r"(r.s[at + 2]));
     }
 }
-/* Returns the maximum of row e, whether r.s holds S or P. */
+/* Returns the maximum of row e in this tile, of S or of P, whichever r.s holds. */
 template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> &r, int e) {
     uint32_t w = r.s[e];
     TE_UNROLL for (int j = 1; j < C::KEYS / 8; j++) asm("max.f16x2 %0, %0, %1;" : "+r"(w) : "r"(r.s[2 * j + e]));
@@ -262,19 +266,20 @@ template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> 
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
 }
-/* Returns whether in any lane of this warp the sum of P of one of the lane's rows exceeds `limit` or is NaN. */
+/* Returns whether in any lane of this warp the sum of P exceeds `limit`, or is NaN, in one of the lane's two rows. sum:
+ * this lane's two sums. */
 TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
-/* For each row in which a lane's sum of P exceeds the largest e4m3: divides P, O and the sums by a power of two such
- * that P is at most 16 afterwards; if P is at most 16 already, divides them by 2. */
+/* Divides P, O and the sums by a power of two, in each row in which the sum of a lane's elements of P exceeds the
+ * largest e4m3. The power of two is the smallest that makes P at most 16; if P is at most 16 already, it is 2. */
 template <class C>
 TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float sum[2]) {
     float factor[2];
     TE_UNROLL for (int e = 0; e < 2; e++) {
         float row_sum = fmaxf(sum[e], __shfl_xor_sync(~0u, sum[e], 1)); /* the largest sum of the row's four lanes */
         row_sum = fmaxf(row_sum, __shfl_xor_sync(~0u, row_sum, 2));
-        /* The base-2 logarithm of the largest P of the row, rounded up. */
+        /* the base-2 logarithm of the largest P of the row, rounded up */
         const int power = (int)((__float_as_uint(te__attn_fp8_max(r, e)) + 0x7fffffu) >> 23) - 127;
         const int shift = row_sum > TE_E4M3_MAX ? te_max(power - TE__ATTN_FP8_P_EXPONENT, 1) : 0;
         factor[e] = __uint_as_float((uint32_t)(127 - shift) << 23);
@@ -285,12 +290,13 @@ TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exp
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= factor[i / 2 % 2];
 }
-/* Returns row_max of row e: the maximum of its logits, rounded up to an integer; -inf if the row has seen no key
- * (te__attn_finite_max). */
+/* Returns the row_max of row e for this tile: the maximum of its logits (scores times c), rounded up to an integer;
+ * -inf if the row sees no key of the tile (te__attn_finite_max). */
 template <class C> TE_FN float te__attn_fp8_integer_max(const te__attn_fwd_fragments<C> &r, int e, float c) {
     return ceilf(te__attn_fp8_max(r, e) * c);
 }
-/* The FP8 version of te__attn_rescale. */
+/* The FP8 version of te__attn_rescale: updates row_max after S was recomputed, computes P in f32, and rescales O and
+ * row_sum. */
 template <class F, class C>
 TE_FN void te__attn_fp8_rescale(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float scale, float sum[2]) {
     float factor[2];
@@ -303,7 +309,8 @@ TE_FN void te__attn_fp8_rescale(te__attn_fwd_fragments<C> &r, te__attn_fp8_expon
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= factor[i / 2 % 2];
 }
-/* Processes the scores of the first tile of keys: computes row_max, the offset, P and the sum of P of each row. */
+/* Processes the scores of the first tile of keys: computes the scale, the offsets, and for each of the two rows
+ * row_max, P and the sum of this lane's elements of P. */
 template <class F, class C>
 TE_FN void te__attn_fp8_softmax_first(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float row_max[2],
                                       float row_sum[2], float scale) {
@@ -322,7 +329,7 @@ TE_FN void te__attn_fp8_softmax_first(te__attn_fwd_fragments<C> &r, te__attn_fp8
 
 /* ---- consumer: mainloop ---------------------------------------------------------------------------------------- */
 
-/* The FP8 version of te__attn_fwd_step. */
+/* The FP8 version of te__attn_fwd_step: processes a tile of keys after the first one. */
 template <class F, class C>
 TE_FN void te__attn_fp8_step(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, te__attn_fwd_pipelines<C> &a,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -342,8 +349,8 @@ TE_FN void te__attn_fp8_step(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent
     te__attn_release_k(a, is_last);
     r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
 }
-/* The dequantization factors of a head. score: q k^T of the e4m3 numbers, times this factor, is a score in base 2;
- * value: an e4m3 element of v, times this factor, is the value. */
+/* The dequantization factors of a head. score: the factor that turns a product q k^T of e4m3 numbers into a logit in
+ * base 2; value: the factor that turns an e4m3 element of v into the value. */
 struct te__attn_fp8_head_units { float score, value; };
 template <int HEADS, int KV_HEADS>
 TE_FN te__attn_fp8_head_units te__attn_fp8_head_units_of(const te__attn_fp8_params *p, int head) {
@@ -351,7 +358,7 @@ TE_FN te__attn_fp8_head_units te__attn_fp8_head_units_of(const te__attn_fp8_para
     return {te__attn_fp8_score_unit(p->amax[q], p->amax[k], p->common.scale),
             te__attn_fp8_inverse(p->amax[k + KV_HEADS], TE_E4M3_MAX)};
 }
-/* Do in FP8 what te__attn_fwd_output_of does: return the destination of the output of a work tile. value: the
+/* The FP8 version of te__attn_fwd_output_of: returns where the output of a work tile is stored. value: the
  * dequantization factor of v. */
 template <int HEADS, class F, class C>
 TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, const te__attn_work_tile &w, int row,
@@ -366,7 +373,8 @@ TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, c
     return to;
 }
 
-/* The body of a consumer warpgroup of the FP8 forward, like te__attn_fwd_consumer in 16 bits. */
+/* The body of a consumer warpgroup of the FP8 forward, which computes O of 64 queries of one tile of queries after
+ * another. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -381,10 +389,11 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     te__attn_pipeline_state<C::Q_STAGES> q = {0, 0};
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     const te__attn_mask m = te__attn_fwd_mask<F>(p, p->seq);
-    float value = 0; /* the dequantization factor of v in the head of the tile w */
+    float value = 0; /* the dequantization factor of v in the head of tile w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    /* skipped_last: 1: this warpgroup skipped the last tile of keys of the previous tile of queries */
+    /* skipped_last: 1 if this warpgroup skipped the last tile of keys of the previous tile of queries, so that its V is
+     * still to be skipped. add: 1 if the next P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
@@ -396,14 +405,15 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES, a.scale_log2 = units.score;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
-        /* Process the first tile of keys, together with the last product of the previous queries. */
+        /* Process the first tile of keys, and at the same time the last P V of the previous tile of queries. */
         float row_max[2], row_sum[2];
         if (skip_first) te__attn_skip_k(a);
         te__attn_fp8_issue_gemms(r, a, has_next, has_output, add);
         if (has_next) te__attn_release_k(a, t.end - 1 == t.first);
         const int tile = (t.end - 1) * C::KEYS;
         int key = tile + lane % 4 * 2; /* this lane's first key in the tile */
-        /* this makes the compiler recompute the bounds derived from `key` instead of holding them in registers */
+        /* this asm makes the compiler recompute the bounds that it derives from `key`, instead of holding them in
+         * registers */
         asm volatile("" : "+r"(key));
         if (te__attn_needs_mask(t, t.end - 1, 1)) {
             if (te__attn_masks_later_tiles<F>()) te__attn_mask_window(r, m, next.query + group * 64, tile);
@@ -436,7 +446,7 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* Loads a tile of the transposed V: the keys from `key` on, in all D rows (dimensions). */
+/* Loads a tile of the transposed V: all D rows, which are the head's dimensions, of the keys from `key` on. */
 template <class C>
 TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const CUtensorMap *from, int head, int key,
                                   int batch) {
@@ -447,7 +457,8 @@ TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const 
         te__attn_tma_load_head(to + b * (C::D * 128), from, key / 2 + 64 * b, 0, head, batch, bar);
     te__attn_pipeline_advance(p.state);
 }
-/* The body of the producer thread of the FP8 forward, like te__attn_fwd_producer in 16 bits. */
+/* The body of the producer thread of the FP8 forward: loads all tiles of Q, K and V in the order in which the consumers
+ * use them. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -464,7 +475,7 @@ TE_FN void te__attn_fp8_producer(const te__attn_fp8_params *all, te__attn_fwd_ba
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const int batch = w.head / HEADS, head = w.head % HEADS, kv_head = head / (HEADS / KV_HEADS);
         const CUtensorMap *const k_map = &p->kv;
-        constexpr int WIDTH = C::BOXES * 64; /* length of a row of a tile of K, in 16-bit elements */
+        constexpr int WIDTH = C::BOXES * 64; /* the length of a row of a tile of K, in 16-bit elements */
         if (w.head >= 0) te__attn_produce_tile<WIDTH, C::KEYS>(k, k_map, kv_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -511,7 +522,8 @@ TE_FN void te__attn_fp8_kernel(const te__attn_fp8_params *, te__attn_fwd_barrier
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* Makes the tensor map of the transposed v, [batch, kv_heads, dim, keys]; two keys are one element of 16 bits. */
+/* Makes the tensor map of the transposed v, [batch, kv_heads, dim, keys] in e4m3, for TMA; two neighbouring keys are
+ * one element of 16 bits. */
 TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                            const te_attention_fp8_operands *of, int dim, int kv_heads, int batch,
                                            te_context *ctx) {
@@ -522,7 +534,7 @@ TE_API te_status te__attn_fp8_v_tensor_map(CUtensorMap *map, te__tensor_map_enco
                                     {64, (cuuint32_t)dim, 1, 1}};
     return te__tensor_map(map, encode, of->v, &shape, TE_bf16, ctx);
 }
-/* Describes the tensor of q or k in e4m3; two dimensions of a head are one element of 16 bits. */
+/* Describes the tensor of q or k in e4m3 for TMA; two neighbouring numbers are one element of 16 bits. */
 TE_API te__attn_heads_tensor te__attn_fp8_heads_tensor(const void *data, int dim, int heads, int box_rows,
                                                        const te_attention_args *a) {
     te__attn_heads_tensor x;
@@ -547,7 +559,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
                    name);
         return TE_OK;
     }
-    /* Launches the kernel on the operands that the cast passes (name##_cast) have stored in the scratch memory. */
+    /* Launches the kernel. Its operands were stored in the scratch memory by the cast kernels (name##_cast). */
     static te_status launch(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a, const char *name) {
         const te_attention_fp8_operands of = te__attn_fp8_operands_of(a, HEADS, KV_HEADS, D);
         const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
@@ -566,7 +578,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
                                                C::THREADS, C::SHARED, 1);
         return te__cuda_launch(ctx, launch, &all, sizeof all);
     }
-    /* Runs the cast passes, then the kernel. */
+    /* Checks the arguments, runs the cast kernels, then the attention kernel. */
     static te_status run(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a,
                          te_status (*cast)(te_context *ctx, const te_attention_args *a), const char *name) {
         TE_TRY(te__attention_check_fp8(ctx, a, HEADS, name));

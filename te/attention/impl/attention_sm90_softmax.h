@@ -1,13 +1,12 @@
 /* attention_sm90_softmax.h -- the work of a consumer warpgroup of attention_sm90_forward.h on the 64 rows of its tile
  * of scores: masks, softcap, ALiBi and dropout; softmax; and the epilogue, which stores O.
  *
- * Softmax subtracts the same number from all scores of a row before it exponentiates. The subtracted number need not be
- * the maximum, as long as P neither overflows nor underflows. So the number that is subtracted, row_max, stays the
- * maximum of the first tile of keys until, in some later tile, the sum of a lane's elements of P in one row exceeds
- * te__attn_rescale_threshold. Then P of that tile is discarded: the warp recomputes S of the tile from Q and K, which
- * are still in shared memory, updates row_max, and rescales O and the rows' sums of P (the conditional rescale of
- * FlashAttention-4). So most tiles of keys need no maximum, no shuffle and no rescaling of O, and their exponentials
- * begin as soon as S is complete.
+ * Softmax subtracts the same number, row_max, from all scores of a row before it exponentiates. This number need not be
+ * the row's maximum, as long as P neither overflows nor underflows. So row_max stays the maximum of the first tile of
+ * keys until, in some later tile, the sum of a lane's elements of P in one row exceeds te__attn_rescale_threshold. Then
+ * P of that tile is discarded: the warp recomputes S of the tile from Q and K, which are still in shared memory,
+ * updates row_max, and rescales O and the rows' sums of P (the conditional rescale of FlashAttention-4). So most tiles
+ * of keys need no maximum, no shuffle and no rescaling of O, and their exponentials begin as soon as S is complete.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_SOFTMAX_H
@@ -18,14 +17,14 @@
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_softcapped, te__attn_alibi_at */
 #include "attention_sm90_wgmma.h" /* te__attn_chunk_address */
 
-/* A thread's part of the two rows of scores that it works on. The rows are numbered e = 0 and e = 1, and the second is
- * eight rows below the first. The elements of a row are distributed over four lanes. */
+/* The part of a warpgroup's tile that one thread has in registers: elements of two rows, numbered e = 0 and e = 1, of
+ * which the second is eight rows below the first. Four lanes share each row. */
 template <class C> struct te__attn_fwd_fragments {
-    typename C::scores s;         /* S, which P later replaces */
+    typename C::scores s;         /* S; P later replaces it */
     uint32_t p[C::PACKED];        /* P in 16 bits, two numbers in each register: the A operand of the product P V */
     float o[C::V / 2];            /* O, the output, not yet divided by the rows' sums of P */
-    /* one number for each of the thread's two rows. row_max: the number that is subtracted from the row's scores;
-     * row_sum: this lane's part of the row's sum of P */
+    /* Two numbers for each of the thread's rows. row_max: the number that is subtracted from the row's scores; row_sum:
+     * the sum of this lane's elements of P in the row. */
     float row_max[2], row_sum[2];
 };
 
@@ -33,15 +32,14 @@ template <class C> struct te__attn_fwd_fragments {
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
-/* The position of a warpgroup's tile of scores. head: the head of the tile, counted over all sequences; query, key: the
- * tile's first query and first key. */
+/* The position of a warpgroup's tile of scores. mask: the mask of its sequence; head: its head, counted over all
+ * sequences; query, key: its first query and first key. */
 struct te__attn_score_tile {
     te__attn_mask mask;
     int head, query, key;
 };
 
-/* Sets element i of this thread's scores to -inf. The scores are stored as floats, or as f16 with two in each
- * uint32_t. */
+/* Sets element i of this thread's scores to -inf. The scores are floats, or pairs of f16 in a uint32_t. */
 template <int N> TE_FN void te__attn_mask_score(float (&s)[N], int i) { s[i] = -INFINITY; }
 template <int N> TE_FN void te__attn_mask_score(uint32_t (&s)[N], int i) {
     s[i / 2] = i % 2 ? (s[i / 2] & 0xffffu) | 0xfc000000u : (s[i / 2] & 0xffff0000u) | 0xfc00u;
@@ -53,9 +51,9 @@ template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r,
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_mask_score(r.s, i);
 }
 
-/* Returns whether all keys of the first tile that a query processes may be masked. All of these keys can be masked only
- * if the mask has a bound on the right, except in causal self-attention, where the first tile always contains the
- * query's own key. */
+/* Returns whether, in the first tile of keys that a query processes, all keys may be masked. This can happen only if
+ * the mask has a bound on the right, and not in causal self-attention, where the first tile contains the query's own
+ * key. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
     return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0);
 }
@@ -64,18 +62,18 @@ template <class F> TE_FN constexpr int te__attn_masks_later_tiles(void) {
     return F::LEFT >= 0 || te__attn_may_start_hidden<F>();
 }
 
-/* The first query and the first key of this thread's part of a warpgroup's tile. The asm hides from the compiler how
- * these two numbers were computed, so that it recomputes values derived from them instead of holding those values in
- * registers, of which none are left. */
+/* The first query (row) and the first key (column) of this thread's part of a warpgroup's tile. The asm hides from the
+ * compiler how these numbers were computed. So the compiler recomputes values derived from them, instead of holding
+ * them in registers, of which none are left. */
 struct te__attn_lane_origin { int query, key; };
 TE_FN te__attn_lane_origin te__attn_lane_origin_of(int query, int key) {
     int thread = (int)threadIdx.x;
     asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
     return {query + thread / 32 % 4 * 16 + thread % 32 / 4, key + thread % 4 * 2};
 }
-/* Sets to -inf each score whose key lies outside the window of its query; this takes one comparison for each score.
- * query, key: the first query and the first key of the warpgroup's tile. Whether a query lies in the sequence is not
- * checked. */
+/* Sets to -inf each score whose key lies outside the window of its query, by one comparison for each score. query, key:
+ * the first query and the first key of the warpgroup's tile. Rows past the end of the sequence are not masked; they are
+ * not stored either. */
 template <class C>
 TE_FN void te__attn_mask_window(te__attn_fwd_fragments<C> &r, te__attn_mask m, int query, int key) {
     const te__attn_lane_origin at = te__attn_lane_origin_of(query, key);
@@ -102,8 +100,8 @@ TE_FN void te__attn_alibi_scores(te__attn_fwd_fragments<C> &r, te_attention_shar
             r.s[i] = te__attn_with_alibi<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
     }
 }
-/* Sets to 0 those elements of P that dropout drops. p: the kernel's arguments. Each call loads the random state from
- * global memory again, which saves registers. */
+/* Sets to 0 those elements of P that dropout drops. p: the kernel's arguments. The random state is loaded from global
+ * memory at each call, because no registers are left to hold it. */
 template <int HEADS, class F, class C, class P>
 TE_FN void te__attn_dropout_p(te__attn_fwd_fragments<C> &r, const P *p, const te__attn_score_tile &t) {
     const te__attn_lane_origin at = te__attn_lane_origin_of(t.query, t.key);
@@ -122,7 +120,7 @@ TE_FN void te__attn_dropout_p(te__attn_fwd_fragments<C> &r, const P *p, const te
 
 /* ---- softmax ----------------------------------------------------------------------------------------------------- */
 
-/* Return the largest score of row e in this tile of keys. */
+/* Returns the largest score of row e in this tile of keys; all lanes of the row get it. */
 template <class C> TE_FN float te__attn_row_max(const te__attn_fwd_fragments<C> &r, int e) {
     float v[2] = {r.s[2 * e], r.s[2 * e + 1]};
     TE_UNROLL for (int j = 1; j < C::KEYS / 8; j++)
@@ -131,7 +129,8 @@ template <class C> TE_FN float te__attn_row_max(const te__attn_fwd_fragments<C> 
     v[0] = fmaxf(v[0], __shfl_xor_sync(~0u, v[0], 1));
     return fmaxf(v[0], __shfl_xor_sync(~0u, v[0], 2));
 }
-/* Replaces S by P = exp2((S - row_max) * scale_log2) in row e. Returns this lane's part of the row's sum of P. */
+/* Replaces S by P = exp2((S - row_max) * scale_log2) in row e. Returns the sum of this lane's elements of P in the
+ * row. */
 template <class C>
 TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max, float scale_log2) {
     const float offset = row_max * scale_log2;
@@ -144,21 +143,21 @@ TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max,
 template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
-/* The limit for the sum of a lane's elements of P in one row of a tile. No element is negative, so while the sum is
- * within the limit, each element is, too. In f16 an element of P must not exceed 65504, the largest f16. bf16 has the
- * range of float, but the limit must keep the product P V far from the end of that range. */
+/* The largest sum of a lane's elements of P, in one row of a tile, for which row_max is not updated. Elements of P are
+ * not negative, so that none exceeds the sum. In f16 an element must not exceed 65504, the largest f16. bf16 has the
+ * range of float, but the limit must keep the product P V far from the end of this range. */
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }
-/* Returns whether in some lane of this warp one of the two rows' sums exceeds te__attn_rescale_threshold or is NaN.
- * sum: this lane's sums of P in its two rows. */
+/* Returns whether in any lane of this warp the sum of P exceeds te__attn_rescale_threshold, or is NaN, in one of the
+ * lane's two rows. sum: this lane's two sums. */
 template <te_dtype T> TE_FN int te__attn_needs_rescale(const float sum[2]) {
     const float limit = te__attn_rescale_threshold<T>();
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
 
-/* Recomputes S of a warp's 16 rows by mma.sync. q: the address of the warpgroup's tile of Q; k: that of the tile of
- * K. */
+/* Recomputes S of a warp's 16 rows by mma.sync, which a warp can execute alone, unlike wgmma. q, k: the shared-memory
+ * addresses of the warpgroup's rows of Q and of the tile of K. */
 template <te_dtype T, class C>
 TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, uint32_t k) {
     int lane = (int)threadIdx.x % 32;
@@ -178,16 +177,16 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         }
     }
 }
-/* Return the number to subtract from a row's scores when their maximum so far is row_max. The number is row_max itself,
- * unless all keys of the row so far were masked: then row_max is -inf, and the number is 0, which makes P of the row 0.
- * In the row's first later tile with a visible key, te__attn_exp_row is called with row_max = -inf, which makes P
- * infinite; that exceeds the threshold, so that row_max is updated. */
+/* Returns the number to subtract from a row's scores if row_max is their maximum so far: row_max itself, or 0 if all
+ * keys so far were masked (row_max is -inf), which makes P of the row 0. In the first later tile with a visible key,
+ * te__attn_exp_row is called with row_max = -inf, which makes P infinite; this exceeds the threshold, so that row_max
+ * is updated. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Compute the softmax of a row's first tile of keys with an attention sink: row_max includes the score of the sink, and
- * one of the row's lanes adds the sink's exponential to row_sum. sinks: one score for each head of a sequence; head:
- * the number of the head, counted over all sequences. */
+/* Computes row_max, P and row_sum of the first tile of keys, with an attention sink: row_max includes the sink's logit,
+ * and one of the row's lanes adds the sink's exponential to row_sum. sinks: one logit for each head of a sequence;
+ * head: the tile's head, counted over all sequences. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                const void *sinks, int head, float scale, float scale_log2) {
@@ -198,8 +197,8 @@ TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], f
         if (threadIdx.x % 4 == 0) row_sum[e] += te_exp2((sink - te__attn_finite_max<F>(row_max[e])) * scale_log2);
     }
 }
-/* Called after S was recomputed: update row_max, compute P, and rescale O and row_sum. sum: output, this lane's part of
- * the sum of P over this tile, for each of its two rows. */
+/* Called when P was too large for row_max, and S was recomputed: updates row_max, computes P, and rescales O and
+ * row_sum. sum: output, for each of the thread's two rows, the sum of this lane's elements of P in this tile. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, float sum[2]) {
     float factor[2];
@@ -214,8 +213,8 @@ TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, floa
 
 /* ---- epilogue ---------------------------------------------------------------------------------------------------- */
 
-/* Transposes a 4 x 4 matrix that is distributed over four lanes: w is a row of the matrix before the call, and a column
- * of it afterwards. */
+/* Transposes a 4 x 4 matrix that is distributed over four lanes: before the call, w of lane i is row i of the matrix;
+ * afterwards it is column i. */
 TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
     TE_UNROLL for (int step = 1; step < 4; step *= 2)
         TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -225,22 +224,23 @@ TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
             else w[i + step] = received;
         }
 }
-/* Where and how the output of a warpgroup's tile of queries is stored. */
+/* Where and how one thread stores its part of the output of a warpgroup's tile of queries. */
 struct te__attn_fwd_output {
-    void *out;          /* the address for query 0 of this head and sequence in the output; the output is in e4m3 if
-                         * scale is not null */
-    const float *scale; /* te_attention_args.out_scale */
+    /* The address of query 0 of this head and sequence in the output, which is in e4m3 if scale is not null. */
+    void *out;
+    const float *scale; /* null, or the factor of an output in e4m3 (te_attention_args.out_scale) */
     int64_t width;      /* the distance, in elements, from one row of the output to the next */
-    float *lse;         /* the address for query 0 of this head and sequence in the array lse, or null */
-    int query, seq;     /* query: this thread's first row; seq: number of queries; rows outside 0 to seq - 1 are not
-                         * stored */
+    float *lse;         /* the address of query 0 of this head and sequence in the array lse, or null */
+    /* query: the query of this thread's first row; seq: the number of queries of the sequence. Rows outside 0 to seq -
+     * 1 are not stored. */
+    int query, seq;
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
-    /* the factor by which O is multiplied: that of dropout or, in FP8, the one that dequantizes V */
+    /* a factor by which O is multiplied: that of dropout or, in FP8, the dequantization factor of V */
     float factor;
-    float *amax;        /* te_attention_args.amax */
+    float *amax;        /* receives the amax of the output (te_attention_args.amax), or null */
 };
-/* Divides O by the rows' sums of P and stores the result. Each lane stores 16 bytes at a time, so that four lanes
- * together store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. */
+/* Divides O by the rows' sums of P and stores it. Each lane stores 16 bytes at a time, so that four lanes together
+ * store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__attn_fwd_output &to) {
     const int lane = (int)threadIdx.x % 32;
@@ -267,8 +267,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
             to.lse[row] = r.row_max[e] * to.score_unit + logf(sum);
     }
     if (!to.amax) return;
-    /* the amax is computed from the stored numbers, which are read back, because no registers are left for it while O
-     * is in use */
+    /* The amax is computed from the stored numbers, which are read back, because no registers are left for it while O
+     * is in use. */
     uint32_t amax = 0;
     for (int row = to.query; row <= to.query + 8; row += 8) {
         const uint16_t *from = (const uint16_t *)to.out + (int64_t)row * to.width + lane % 4 * 8;

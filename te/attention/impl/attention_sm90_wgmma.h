@@ -1,8 +1,8 @@
 /* attention_sm90_wgmma.h -- the building blocks of the attention kernels for compute capability 9.0 (sm_90a): wgmma in
  * the sizes that attention needs, tiles loaded by TMA, pipelines, named barriers, and bulk copies to global memory.
  *
- * By the following calls a warpgroup computes S = Q K^T of two tiles in shared memory: Q [64, D], its 64 queries, and K
- * [KEYS, D], a tile of keys:
+ * For example, these calls compute S = Q K^T of two tiles in shared memory, Q [64, D], the warpgroup's 64 queries, and
+ * K [KEYS, D], a tile of keys:
  *     te__wgmma_fence_operand(s), te__wgmma_fence();
  *     te__attn_gemm_ss<T, KEYS, D>(s, te__attn_tile_descriptor(q, 64), te__attn_tile_descriptor(k, KEYS));
  *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // now s may be read
@@ -10,10 +10,11 @@
  * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
  * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
  *
- * Accumulator layout: lane l of warp w has elements of two rows, r = 16 w + l / 4 and r + 8. For each j it has two
- * columns of both rows, c = 8 j + 2 (l % 4) and c + 1: those of row r are its elements 4 j and 4 j + 1, those of row r
- * + 8 its elements 4 j + 2 and 4 j + 3. An A operand in registers has the same layout, packed to 16 bits in pairs: the
- * wgmma that multiplies columns 16 k to 16 k + 15 of A takes the lane's elements 8 k to 8 k + 7.
+ * Accumulator layout: lane l of warp w has elements of two rows, r = 16 w + l / 4 and r + 8. From every eight columns 8
+ * j to 8 j + 7 it has two columns of both rows, c = 8 j + 2 (l % 4) and c + 1: those of row r are its elements 4 j and
+ * 4 j + 1, those of row r + 8 its elements 4 j + 2 and 4 j + 3. An A operand in registers has the same layout, packed
+ * to 16 bits in pairs: the wgmma that multiplies columns 16 k to 16 k + 15 of A takes the lane's elements 8 k to 8 k +
+ * 7.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_WGMMA_H
@@ -44,9 +45,9 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
 
-/* Calls the macro X for each width N of B that a kernel uses. The arguments of X: N; the asm names of a thread's N / 2
- * accumulators; the numbers of the seven asm operands that follow the accumulators; and the accumulators as asm
- * operands. */
+/* Calls the macro X for each number N of columns of B that a kernel uses. The arguments of X: N; the asm names of a
+ * thread's N / 2 accumulators; the numbers of the seven asm operands that follow the accumulators; and the accumulators
+ * as asm operands. */
 #define TE__WGMMA_ATOM_SIZES(X)                                                                                        \
     X(32, TE__L32, 16, 17, 18, 19, 20, 21, 22, TE__D16(0))                                                        \
     X(64, TE__L64, 32, 33, 34, 35, 36, 37, 38, TE__D32(0))                                                        \
@@ -67,9 +68,9 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1, %" #mn_major_ ";\n}"            \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(MN_MAJOR))
 
-/* One wgmma instruction of a warpgroup: D[64, N] = A[64, 16] B[16, N], or D += A B if add is not 0. A is K-major in
- * shared memory (ss), or lies in registers (rs). B lies in shared memory: K-major, which means that it is stored as [N,
- * 16], or, if MN_MAJOR is 1, stored as [16, N]. An operand in shared memory is passed as a matrix descriptor. */
+/* One wgmma instruction, which a warpgroup executes: D[64, N] = A[64, 16] B[16, N], or D += A B if add is not 0. A is
+ * in shared memory, K-major (ss), or in registers (rs). B is in shared memory: K-major, i.e. stored as [N, 16], or, if
+ * MN_MAJOR is 1, stored as [16, N]. An operand in shared memory is passed as a matrix descriptor. */
 template <int N> struct te__wgmma_atom;
 #define TE__WGMMA_ATOM(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                    \
     template <> struct te__wgmma_atom<n> {                                                                          \
@@ -85,9 +86,9 @@ template <int N> struct te__wgmma_atom;
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
 
 /* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
- * know. This empty asm claims to change the registers. The function is called before the fence that precedes the wgmma,
- * so that the compiler does not move the registers' initialisation below that fence; and after the wait for the wgmma,
- * so that it does not move their first use above that wait (CUTLASS's warpgroup_fence_operand). */
+ * know. This empty asm claims to change the registers. Called before the fence that precedes the wgmma, it keeps the
+ * compiler from moving the registers' initialisation below that fence; called after the wait for the wgmma, it keeps
+ * the compiler from moving their first use above that wait (CUTLASS's warpgroup_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_operand(float (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
 }
@@ -102,7 +103,7 @@ TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     const uint64_t next_box = (uint64_t)(rows * 128 >> 4), next_rows = 1024 >> 4;
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
 }
-/* Return the shared-memory address of a 16-byte chunk, number `chunk` in row `row` of the box at address `box`, with
+/* Return the shared-memory address of the 16-byte chunk number `chunk` of row `row` of the box at address `box`, with
  * the swizzle applied. */
 TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
     return box + (uint32_t)(row * 128 + ((chunk ^ (row & 7)) << 4));
@@ -110,8 +111,8 @@ TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
 /* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. */
 template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        /* The address in a descriptor counts units of 16 bytes: 16 columns of a row take 2 units, a whole row of a box
-         * 8. */
+        /* The address field of a descriptor counts units of 16 bytes: 16 columns of a row are 2 units, and a row of a
+         * box is 8 units. */
         const int box = k / 4, column = k % 4 * 2;
         te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
     }
@@ -137,8 +138,9 @@ template <int N>
 TE_FN void te__warpgroup_reg_dealloc(void) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* Waits at a named barrier, a barrier for some of a block's threads, numbered 1 to 15. threads: the number of threads
- * that the barrier waits for, both those that wait themselves (sync) and those that only arrive (arrive). */
+/* Named barriers are barriers for some of a block's threads, numbered 1 to 15. te__named_barrier_sync arrives at the
+ * barrier and waits; te__named_barrier_arrive only arrives. threads: how many threads arrive in all, with either
+ * function. */
 TE_FN void te__named_barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -146,7 +148,7 @@ TE_FN void te__named_barrier_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-/* A position in a pipeline of STAGES stages: the current stage, and the parity of the phase of its mbarriers. Each
+/* A position in a pipeline of STAGES stages: the current stage, and the phase (parity 0 or 1) of its mbarriers. Each
  * stage has two mbarriers, `full` and `empty`. */
 template <int STAGES> struct te__attn_pipeline_state { int stage, phase; };
 template <int STAGES> TE_FN void te__attn_pipeline_advance(te__attn_pipeline_state<STAGES> &state) {
@@ -154,8 +156,8 @@ template <int STAGES> TE_FN void te__attn_pipeline_advance(te__attn_pipeline_sta
 }
 
 /* Loads a box [rows, 64] of a head to shared memory by TMA. x: the box's first column, counted within the head; y: its
- * first row, counted within sequence number `batch`. Rows past the end of the sequence and columns past head_dim become
- * zeros. bar: the mbarrier that counts the bytes that have arrived. */
+ * first row, counted within sequence number `batch`. Rows past the end of the sequence and columns past head_dim are
+ * filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, int batch,
                                   uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -163,8 +165,9 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* Do what te__attn_tma_load_head does above, for packed sequences of different lengths. rows: the sequence's range of
- * rows; y: the first row to load, counted within the sequence. */
+/* Loads a box [rows, 64] of a head of one of several packed sequences (varlen) to shared memory by TMA. x: the box's
+ * first column, counted within the head; y: its first row, counted within the sequence; rows: the range of rows of the
+ * sequence. Rows past its end are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -173,8 +176,8 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
-/* The producer's side of a pipeline of tiles. full, empty, tiles: the shared-memory addresses of the first stage's two
- * mbarriers and of its tile; those of the other stages follow them. state: the stage to which the next tile is
+/* The view that a producer has of a pipeline of tiles. full, empty, tiles: the shared-memory addresses of the first
+ * stage's two mbarriers and of its tile; those of the other stages follow. state: the stage to which the next tile is
  * loaded. */
 template <int STAGES> struct te__attn_tile_producer {
     uint32_t full, empty, tiles;
@@ -196,27 +199,28 @@ TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtens
 
 /* ---- shared memory, bulk copies, flags in global memory -------------------------------------------------------- */
 
-/* Waits until all groups of wgmma are complete, except the K groups that were committed last. */
+/* Waits until all committed groups of wgmma are complete, except the last K. */
 template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }
-/* To be called after the wait for the wgmma whose result is d: the compiler then moves neither uses of d nor loads and
- * stores to a point before the call (see te__wgmma_fence_operand). */
+/* Called after the wait for the wgmma whose result is d: keeps the compiler from moving uses of d, or any loads and
+ * stores, to before this point. */
 template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* Loads a box of a tensor [batch, seq, width] to shared memory by TMA: 64 columns from column x on, and as many rows as
- * the tensor map's boxes have, from token y of sequence z on. Rows past the end of the sequence become zeros. bar: the
- * mbarrier that counts the bytes that have arrived. */
+/* Loads a box of a tensor [batch, seq, width] to shared memory by TMA: 64 columns from column x on, and the number of
+ * rows that the tensor map's boxes have, from token y of sequence z on. Rows past the end of the sequence are filled
+ * with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, int z, uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
-/* Do what te__attn_tma_load_box does above, for packed sequences, a tensor [rows, width]. rows: the sequence's range of
- * rows; y: the first token to load, counted within the sequence. */
+/* Loads a box of 64 columns, from column x on, to shared memory by TMA from a tensor [rows, width] of packed sequences
+ * (varlen). rows: the range of rows of the sequence; y: the first token to load, counted within the sequence. Rows past
+ * its end are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -244,16 +248,17 @@ TE_FN void te__attn_shared_store4(uint32_t to, const float *v) {
 TE_FN void te__attn_shared_store2(uint32_t to, const float *v) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");
 }
-/* Makes this thread's earlier stores to shared memory visible to the wgmma and TMA operations (the async proxy) that
+/* Makes this thread's earlier stores to shared memory visible to the async proxy, i.e. to wgmma and TMA operations that
  * other threads issue after they have synchronised with this thread. */
 TE_FN void te__attn_fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/* Copies `bytes` bytes of f32 numbers from shared to global memory by a TMA bulk copy, which is a bulk group of its
- * own. */
+/* Copies `bytes` bytes of f32 from shared to global memory by a TMA bulk copy. Each call is a bulk group, for which
+ * te__attn_bulk_wait can wait. */
 TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-/* Do what te__attn_bulk_store does, but add the numbers to those in global memory. */
+/* Adds `bytes` bytes of f32 from shared memory to the numbers in global memory by a TMA bulk reduction. Each call is a
+ * bulk group, for which te__attn_bulk_wait can wait. */
 TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
@@ -267,9 +272,9 @@ TE_FN void te__attn_bulk_copy_to_peer(uint32_t from, int bytes, uint32_t bar, in
                  ::"r"(from), "r"(bytes), "r"(bar), "r"(cta)
                  : "memory");
 }
-/* Waits until all bulk groups of this thread have read shared memory. */
+/* Waits until all bulk groups of this thread have read their shared memory, which may then be overwritten. */
 TE_FN void te__attn_bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-/* Waits until all bulk groups of this thread are complete. */
+/* Waits until all bulk groups of this thread are complete, i.e. have written global memory. */
 TE_FN void te__attn_bulk_wait(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 TE_FN uint32_t te__attn_load_acquire(const uint32_t *p) {
     uint32_t v;
@@ -306,7 +311,7 @@ typedef struct te__attn_heads_tensor {
     int dim, heads, seq, batch, box_rows;
 } te__attn_heads_tensor;
 
-/* Make the tensor map by which TMA loads boxes of the tensor x. */
+/* Makes the tensor map with which TMA loads boxes of the tensor x. */
 TE_API te_status te__attn_heads_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                            const te__attn_heads_tensor *x, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)x->dim * 2, row = (cuuint64_t)x->width * 2;

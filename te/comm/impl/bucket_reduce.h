@@ -7,16 +7,16 @@
  * gradients of the bucket. With N ranks, x consists of N shards, one for each rank:
  *   1. each rank copies each shard to the rank that owns the shard, into the owner's slot for copies from this sender;
  *   2. on the owner a kernel adds its shard and its slots, in f32 and in rank order (it reads N shards and writes one);
- *   3. the owner copies the sum into slots on all other ranks, which copy it into their x. A reduce-scatter omits this.
- * In an all-reduce each rank sends 2 (N - 1) / N times the size of x, with four ranks at 230 GB/s. A bucket that no
- * GEMM of backward can hide is reduced by NCCL instead, which takes half of the time.
+ *   3. the owner copies the sum into slots on all other ranks, which copy it into x. A reduce-scatter ends with step 2.
+ * In an all-reduce each rank sends 2 (N - 1) / N times the size of x, with four ranks at 230 GB/s. NCCL needs half of
+ * the time; so it reduces the buckets that become final too late to run beside a GEMM of backward.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
- * it. A sender never has to ask whether a slot is empty, because each rank runs all these operations in order on one
- * stream. Before a rank sends its shards of the next piece of x, it has received the flags of all sums of the current
- * piece, so the owners have already added up its shards of that piece. Before a rank sends its sum of the next piece,
- * it has received a shard of that piece from each other rank, and each of these had copied the previous sum out of its
- * slot before it sent the shard.
+ * it. x is reduced piece by piece; a shard of a piece fits into a slot. A sender need not check that a slot is empty,
+ * because each rank runs all these operations in order on one stream. Shards: before a rank sends its shards of the
+ * next piece, it has received the flags of all sums of the current piece, so the owners have already added up its
+ * shards of that piece. Sums: before a rank sends its sum of the next piece, it has received a shard of that piece from
+ * each other rank, and each of these had copied the previous sum out of its slot before it sent the shard.
  *
  * A stream that waits for a rank that has failed waits forever, like NCCL's kernels: te_comm_synchronize returns an
  * error after the timeout, and te_comm_destroy releases the stream.
@@ -34,16 +34,17 @@
 #include "symmetric_memory_cuda.h" /* te__overlap_memory, te__overlap_memory_open */
 
 enum {
-    TE_DMA_SHARD = 0, TE_DMA_SUM = 1, /* the kind of data that a copy contains, a shard or a sum; also the index of the
-                                       * flag that follows the copy */
+    /* the kind of data that a copy contains: a shard, or the sum of a shard; also the index of the flag that is
+     * written after the copy */
+    TE_DMA_SHARD = 0, TE_DMA_SUM = 1,
     TE_DMA_ALIGN = 128,               /* shards begin at multiples of this number of elements */
     TE_DMA_THREADS = 512
 };
 
 typedef struct te_dma_add_args {
-    void *x;                     /* [count]: on entry this rank's own shard, on return the sum of this shard over the
-                                  * ranks */
-    const void *shard[TE_MAX_RANKS]; /* [count] each: the same shard as the other ranks have sent it */
+    /* [count]: on entry this rank's values of the shard that it sums, on return the sum over the ranks */
+    void *x;
+    const void *shard[TE_MAX_RANKS]; /* [count] each: the values of this shard that rank r has sent */
     int64_t count;               /* a multiple of 8 */
     int rank, ranks;
 } te_dma_add_args;
@@ -63,9 +64,9 @@ TE_FN void te__dma_add(const te_dma_add_args *a, te_block b, const te_dtype dtyp
 TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_f32))
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
-/* The reduction of one piece of x, a bucket's gradients. Pieces are so small that each shard of a piece fits into a
- * slot. Each rank has two slots for each other rank: one for a shard that the other rank sends, one for a sum that the
- * other rank sends. */
+/* The reduction of one piece of x, the gradients of a bucket. A bucket is cut into pieces that are so small that each
+ * of a piece's shards fits into a slot. Each rank has two slots for each other rank: one for the shards that the other
+ * rank sends, one for the sums that it sends. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
@@ -76,8 +77,7 @@ typedef struct te__dma_reduce {
     /* count: the number of elements in the piece; shard: the number of elements in each of its shards (the last shards
      * may have fewer) */
     int64_t count, shard;
-    int64_t stride;       /* the distance, in elements, from the beginning of one rank's shard in x to that of the next
-                           * rank's */
+    int64_t stride;       /* the distance in x, in elements, between the beginnings of two neighbouring shards */
     int64_t slot;         /* the number of elements that fit into a slot */
 } te__dma_reduce;
 
@@ -100,8 +100,8 @@ TE_API te_status te__dma_copy(const te__dma_reduce *c, void *to, const void *fro
                            "sums over ranks");
 }
 /* TE_DMA_SHARD: copies to each other rank that rank's shard of x. TE_DMA_SUM: copies this rank's sum to all other
- * ranks. A flag follows each copy. A rank first sends to the rank before it (rank - 1), then to rank - 2 and so on, so
- * that each rank receives from only one rank at a time. */
+ * ranks. After each copy the stream writes a flag in the receiver's memory. A rank first sends to the rank before it
+ * (rank - 1), then to rank - 2 and so on, so that each rank receives from only one rank at a time. */
 TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
@@ -113,8 +113,8 @@ TE_API te_status te__dma_send(const te__dma_reduce *c, int kind, te_context *ctx
     }
     return TE_OK;
 }
-/* Make the stream wait for the flags that the other ranks write in this rank's memory after each copy, and reset these
- * flags. */
+/* Makes the stream wait for the flags that the other ranks write in this rank's memory after their copies, and reset
+ * these flags. */
 TE_API te_status te__dma_wait(const te__dma_reduce *c, int kind, te_context *ctx) {
     const te__overlap_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
@@ -153,7 +153,8 @@ TE_API te__dma_reduce te__dma_reduce_of(const te_group *g, te_dtype dtype, const
     return c;
 }
 /* Replaces x[count], f32 or bf16, by its sum over the ranks of g. g->memory must exist. count: a multiple of
- * TE_DMA_ALIGN. The work is enqueued on ctx->stream, which must be the same stream in all calls. */
+ * TE_DMA_ALIGN. The work is enqueued on ctx->stream. All calls must use the same stream, because its order replaces
+ * all other synchronisation of the slots (see the head of this file). */
 TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -165,8 +166,8 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* Replaces row g->rank of this rank's x[ranks, count] by the sum of row g->rank over all ranks, and leaves the other
- * rows as they are. */
+/* x is [ranks, count]. With r, the number of this rank in g: replaces row r of x by the sum of row r over all ranks,
+ * and leaves the other rows as they are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -179,8 +180,8 @@ TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, i
     }
     return TE_OK;
 }
-/* Allocates the slots, if the ranks of g have symmetric memory. All ranks must call this function. The slots stay until
- * te_comm_destroy. bytes: the size of the largest piece that is reduced at once. */
+/* Allocates the slots, if the ranks of g have symmetric memory. All ranks must call this function. The slots stay
+ * allocated until te_comm_destroy. bytes: the size of the largest piece of gradients that is reduced at once. */
 TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
     const int64_t slot_bytes = te_round_up(te_ceil_div(bytes, g->size), TE_DMA_ALIGN * (int64_t)sizeof(float));
     return g->memory || !g->peers ? TE_OK : te__overlap_memory_open(g, 2 * (g->size - 1) * slot_bytes, ctx);
@@ -202,11 +203,13 @@ TE_API te_status te__dma_open(te_group *g, int64_t bytes, te_context *ctx) {
 
 typedef struct te_bucket_reducer {
     te_context *ctx;
-    /* a copy of the data group, with `peers` null, because the kernels that use `peers` would occupy all
-     * multiprocessors during backward */
+    /* a copy of the data group whose `peers` is null, so that its collectives use NCCL: kernels of symmetric memory
+     * would occupy all multiprocessors during backward */
     te_group data;
     te_dtype dtype;
-    void *staging;    /* [elements]: a buffer for gradients in bf16; null: the gradients are summed in f32, in place */
+    /* [elements]: a buffer for gradients that are converted to bf16 before they are sent; null: the gradients are
+     * summed in f32, in place */
+    void *staging;
     int64_t elements;
 } te_bucket_reducer;
 
@@ -214,8 +217,9 @@ TE_API void te__bucket_reducer_close(te_bucket_reducer *s) {
     if (s->staging) te_release(s->ctx, s->staging);
     s->staging = 0;
 }
-/* Prepare the reduction of buckets. bytes: the size of a bucket (te_buckets_config.bytes), in f32. dtype: the format in
- * which gradients are sent. dma: 1: use DMA engines if the ranks have symmetric memory. */
+/* Prepares the reduction of buckets. bytes: the size of a bucket, counting 4 bytes for each element
+ * (te_buckets_config.bytes). dtype: the format in which gradients and their sums are sent. dma: 1: use DMA engines if
+ * the ranks have symmetric memory; 0: use only NCCL or MPI. */
 TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_t bytes, te_dtype dtype, int dma,
                                                     te_context *ctx) {
     s->ctx = ctx, s->staging = 0;
@@ -227,14 +231,15 @@ TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_
     s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
     return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
 }
-/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward will run at the same time
- * as the reduction, so DMA engines are used if the group has slots for them. */
+/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward run at the same time
+ * as the reduction, so DMA engines reduce x if te__dma_open has allocated slots for the group; 0: NCCL or MPI
+ * reduces x. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                      te_dtype dtype, int hidden, te_context *ctx) {
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
     return te_group_all_reduce(&s->data, x, x, count, dtype, ctx);
 }
-/* Replaces x[count], in f32, by its sum over the group, which is computed in s->dtype. */
+/* Replaces x[count], in f32, by its sum over the group. The values and the sums are sent in the format s->dtype. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, float *x, int64_t count, int hidden,
                                                   te_context *ctx) {
     if (s->dtype == TE_f32) return te__bucket_all_reduce_as(s, x, count, TE_f32, hidden, ctx);
@@ -246,17 +251,19 @@ TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, fl
     }
     return TE_OK;
 }
-/* Replaces this rank's row of x[ranks, count], which is in the format `dtype`, by the sum of that row over the
- * group. */
+/* x is [ranks, count] in the format `dtype`. With r, the number of this rank in the group: replaces row r of x by the
+ * sum of row r over all ranks. hidden: 1: GEMMs of backward run at the same time, so DMA engines may reduce x; 0: NCCL
+ * or MPI reduces x. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                          te_dtype dtype, int hidden, te_context *ctx) {
     char *const local = (char *)x + (size_t)(s->data.rank * count) * te_dtype_bytes(dtype);
     if (s->data.memory && hidden) return te__dma_reduce_scatter(&s->data, x, count, dtype, ctx);
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
-/* Reduces a model's gradients such that this rank gets the sums only of its own shard (te__slice_elements) and of the
- * few elements after the last shard. A reduce-scatter sends half as many bytes as an all-reduce. A shard is a range of
- * the gradient buffer, so if the range includes gradients of frozen parameters, these are sent, too. */
+/* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements) and of the
+ * elements that remain after the last shard because the size of a shard is rounded down. Each rank then sends half as
+ * many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range includes gradients of
+ * frozen parameters, these are sent, too. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

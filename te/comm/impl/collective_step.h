@@ -11,9 +11,9 @@
  *                           waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
  *                           bytes, to each other rank (if the all-reduce is one-shot).
  *
- * Both combinations support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands with tensorwise scales,
- * and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's collective run one after
- * the other. Measurements: docs/notes/comm.md.
+ * GEMM + reduce_scatter and GEMM + all_reduce support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands
+ * with tensorwise scales, and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's
+ * collective run one after the other. Measurements: docs/notes/comm.md.
  */
 #ifndef TE_COMM_COLLECTIVE_STEP_H
 #define TE_COMM_COLLECTIVE_STEP_H
@@ -32,11 +32,11 @@ TE_FN void te_gemm_reduce_scatter_epilogue(const void *arg, const uint32_t w[4],
     (void)lane;
 }
 
-/* The arguments of te_reduce_scatter_add, the second of the two kernels of a reduce_scatter. The kernel adds up the
- * slots in this rank's memory, which hold the contributions of all ranks to this rank's rows. */
+/* The arguments of te_reduce_scatter_add, which runs after the GEMM if the GEMM's epilogue does not add up the slots.
+ * The kernel adds up the slots in this rank's memory: the partial sums of all ranks for the rows of this rank. */
 typedef struct te_reduce_scatter_add_args {
     void *y;                   /* [count]: receives the sum over the ranks; count is a multiple of eight */
-    const char *slots;         /* [ranks, count]: the partial sum that each rank has for this rank's rows */
+    const char *slots;         /* [ranks, count]: row r is rank r's partial sum for the rows of this rank */
     uint32_t *flags[TE_MAX_RANKS]; /* [r]: the flags in the memory of rank r */
     int64_t count;
     int rank, ranks;
@@ -45,7 +45,7 @@ typedef struct te_reduce_scatter_add_args {
 
 enum { TE_REDUCE_SCATTER_THREADS = 512, TE_REDUCE_SCATTER_BLOCKS_PER_SM = 2 };
 /* Signals to all other ranks that this rank's GEMM is complete, and waits until the GEMMs of all other ranks are
- * complete. */
+ * complete, because only then are all slots filled. */
 TE_FN void te__reduce_scatter_barrier(const te_reduce_scatter_add_args *a) {
     uint32_t *const local = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -56,8 +56,8 @@ TE_FN void te__reduce_scatter_barrier(const te_reduce_scatter_add_args *a) {
     }
     __syncthreads();
 }
-/* Adds up the slots in f32, in the order of the ranks, and rounds once at the end. The result is therefore bitwise
- * identical to that of the sum in the GEMM's epilogue (te__gemm_scatter_sum). */
+/* Adds up the slots in f32, in the order of the ranks, and rounds once at the end. The GEMM's epilogue
+ * (te__gemm_scatter_sum) adds in the same way, so the results are bitwise identical. */
 TE_FN void te__reduce_scatter_add(const te_reduce_scatter_add_args *a, const te_dtype dtype) {
     const int64_t stride = 8 * (int64_t)gridDim.x * TE_REDUCE_SCATTER_THREADS;
     te__reduce_scatter_barrier(a);
@@ -84,8 +84,9 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
-/* The kernels of a step with GEMM and reduce_scatter. persistent: the GEMM kernel for 16-bit operands; fp8: the GEMM
- * kernel for FP8 operands; add: the kernel that adds up the slots. */
+/* The kernels of a step that runs a GEMM together with a reduce_scatter. persistent: the GEMM kernel for 16-bit
+ * operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up the partial sums that the ranks have
+ * stored in this rank's slots. */
 typedef struct te_gemm_reduce_scatter_kernels {
     te_sm90_kernel persistent, fp8;
     const void *add;
@@ -94,9 +95,9 @@ template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
 TE_SM90_GEMM_KERNEL_SCATTER(te_gemm_reduce_scatter, T, A, B, TRANS_B, te_gemm_reduce_scatter_epilogue<T>, 1)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_gemm_reduce_scatter,
              (T, A, B, TRANS_B), te__gemm_scatter_params)
-/* Returns the kernels for the list's format T. A: the FP8 format of the GEMM's first operand (x in forward, dy in
- * backward), or T if the list's recipe has no tensorwise FP8 scales. The weight is passed as [n, k] (TRANS_B 1) in
- * forward, and with FP8 also in backward. */
+/* Returns the kernels for the list's dtype T. A: the FP8 format of the GEMM's first operand (x in forward, dy
+ * in backward), or T if the model's recipe has no tensorwise FP8 scales. Forward passes the weight as [n, k] (TRANS_B
+ * 1), backward as [k, n], except in FP8, where backward passes a transposed copy, [n, k]. */
 template <te_dtype T, te_dtype A, int FORWARD>
 TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;
@@ -114,20 +115,20 @@ TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) 
                                                                          : (int)model##_gradients),    \
                                       forward>()
 
-/* Returns whether the slots are large enough for the output of the GEMM, and whether there are enough flags for its
- * tiles. */
+/* Returns whether the slots, into which the ranks store their partial sums, are large enough for the output of the
+ * GEMM, and whether there are enough flags for its tiles. */
 TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memory *m) {
     const int64_t tiles = g->m / m->ranks / TE_TILE_M * te_ceil_div(g->n, TE_TILE_N);
     return (size_t)(g->m * g->n) * 2 <= m->capacity && tiles * TE_SCATTER_FLAGS_PER_TILE <= TE_SCATTER_MAX_FLAGS;
 }
-/* Returns whether the second kernel adds up the slots, rather than the GEMM's epilogue. This happens in two cases: k is
- * so short that adding up in the epilogue would take longer than the main loop of a tile; or the pass is a backward
- * that te_buckets watches. In such a backward, a GEMM that waits for other ranks could deadlock with the reductions of
- * buckets, which occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
+/* Returns whether a second kernel adds up the slots (1), instead of the GEMM's epilogue (0). There are two cases. If k
+ * is short, adding up in the epilogue would take longer than the mainloop of a tile. And in a backward that te_buckets
+ * watches, a GEMM that waits for other ranks could deadlock with the reductions of buckets, which occupy
+ * multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
 TE_API int te__reduce_scatter_is_separate(const te_gemm *g, const te_run *r) {
     return r->watch || g->k * (int64_t)te_dtype_bytes(te__gemm_a_dtype(g)) <= r->tensor->memory->two_kernel_bytes;
 }
-/* Compute y[m / ranks, n], this rank's rows, as the sum of the slots in this rank's memory, one slot from each rank. */
+/* Computes y[m / ranks, n], this rank's rows, as the sum of the slots in this rank's memory, one slot for each rank. */
 TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const te_gemm *g, const te__overlap_memory *m,
                                             te_context *ctx) {
     te_reduce_scatter_add_args a;
@@ -167,18 +168,18 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
     return a.two_kernels ? te__reduce_scatter_add_run(kernels->add, y, of, m, r->ctx) : TE_OK;
 }
 /* Runs the GEMM that the previous step has deferred. *is_summed: 1: the GEMM has run together with the reduce_scatter,
- * whose result is in y. 0: the GEMM has run alone; its output is the current value, and the caller must still run the
- * reduce_scatter. */
+ * whose result is in y. 0: the GEMM has run alone; its output is now the current value of the pass (te_run.current),
+ * and the caller must still run the reduce_scatter. */
 TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_value y,
                                                   te_gemm_reduce_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
     te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
-    /* used if m->serial is set, which only tests do: the same GEMM kernel then runs without the collective, but
-     * computes its tiles in the same order as it would with the collective */
+    /* used only if m->serial is set, which only tests do: the same GEMM kernel then runs without the collective, but
+     * computes its tiles in the same order as with the collective, so that the tests can compare the results */
     te__gemm_overlap order;
-    g.fast |= te__gemm_is_fp8(&g); /* for FP8 operands: this kernel always uses fast accumulation */
+    g.fast |= te__gemm_is_fp8(&g); /* the kernels of this file always use fast accumulation for FP8 operands */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
                             te__gemm_reduce_scatter_fits(&g, m) && (uintptr_t)y.data % TE_ACCESS == 0;
     if (!can_overlap) g = r->deferred.product;
@@ -196,18 +197,19 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* The arguments of the GEMM kernel that runs, the persistent or the skinny one. The small_m kernel never runs
-     * here. */
+    /* The arguments of the GEMM kernel that runs: persistent or skinny. small_m is only here because
+     * te__gemm_run_custom takes its address; te_gemm_all_reduce_kernels has no such kernel. */
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
     te_peer_args peers;
 } te_gemm_all_reduce_args;
 
-/* Stores eight elements to D, and sends them as a packet to the ranks that sum this row. The kernel after this GEMM
- * (te_fused_collective_body) receives the packets, so the slots and the epoch are those of that kernel, which also
- * advances the epoch. The GEMM sends to one half of each peer's buffer. This half is empty once the previous collective
- * on this rank has ended, so the GEMM waits for no other rank. */
+/* Stores eight elements to D, and sends them as a packet to the rank or ranks that sum this row. The fused kernel that
+ * runs after this GEMM (te_fused_collective_body) receives the packets, so the slots and the epoch are those of that
+ * kernel, which also advances the epoch. The GEMM needs to wait for no other rank: it sends into one half of each
+ * rank's buffer, and this half is empty as soon as the previous collective on this rank has ended
+ * (symmetric_memory.h). */
 template <te_dtype T>
 TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], const uint32_t *prefetched, int row,
                                        int col, te_epilogue_state *lane) {
@@ -216,7 +218,8 @@ TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], con
     const uint32_t epoch = __ldg(a->state->epoch);
     const int64_t at = ((int64_t)row * p->n + col) * 2;
     const int two_shot = a->algorithm == TE_PEER_two_shot;
-    const int owner = row % a->ranks; /* in two-shot: the rank that sums this row (te__fused_row_place_of) */
+    const int owner = row % a->ranks; /* in two-shot: the rank that sums this row, the same as in
+                                       * te__fused_row_place_of */
     const int packet = (int)((two_shot ? ((int64_t)(row / a->ranks) * p->n + col) * 2 : at) / TE_PACKET_BYTES);
     te_packet v;
     TE_UNROLL for (int i = 0; i < 4; i++) v.w[i] = w[i];
@@ -271,9 +274,9 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 }
 #endif
 
-/* Runs the GEMM that the previous step has deferred, if there is one; its output becomes the current value. *is_sent:
- * whether the GEMM's epilogue has sent the output as packets. The epilogue does so if may_send is set and one of the
- * library's GEMM kernels supports the shapes. */
+/* Runs the GEMM that the previous step has deferred, if there is one; its output becomes the current value of the pass
+ * (te_run.current). *is_sent: whether the GEMM's epilogue has sent the output as packets. The epilogue does so if
+ * may_send is set and one of the library's GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;
@@ -289,17 +292,17 @@ TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_produc
 
 typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                       te_context *ctx);
-/* Returns an error if the context has no communicator and therefore no group. While only sizes are computed (r->batch
- * is null), no communicator is needed. */
+/* Returns an error if the context has no communicator. A dry run that only computes sizes (r->batch is null) needs
+ * none. */
 TE_API te_status te__collective_check(te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
     return TE_OK;
 }
-/* Prepares an all_gather whose output, in FP8, is the input of op i, a linear. x: this rank's rows, which are cast here
- * unless the previous kernel has stored them in FP8 already (te__gathered_consumer). y: memory for the rows of all
- * ranks. In forward y becomes the linear's saved input, if backward needs that input. */
+/* Prepares an all_gather whose output, in FP8, is the input of op i, a linear. x: this rank's rows, which are cast to
+ * FP8 here unless the previous kernel has stored them in FP8 already. y: memory for the rows of all ranks. If backward
+ * reads the linear's saved input, y is moved to that memory in forward. */
 TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD;
@@ -312,8 +315,8 @@ TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) 
     TE_TRY(te__acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
     return r->plan->fp8->cast(r, rows, f, backward ? f->dy : f->x, y->dtype, x->data, 0, saved.inverse);
 }
-/* Applies the collective `call` to the current value. The result is stored in y, which becomes the current value. An
- * all_gather may be deferred instead, to overlap the GEMM of the next step. */
+/* Applies the collective `call` to the current value of the pass (te_run.current). The result is stored in y, which
+ * becomes the current value. An all_gather may be deferred instead, to overlap the GEMM of the next step. */
 TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, te_collective_fn call) {
     const int gathers = call == te_group_all_gather, fp8_linear = gathers ? te__gather_consumer(r, s) : -1;
     te_value x = r->current;
@@ -322,15 +325,15 @@ TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, t
         if (!r->dry) TE_TRY(te__peers_check(r->tensor, r->ctx));
         te__defer(r, &y, TE_VALUE_deferred_gather, x);
     } else if (y.data && x.data && !r->dry) {
-        const int64_t rank_rows = te_min(x.rows, y.rows); /* number of rows of one rank; in an all_gather y has more
-                                                           * rows than x, those of all ranks */
+        /* the number of rows of one rank: in an all_gather that of x, because y has the rows of all ranks */
+        const int64_t rank_rows = te_min(x.rows, y.rows);
         TE_TRY(call(r->tensor, y.data, x.data, rank_rows * y.cols, y.dtype, r->ctx));
     }
     te__set_current(r, y);
     return TE_OK;
 }
-/* Run the step of a collective other than reduce_scatter. call: the collective; null if the op is the identity in this
- * pass. */
+/* Runs the step of a collective other than reduce_scatter. call: the collective; null if the op is the identity in
+ * this pass. */
 TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_fn call) {
     const int i = s->op[0], backward = r->pass == TE_BACKWARD;
     te_value y;

@@ -18,10 +18,11 @@
 
 typedef MPI_Comm te__comm_native;
 
-/* The state of a group that MPI needs; te_group.handle points to this struct. */
+/* The MPI state of a group; te_group.handle points to this struct. */
 typedef struct te__mpi {
     MPI_Comm comm;
-    MPI_Op sum_bf16, sum_f16; /* sum operations for bf16 and f16, which MPI does not have */
+    /* sum operations for bf16 and f16; MPI itself has no sums of these formats */
+    MPI_Op sum_bf16, sum_f16;
     int is_owned;             /* 1: the library has made the MPI communicator, and must free it */
 } te__mpi;
 
@@ -35,8 +36,9 @@ TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, 
     (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
     return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
 }
-/* As te__mpi_status, for a collective of `count` elements. If ranks pass other counts, or call other collectives, MPI's
- * text is only that a message was too long, or that of an unknown error. */
+/* Returns the te_status for the error code of MPI that a collective of `count` elements has returned. If the ranks pass
+ * different counts or call different collectives, MPI's text says only that a message was too long, or "unknown error";
+ * so the error's text gives this as a possible cause. */
 TE_API te_status te__mpi_collective_status(const te_group *g, int error, const char *what, int64_t count,
                                            te_context *ctx) {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -50,8 +52,8 @@ TE_API te_status te__mpi_collective_status(const te_group *g, int error, const c
     return te__comm_failed(g->comm, ctx);
 }
 /* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,
- * because there may be more ranks than processors. error: the error code that the MPI call which started the request
- * has returned; count: how many elements this rank passes. */
+ * because there may be more ranks than processors. error: the return value of the MPI call that started the request;
+ * count: the number of elements that this rank passes. */
 TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, int64_t count,
                               te_context *ctx) {
     const double start = MPI_Wtime(), timeout = g->comm->timeout;
@@ -117,7 +119,8 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    /* 1: y is a part of x. MPI needs two distinct buffers, so the result is received in `to` and then copied to y */
+    /* 1: y is the part of x that belongs to this rank. MPI needs two distinct buffers, so the result is then received
+     * in a temporary buffer and copied to y */
     const int in_place = y == (const char *)x + (size_t)g->rank * bytes;
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
@@ -127,8 +130,8 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
         MPI_Ireduce_scatter_block(x, to, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
     const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", count, ctx);
     if (!in_place) return status;
-    if (status == TE_OK) memcpy(y, to, bytes), free(to); /* after an error the buffer is not freed, because MPI may
-                                                          * still write to it */
+    /* after an error the buffer is not freed, because MPI may still write to it */
+    if (status == TE_OK) memcpy(y, to, bytes), free(to);
     return status;
 }
 TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
@@ -138,7 +141,8 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "all_reduce", ctx));
-    for (int64_t at = 0, n; at < count; at += n) { /* the transfer is cut into pieces, because MPI's count is an int */
+    /* cut the transfer into pieces, because MPI's count is an int */
+    for (int64_t at = 0, n; at < count; at += n) {
         n = te_min(count - at, 1 << 30);
         const int error = MPI_Iallreduce(x == y ? MPI_IN_PLACE : (const char *)x + (size_t)at * size,
                                          (char *)y + (size_t)at * size, (int)n, type, op,
@@ -152,8 +156,8 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
 
 TE_API void te__mpi_close(te_group *g) {
     te__mpi *m = (te__mpi *)g->handle;
-    if (!g->comm->failed) { /* after a failure nothing is freed, because that would wait for the collective that
-                             * failed */
+    /* after a failure nothing is freed, because MPI would wait for the collective that failed */
+    if (!g->comm->failed) {
         (void)MPI_Op_free(&m->sum_bf16);
         (void)MPI_Op_free(&m->sum_f16);
         if (m->is_owned) (void)MPI_Comm_free(&m->comm);
@@ -167,7 +171,7 @@ TE_API const te_transport *te__comm_transport(void) {
     return &mpi;
 }
 /* Opens g as the group of the ranks of `comm`, and sets comm's error handler such that MPI returns errors instead of
- * ending the process. */
+ * ending the process. is_owned: 1: the library has made `comm`, and te__mpi_close frees it. */
 TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_context *ctx) {
     te__mpi *m = (te__mpi *)calloc(1, sizeof *m);
     TE_REQUIRE(m, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *m);
@@ -197,8 +201,8 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     return TE_OK;
 }
 /* Called by all ranks that have opened the world group. status: whether this rank accepts its config. If a rank does
- * not, or has another `tensor` than rank 0, all ranks return an error, instead of waiting for each other in a
- * collective that some of them do not call. */
+ * not accept its config, or has another `tensor` than rank 0, all ranks return an error; otherwise they would wait for
+ * each other in collectives that some of them do not call. */
 TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
     const te_group *w = &comm->world;
     te__comm_says mine;
@@ -210,12 +214,13 @@ TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_
     const int error = MPI_Iallgather(&mine, 2, MPI_INT32_T, all, 2, MPI_INT32_T, ((const te__mpi *)w->handle)->comm,
                                      &request);
     const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", 2, ctx);
-    if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` stays: MPI may still write to it */
+    if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` is not freed: MPI may write to it */
     status = te__comm_compare(all, w->size, status, ctx);
     free(all);
     return status;
 }
-/* MPI ends the process if it is not initialised, or if there is no communicator, so both are checked first. */
+/* Makes the caller's MPI communicator `native` the world group. If MPI is not initialised, or `native` is
+ * MPI_COMM_NULL, MPI would end the process, so both are checked first. */
 TE_API te_status te__comm_adopt(te_comm *comm, MPI_Comm native, te_context *ctx) {
     int is_initialized = 0, is_finalized = 0;
     (void)MPI_Initialized(&is_initialized), (void)MPI_Finalized(&is_finalized);
@@ -231,8 +236,9 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     return te__mpi_open(g, part, 1, ctx);
 }
 /* The host has no symmetric memory. */
-TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
-    return (void)g, (void)max_bytes, (void)ctx, TE_OK;
+TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_all_reduce_algorithm algorithm,
+                                          te_context *ctx) {
+    return (void)g, (void)max_bytes, (void)algorithm, (void)ctx, TE_OK;
 }
 TE_API te_status te__comm_map_overlap_memory(te_group *g, int64_t bytes, te_context *ctx) {
     return (void)g, (void)bytes, (void)ctx, TE_OK;
@@ -248,11 +254,11 @@ TE_API void te__comm_forget_graphs(te_context *ctx) { (void)ctx; }
 TE_API int te__comm_abort_all(te_comm *comm) { return (void)comm, 1; }
 TE_API void te__comm_close(te_comm *comm) {
     int is_finalized = 0;
-    if (!comm->closes || comm->failed) return; /* after a failure MPI is not finalized, because MPI_Finalize would wait
-                                                * for all other ranks */
+    /* after a failure MPI is not finalized, because MPI_Finalize would wait for all other ranks */
+    if (!comm->closes || comm->failed) return;
     if (MPI_Finalized(&is_finalized) == MPI_SUCCESS && !is_finalized) (void)MPI_Finalize();
 }
-/* Wait for all enqueued work. On the host each collective has already waited for the other ranks, so only
+/* Waits for all enqueued work. On the host each collective has already waited for the other ranks, so only
  * te_synchronize remains. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif

@@ -52,7 +52,8 @@ TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
 TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                              te_peer_kind kind, te_context *ctx) {
     te__nccl_args a;
-    int taken = 0; /* 1: the collective was enqueued as a kernel of symmetric_collectives.h, and NCCL is not needed */
+    /* 1: the collective was enqueued as a kernel of symmetric_collectives.h, so NCCL is not called */
+    int taken = 0;
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
                te_dtype_name(dtype));
     if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
@@ -79,9 +80,9 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 /* Returns whether this library made the group's NCCL communicator, and so must free it. In a te_comm that
  * te_comm_from_native has made, the NCCL communicator of the world group belongs to the caller. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
-/* Frees the symmetric memory of a group. A rank frees its own memory only when all other ranks have unmapped this
- * memory, or after the timeout. The all-reduce serves only as a barrier: it is complete once all ranks have unmapped
- * the memory of the other ranks. */
+/* Frees the symmetric memory of a group. A rank may free its own memory only when all other ranks have unmapped it,
+ * and waits for that until the timeout. The all-reduce serves only as a barrier: it is complete once all ranks have
+ * called it, which they do after they have unmapped the memory of the other ranks. */
 TE_API void te__peer_memory_close(te_group *g) {
     const te_comm *comm = g->comm;
     const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
@@ -112,14 +113,14 @@ TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
 
 /* ---- the start ---------------------------------------------------------------------------------------------------
  *
- * A blocking ncclCommInitRank waits without a limit for a rank that does not come, and cannot be ended. So the ranks
- * meet by a communicator that does not block, which this thread polls until config.timeout has passed. The groups are
- * split from it. They block, because a collective of a communicator that does not block starts a thread, and the host
- * would have to wait for this thread before it enqueues the next kernel.
+ * A blocking ncclCommInitRank waits without a limit for a rank that does not come, and cannot be aborted. So the ranks
+ * first create comm->meeting, a non-blocking communicator, which this thread polls until config.timeout has passed. The
+ * communicators of the groups are split from comm->meeting. They are blocking, because a collective of a non-blocking
+ * communicator starts a thread, and the host would have to wait for this thread before it enqueues the next kernel.
  */
 
-/* Waits until the work of a communicator that does not block is done, at most until comm->timeout seconds after
- * `since`. */
+/* Waits until the operations of a non-blocking NCCL communicator are complete, at most until comm->timeout seconds
+ * after the time `since` (te__seconds). what: the name of the operation, for the error's text. */
 TE_API te_status te__nccl_wait(const te_group *g, ncclComm_t nccl, double since, const char *what, te_context *ctx) {
     for (ncclResult_t e = ncclInProgress;; te__sleep_1ms()) {
         TE_TRY(te__nccl_status(g, ncclCommGetAsyncError(nccl, &e), "ncclCommGetAsyncError", ctx));
@@ -130,11 +131,12 @@ TE_API te_status te__nccl_wait(const te_group *g, ncclComm_t nccl, double since,
                   g->comm->world.rank, g->comm->world.size, g->comm->timeout);
     return te__comm_failed(g->comm, ctx);
 }
-/* Opens comm->meeting. The other ranks come until comm->timeout seconds after `since`. */
+/* Opens comm->meeting, the non-blocking communicator of all ranks. If a rank has not come comm->timeout seconds after
+ * the time `since`, the result is an error. */
 TE_API te_status te__nccl_meet(te_comm *comm, ncclUniqueId id, double since, te_context *ctx) {
     const te_group *w = &comm->world;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    /* NCCL may write the handle later, from its own thread; so after an error this memory stays allocated. */
+    /* NCCL may write the handle later, from its own thread; so after an error this memory is not freed. */
     ncclComm_t *nccl = (ncclComm_t *)calloc(1, sizeof *nccl);
     TE_REQUIRE(nccl, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *nccl);
     config.blocking = 0;
@@ -145,12 +147,14 @@ TE_API te_status te__nccl_meet(te_comm *comm, ncclUniqueId id, double since, te_
     free(nccl);
     return TE_OK;
 }
-/* Opens the group g of the ranks of `of` that pass the same `color`, in the order of their `key`. */
+/* Opens g, a group that consists of those ranks of the group `of` that pass the same `color`, in the order of their
+ * `key` (as MPI_Comm_split does). */
 TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int key, te_context *ctx) {
     const double since = te__seconds();
     const ncclComm_t from = (ncclComm_t)(g->comm->meeting ? g->comm->meeting : of->handle);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclComm_t *part = (ncclComm_t *)calloc(1, sizeof *part); /* stays after an error, as in te__nccl_meet */
+    /* not freed after an error, because NCCL may still write the handle, from its own thread */
+    ncclComm_t *part = (ncclComm_t *)calloc(1, sizeof *part);
     TE_REQUIRE(part, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *part);
     config.blocking = 1;
     TE_TRY(te__nccl_status(of, ncclCommSplit(from, color, key, part, &config), "ncclCommSplit", ctx));
@@ -172,12 +176,13 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
     if (w->rank) TE_TRY(te__id_file_read(&id, sizeof id, file, comm->timeout, ctx));
     comm->closes = 1;
     const te_status status = te__nccl_meet(comm, id, since, ctx);
-    if (has_file) te__id_file_remove(&id, sizeof id, file); /* all ranks have read it, or it is too late to read it */
+    /* the file can be removed now, because all ranks have read it or have given up */
+    if (has_file) te__id_file_remove(&id, sizeof id, file);
     TE_TRY(status);
     return te__comm_split(w, w, 0, w->rank, ctx);
 }
-/* Gathers what all ranks say, says[size], of which this rank has filled in its own. Memory of the device stays
- * allocated after an error, because NCCL may still write to it. */
+/* Gathers the replies of all ranks about their configs, says[size]; on entry this rank has filled in its own element.
+ * After an error the device memory is not freed, because NCCL may still write to it. */
 TE_API te_status te__nccl_gather_says(te_comm *comm, te__comm_says *says, te_context *ctx) {
     const te_group *w = &comm->world;
     const ncclComm_t meeting = (ncclComm_t)comm->meeting;
@@ -196,8 +201,9 @@ TE_API te_status te__nccl_gather_says(te_comm *comm, te__comm_says *says, te_con
     te_release(ctx, on_device);
     return TE_OK;
 }
-/* Called by all ranks that have met. status: whether this rank accepts its config. If a rank does not, or has another
- * `tensor` than rank 0, all ranks return an error. */
+/* Called by all ranks after comm->meeting, the communicator of all ranks, has been opened. status: whether this rank
+ * accepts its config. If a rank does not accept its config, or has another `tensor` than rank 0, all ranks return an
+ * error; otherwise they would wait for each other in collectives that some of them do not call. */
 TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
     const te_group *w = &comm->world;
     if (!w->handle || comm->failed) return status;
@@ -224,8 +230,9 @@ TE_API te_status te__comm_adopt(te_comm *comm, ncclComm_t native, te_context *ct
     TE_TRY(te__nccl_status(w, ncclCommUserRank(native, &w->rank), "ncclCommUserRank", ctx));
     return te__nccl_status(w, ncclCommCount(native, &w->size), "ncclCommCount", ctx);
 }
-TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_context *ctx) {
-    return te__peer_memory_open(g, max_bytes, ctx);
+TE_API te_status te__comm_map_peer_memory(te_group *g, int64_t max_bytes, te_all_reduce_algorithm algorithm,
+                                          te_context *ctx) {
+    return te__peer_memory_open(g, max_bytes, algorithm, ctx);
 }
 TE_API te_status te__comm_map_overlap_memory(te_group *g, int64_t bytes, te_context *ctx) {
     return te__overlap_memory_open(g, bytes, ctx);
@@ -236,7 +243,8 @@ TE_API void te__comm_forget_graphs(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     while (s && s->replays) te__replay_evict(s, s->replays - 1);
 }
-/* After an error in te_comm_create other than a failed communicator (te__comm_abort_all), comm->meeting is open. */
+/* Aborts comm->meeting if it is still open, which it is after an error in te_comm_create. If the communicator has
+ * failed, te__comm_abort_all has aborted it already. */
 TE_API void te__comm_close(te_comm *comm) {
     if (comm->meeting && !comm->failed) (void)ncclCommAbort((ncclComm_t)comm->meeting);
     comm->meeting = 0;
@@ -247,7 +255,8 @@ TE_API void te__comm_close(te_comm *comm) {
 /* The arguments of the thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the
  * device. */
 typedef struct te__comm_abort {
-    ncclComm_t nccl[4]; /* of the three groups, and that by which the ranks have met; null: none */
+    /* the NCCL communicators to abort: those of the three groups, and comm->meeting; null: none */
+    ncclComm_t nccl[4];
     int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
                        * error */
 } te__comm_abort;
@@ -260,9 +269,9 @@ TE_API void *te__comm_abort_run(void *p) {
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
     return 0;
 }
-/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing the flags in place of these ranks.
- * The results of the released work are undefined, as always after a failure. stream: a stream that is used only for
- * these writes; a call does nothing while the writes of the previous call are in progress. */
+/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing the flags in place of these
+ * ranks. The results of the released work are undefined, as always after a failure. stream: a stream that is used only
+ * for these writes; if the writes of the previous call are still in progress, a call does nothing. */
 TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = g->memory;
     if (!m || cudaStreamQuery(stream) != cudaSuccess) return;
@@ -295,8 +304,8 @@ TE_API int te__comm_abort_all(te_comm *comm) {
     return done > 0;
 }
 
-/* Do what te_synchronize does (wait for the enqueued work), but return TE_ERROR_COMM if a rank of a group has failed,
- * or when the communicator's timeout has passed. */
+/* Waits for the enqueued work, as te_synchronize does, but returns TE_ERROR_COMM if a rank of a group has failed, or
+ * if the work is not complete after the communicator's timeout. */
 TE_API te_status te_comm_synchronize(te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_synchronize"));
     TE_TRY(te_launch_flush(ctx));

@@ -1,5 +1,5 @@
 /* comm_start.h -- the start of a communicator, as far as it needs neither NCCL nor MPI: the file by which rank 0 passes
- * NCCL's unique id to the other ranks, and the comparison of what the ranks have said about their configs.
+ * NCCL's unique id to the other ranks, and the comparison of the ranks' replies about their configs.
  *
  * Do this, on rank 0 and on the other ranks:
  *     TE_TRY(te__id_file_write(&id, sizeof id, file, timeout, ctx));   // then te__id_file_remove, when all have come
@@ -9,10 +9,10 @@
  * So the file is made for its owner alone (mode 0600), nothing that exists is overwritten, no symbolic link is
  * followed, and ranks take no file that belongs to another user or that others may write to.
  *
- * The file of an earlier run stays if rank 0 was killed before all ranks had come. It is recognised by its age: rank 0
- * removes the file when its timeout has passed, so no rank waits for an older one. And it is recognised by the name of
- * the run (te__run_name), which launchers set. Rank 0 replaces a file that is too old; the other ranks wait for
- * another.
+ * If rank 0 is killed before all ranks have come, the file stays. A later run recognises such a file by its age: rank 0
+ * removes its file at the latest when its timeout has passed, so an older file was left. It also recognises the file by
+ * the name of the run (te__run_name). Rank 0 replaces a file that is too old; the other ranks wait until rank 0 has
+ * made another file.
  */
 #ifndef TE_COMM_START_H
 #define TE_COMM_START_H
@@ -26,12 +26,12 @@
 #include "../../core/rank_group.h" /* te_context, te_min */
 
 enum {
-    TE__ID_FILE_BYTES = 1024, /* the largest unique id; NCCL's has 128 bytes */
-    TE__ID_FILE_RUN = 128     /* the largest name of a run, with its 0 */
+    TE__ID_FILE_BYTES = 1024, /* the largest size of a unique id, in bytes; NCCL's has 128 */
+    TE__ID_FILE_RUN = 128     /* the largest size of the name of a run, in bytes, with the terminating 0 */
 };
 
-/* The content of the file. bytes: the size of the id; end: the same number again, which a file that is not yet
- * complete does not have. */
+/* The content of the file. bytes: the size of the id; end: the same number again. As long as the file is not
+ * completely written, `end` is missing. */
 typedef struct te__id_file {
     char magic[16], run[TE__ID_FILE_RUN];
     uint32_t bytes;
@@ -41,7 +41,8 @@ typedef struct te__id_file {
 
 static const char te__id_file_magic[16] TE_UNUSED = "te-comm id 1\n";
 
-/* Returns the time in seconds, for timeouts. In strict C11 there is no clock that nobody sets. */
+/* Returns the time in seconds, for timeouts. The clock is monotonic, except in strict C11, which has only the clock
+ * that an administrator may set. */
 TE_API double te__seconds(void) {
     struct timespec now;
 #ifdef CLOCK_MONOTONIC
@@ -53,8 +54,8 @@ TE_API double te__seconds(void) {
 }
 TE_API void te__sleep_1ms(void) { (void)poll(0, 0, 1); }
 
-/* Stores the name of the run, which is the same on all its ranks and differs between runs, as far as the launcher has
- * set one; else "". */
+/* Stores a name that is the same on all ranks of a run and differs between runs. It consists of environment variables
+ * of the launcher; if the launcher has set none of them, the name is "". */
 TE_API void te__run_name(char name[TE__ID_FILE_RUN]) {
     static const char *const variables[][3] = {{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"},
                                                {"PMIX_NAMESPACE", 0, 0},
@@ -77,10 +78,12 @@ TE_API void te__run_name(char name[TE__ID_FILE_RUN]) {
 
 /* The age of a file in seconds, by this machine's clock. */
 TE_API double te__file_age(const struct stat *info) { return difftime(time(0), info->st_mtime); }
-/* Times of files have whole seconds, so a file's age is uncertain by one. */
+/* Returns whether the file is too old to belong to this run. File times have whole seconds, so a file's age is
+ * uncertain by one. */
 TE_API int te__id_file_is_old(const struct stat *info, double timeout) { return te__file_age(info) > timeout + 1; }
 
-/* Removes a file that an earlier run of this user has left, so that it can be made anew; refuses all others. */
+/* Removes the file if an earlier run of this user has left it, so that a new one can be made; any other file is left as
+ * it is, and the result is an error. */
 TE_API te_status te__id_file_replace(const char *file, double timeout, te_context *ctx) {
     struct stat info;
     if (lstat(file, &info)) return TE_OK;
@@ -96,8 +99,8 @@ TE_API te_status te__id_file_replace(const char *file, double timeout, te_contex
                file, strerror(errno));
     return TE_OK;
 }
-/* Makes the file, with the id of `bytes` bytes. Errors: the file exists, unless an earlier run has left it; it cannot
- * be made. */
+/* Makes the file, with the id of `bytes` bytes. Errors: the file exists and is not the old file of an earlier run; the
+ * file cannot be made. */
 TE_API te_status te__id_file_write(const void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
     te__id_file f;
     TE_REQUIRE(bytes <= sizeof f.id, ctx, TE_ERROR_OVERFLOW, "te_comm_create: a unique id of %zu bytes", bytes);
@@ -113,7 +116,7 @@ TE_API te_status te__id_file_write(const void *id, size_t bytes, const char *fil
     (void)remove(file);
     return te_fail(ctx, TE_ERROR_IO, "te_comm_create: cannot write config.file %.120s: %s", file, strerror(errno));
 }
-/* Removes the file that te__id_file_write has made, if it is still this one. */
+/* Removes the file that te__id_file_write has made, unless another run has replaced the file since then. */
 TE_API void te__id_file_remove(const void *id, size_t bytes, const char *file) {
     te__id_file f;
     const int fd = open(file, O_RDONLY | O_NONBLOCK);
@@ -125,8 +128,8 @@ TE_API void te__id_file_remove(const void *id, size_t bytes, const char *file) {
 
 /* ---- the other ranks --------------------------------------------------------------------------------------------- */
 
-/* Reads the file once. *waits: why the file cannot be used yet; null: it has been read. It is an error only if the file
- * will never be usable, so that waiting would not help. */
+/* Tries once to read the file. *waits: null if the file has been read, else the reason why the file cannot be used
+ * yet. The result is an error only if waiting would not help, because the file will never be usable. */
 TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char *file, double timeout,
                                  te_context *ctx) {
     struct stat link, info;
@@ -139,7 +142,7 @@ TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char 
     TE_REQUIRE(fd >= 0 || errno == ENOENT, ctx, TE_ERROR_IO, "te_comm_create: cannot read config.file %.120s: %s", file,
                strerror(errno));
     if (fd < 0) return TE_OK;
-    /* whether the file that was opened is the one that was looked at, and not one to which a newer link leads */
+    /* whether the opened file is the one that lstat has seen: between the two calls the name may have become a link */
     const int is_same = !fstat(fd, &info) && info.st_dev == link.st_dev && info.st_ino == link.st_ino;
     const ssize_t got = is_same ? read(fd, f, sizeof *f) : 0;
     (void)close(fd);
@@ -162,8 +165,8 @@ TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char 
     *waits = 0;
     return TE_OK;
 }
-/* Waits for the file and reads the id. Errors: no file of this run within `timeout` seconds; a file of another user, or
- * that others may write to; a link, or a file that is none of te__id_file_write. */
+/* Waits for the file and reads the id. Errors: within `timeout` seconds no file of this run came; the file belongs to
+ * another user, or others may write to it; the file is a link, or was not made by te__id_file_write. */
 TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
     te__id_file f;
     const char *waits = 0;
@@ -182,11 +185,11 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
 
 /* ---- configs ----------------------------------------------------------------------------------------------------- */
 
-/* What a rank says about its config. accepts: 1: it accepts it. */
+/* A rank's reply about its config. accepts: 1: the rank accepts its config; tensor: te_comm_config.tensor. */
 typedef struct te__comm_says { int32_t accepts, tensor; } te__comm_says;
 
-/* Compares what all ranks have said, says[size]. Returns the same error on all ranks if one of them refuses its config,
- * or has another `tensor` than rank 0; a rank that already has an error, `status`, keeps it. */
+/* Compares the replies of all ranks, says[size]. If a rank does not accept its config, or has another `tensor` than
+ * rank 0, all ranks return the same error; but a rank that already has an error, `status`, returns that error. */
 TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status status, te_context *ctx) {
     int refuses = -1, differs = -1;
     for (int i = size - 1; i >= 0; i--) {

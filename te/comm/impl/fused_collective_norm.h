@@ -3,8 +3,8 @@
  *
  *   all_reduce [bias] [dropout] add [fork] norm                    All ranks have all rows. One-shot or two-shot, like
  *                                                                  an all_reduce that is not fused.
- *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     Sequence parallelism, between two parts of a block:
- *                                                                  rank r has rows [r * pitch, (r + 1) * pitch).
+ *   reduce_scatter [bias] [dropout] add [fork] norm all_gather     Sequence parallelism: rank r computes the norm of
+ *                                                                  its `pitch` rows, from row r * pitch on.
  *
  * For each row a lane sends its packets to the other ranks, waits for the packets of the other ranks, adds all packets
  * in f32 in rank order, rounds once, and continues with the sum in registers. The results are bitwise identical to
@@ -49,48 +49,50 @@
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct te_fused_collective_args {
-    te_pointwise c;                 /* arguments of the pattern's pointwise kernel, which must be the first member. c.x
-                                     * is null, because the input is peers.x */
-    /* arguments of the exchange between ranks. peers.bytes: how many bytes one rank sends to another to be summed;
-     * peers.y is null */
+    /* the arguments of the pattern's pointwise kernel; must be the first member, because te_fused_row_store casts a
+     * pointer to it to a pointer to this struct. c.x is null, because the input is peers.x */
+    te_pointwise c;
+    /* the arguments of the exchange between ranks. peers.bytes: the number of bytes of partial sums that one rank sends
+     * to another; peers.y is null */
     te_peer_args peers;
     int64_t first, end;         /* this launch computes rows [first, end) */
-    int64_t pitch;              /* for reduce_scatter .. all_gather: the number of rows of each rank; for all_reduce:
-                                 * 0 */
+    /* reduce_scatter .. all_gather: the number of rows that each rank has after the reduce_scatter; all_reduce: 0 */
+    int64_t pitch;
     void *gathered;             /* [ranks * pitch, c.half]: receives the output of all_gather; null in an all_reduce */
-    int is_sent;                /* 1: the epilogue of the previous GEMM has already sent x to the other ranks
-                                 * (te_gemm_all_reduce_args) */
+    int is_sent;                /* 1: the epilogue of the previous GEMM has already sent x to the other ranks */
 } te_fused_collective_args;
 /* Which collective a fused kernel contains: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
-/* What te_fused_reduce_load, a load function of a norm, needs besides the kernel's arguments: its argument `source`. */
+/* The argument `source` of te_fused_reduce_load, which is the load function (of type te_norm_load_fn) of a fused
+ * kernel's norm. */
 typedef struct te_fused_collective_source {
     const te_fused_collective_args *p;
     uint32_t epoch;
-    int two_shot, gathers; /* two_shot: 1: the kernel's mode is TE_FUSED_two_shot; gathers: 1: its mode is
-                            * TE_FUSED_gathers */
+    /* two_shot: whether the kernel's mode is TE_FUSED_two_shot; gathers: whether its mode is TE_FUSED_gathers */
+    int two_shot, gathers;
 } te_fused_collective_source;
-/* The state of the store function te_fused_row_store. The state of other store functions (te_store_fn) is a single
- * uint32_t, the amax, so the amax must be the first member here. */
+/* The state of the store function te_fused_row_store. Store functions (te_store_fn) get a pointer to a uint32_t that
+ * holds the bits of the amax; te_fused_row_store casts it to a pointer to this struct, so the amax must be its first
+ * member. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
 
 /* A lane works on vectors of eight elements. A vector is sent as one packet of 16 bytes or, in f32, as two packets.
- * Each half of a buffer holds first the packets to be summed, sorted by sender, and then the packets of results: the
- * sums in a two-shot all_reduce, the gathered rows in reduce_scatter .. all_gather. */
+ * Each half of a rank's buffer holds first the packets that are to be summed, sorted by sender, and then the packets of
+ * results: the sums in a two-shot all_reduce, the gathered rows in reduce_scatter .. all_gather. */
 
 /* Return the number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* Return the index in x of a row, given as number `row` of the rows that belong to the rank `rank`. In an all_reduce
- * each rank has all rows, so the index is `row`. */
+/* Return the index, within the tensor x, of the row with index `row` among the rows that rank `rank` computes. In an
+ * all_reduce every rank computes all rows, so the result is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }
-/* Where a row is summed and sent. owner: the rank that sums this row. With two-shot, row i of the launch belongs to
- * rank i % ranks; otherwise the owner is this rank. packet: the index of the row's first packet among all packets that
- * one rank sends to another. */
+/* Which rank sums a row, and where the row's packets lie. owner: the rank that sums the row. With two-shot, rank i %
+ * ranks sums row i of the launch; otherwise each rank sums the rows that it needs, so the owner is this rank. packet:
+ * the index of the row's first packet among all packets that one rank sends to another. */
 typedef struct te_fused_row_place { int owner, packet; } te_fused_row_place;
 TE_FN te_fused_row_place te__fused_row_place_of(const te_fused_collective_args *p, const te_pointwise_shape k,
                                                 int64_t row, const int two_shot) {
@@ -111,8 +113,8 @@ TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
     TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
     te_packet_escape(w);
 }
-/* Return the address, within `buffer`, of the slot for eight gathered FP8 elements: vector number `vector` of row
- * number `row` of the rank `from`. */
+/* Return the address, within `buffer`, of the slot into which rank `from` sends vector `vector` (eight elements in FP8)
+ * of its row `row`. */
 TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
                                uint32_t epoch, int from, int64_t row, int vector) {
     const int packets = (int)(p->peers.bytes / TE_PACKET_BYTES);
@@ -122,7 +124,7 @@ TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, 
 
 /* ---- device: send a row to be summed ----------------------------------------------------------------------------- */
 
-/* Load this lane's vectors, of eight elements each, of row number `row` of x. */
+/* Load this lane's vectors, of eight elements each, of row `row` of x. */
 TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p, const te_pointwise_shape k,
                               int64_t row, te_lanes g) {
     TE_UNROLL for (int j = 0; j < k.chunks; j++) {
@@ -145,9 +147,10 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
         }
     }
 }
-/* Send a row to other ranks. In an all_reduce: row number `row` to the ranks that sum it. In reduce_scatter ..
- * all_gather: to each other rank that rank's row number `row`. The load of the epoch overlaps the load of x. row_x:
- * registers for two rows. */
+/* Send a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
+ * reduce_scatter .. all_gather, each other rank is sent the row with index `row` among the rows that it sums. row_x:
+ * registers for two rows, because the row for the next rank is loaded while this row is sent. The epoch is
+ * loaded at the same time as x: it is used only after the loads of x have been issued. */
 TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
                               te_vec8 *row_x) {
     const te_fused_collective_args *p = from->p;
@@ -169,8 +172,8 @@ TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwi
 /* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
 
 /* Set *sum to the sum of one packet over the ranks. local: this rank's packet. With two-shot, the owner of the row
- * computes the sum and sends it to the other ranks, which only receive the sum. After a timeout the lane continues,
- * because the other lanes of the row wait for it in the norm's reductions. */
+ * computes the sum and sends it to the other ranks, which only receive it. After a timeout the lane does not return but
+ * continues with a wrong sum, because the other lanes of the row wait for this lane in the norm's reductions. */
 TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
                                 const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
     const te_fused_collective_args *p = from->p;
@@ -186,9 +189,10 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
     TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
         te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, i)], a, from->epoch, a->rank, packets, result), sum);
 }
-/* The load function (te_norm_load_fn) of a fused collective kernel. The function does what te_norm_row_load does, but
- * the row that it loads is the sum over the ranks. Loads gamma and the residual before it waits for the first packet,
- * so that these loads overlap the wait. row_x: registers for the row, for gamma, and for the residual. */
+/* The load function (of type te_norm_load_fn) of a fused collective kernel. It sums a row over the ranks, runs the ops
+ * before the norm on the sum, and sets row_x to the norm's input. It loads gamma and the residual before it waits for
+ * the first packet, so that these loads overlap the wait. row_x: registers for the row, for gamma, and for the
+ * residual, k.chunks vectors each. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
@@ -225,8 +229,9 @@ TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, cons
 
 /* ---- device: all-gather the normed rows -------------------------------------------------------------------------- */
 
-/* Casts eight elements of y to FP8 with the scale, which is the same on all ranks, sends them to all other ranks, and
- * stores them to this rank's rows of `gathered`. The result is bitwise identical to that of te_pointwise_store_fp8. */
+/* Casts eight elements of y to FP8, sends them to all other ranks, and stores them to this rank's rows of `gathered`.
+ * The scale, *p->c.fp8.scale, is the same on all ranks. The result is bitwise identical to that of
+ * te_pointwise_store_fp8. */
 TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const float y[8], int64_t row, int vector,
                                    const te_pointwise_shape k, te_fused_collective_state *state) {
     const te_peer_args *a = &p->peers;
@@ -245,8 +250,8 @@ TE_FN void te__fused_row_store_fp8(const te_fused_collective_args *p, const floa
     }
     te_packet_store8(p->gathered, (a->rank * p->pitch + row) * k.half + vector * 8, &w, 8, 1);
 }
-/* The store function (te_store_fn) of a fused kernel with an all_gather: store a vector of the norm's output to this
- * rank's rows of `gathered`, and send it to all other ranks. */
+/* The store function (of type te_store_fn) of a fused kernel with an all_gather: store a vector of the norm's output to
+ * this rank's rows of `gathered`, and send it to all other ranks. */
 TE_FN void te_fused_row_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
                               uint32_t *state_bits) {
     const te_fused_collective_args *p = (const te_fused_collective_args *)(const void *)c; /* c is its first member */
@@ -274,7 +279,8 @@ TE_FN void te_fused_row_store(const te_pointwise *c, const te_lane *l, const te_
         te_packet_store(p->gathered, local * (16 * parts / 8) + part * TE_PACKET_BYTES, &w, TE_PACKET_BYTES, 1);
     }
 }
-/* Receives row number `row` of each other rank's output, and stores it to `gathered`. Returns early after a timeout. */
+/* Receives row `row` of each other rank's output, and stores these rows to `gathered`. Returns early after a timeout.
+ * */
 TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch,
                                  int64_t row, te_lanes g) {
     const te_peer_args *a = &p->peers;
@@ -304,8 +310,9 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 /* ---- device: the kernel ------------------------------------------------------------------------------------------ */
 
 /* The body of a fused collective kernel. stages, norm_store: the functions of the pattern's pointwise kernel. store:
- * te_fused_row_store in mode TE_FUSED_gathers; in the other modes, this is also a function of the pointwise kernel.
- * rows: registers for the rows in flight. */
+ * te_fused_row_store in mode TE_FUSED_gathers; in the other modes the store function of the pointwise kernel. rows:
+ * registers for vectors of eight elements, at least [3][k.chunks]: for a row, gamma and the residual
+ * (te_fused_reduce_load). */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
                                     te_vec8 *rows, const te_fused_mode mode) {
@@ -330,16 +337,17 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
     te__peer_epoch_advance(&p->peers, b, epoch, k.lanes * k.groups);
 }
 
-/* The kernels of a pattern. */
+/* The fused kernels of a pattern. */
 typedef struct te_fused_collective {
     te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: no fused kernel */
-    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p); /* only for all_reduce */
+    /* null: the pattern has no two-shot kernel */
+    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);
     int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time; blocks_per_sm: the number
                                 * of blocks per multiprocessor */
 } te_fused_collective;
 
-/* How many blocks of `threads` threads are resident on a multiprocessor: so many that they have 1024 threads together,
- * but at least one. With 1024 resident threads the compiler may use 64 registers in each thread. */
+/* The number of blocks, of `threads` threads each, that are resident on a multiprocessor: as many as have at most 1024
+ * threads together, so that the compiler may use 64 registers in each thread. */
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
@@ -396,18 +404,19 @@ typedef struct te_fused_collective {
 
 /* ---- host: launch ------------------------------------------------------------------------------------------------ */
 
-/* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes; 0: the kernel cannot be
- * used. reduce_scatter .. all_gather (pitch > 0): all rows, or 0 if the rows of all ranks do not fit into the symmetric
- * memory. all_reduce: as many rows as fit into the symmetric memory; if these are too many for one-shot, rounded down
- * to a multiple of the number of ranks. */
+/* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes; 0: the fused kernel cannot
+ * be used. reduce_scatter .. all_gather (pitch > 0): all rows, or 0 if the rows of all ranks do not fit into the
+ * symmetric memory. all_reduce (pitch 0): as many rows as fit into the symmetric memory; if they have too many bytes
+ * for one-shot, a multiple of the number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
     if (pitch) return rows * row_bytes * g->size <= p->max_bytes ? rows : 0;
-    const int64_t fit = te_min(rows, p->max_bytes / row_bytes);
-    return fit * row_bytes <= p->one_shot_bytes ? fit : te_min(rows, p->max_bytes / row_bytes / g->size * g->size);
+    const int64_t fit = te_min(rows, p->reduce_bytes / row_bytes);
+    return fit * row_bytes <= p->one_shot_bytes ? fit : te_min(rows, p->reduce_bytes / row_bytes / g->size * g->size);
 }
-/* Launches the kernel on all rows of p->c, with `at_once` rows in each launch. x: the tensor that is summed. */
+/* Launches the kernel as often as needed for all rows of p->c, with `at_once` rows in each launch. x: the tensor that
+ * is summed. */
 TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run *r, te_value x,
                                              te_fused_collective kernels, int64_t at_once) {
     const te_group *g = r->tensor;
@@ -435,8 +444,8 @@ TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_s
 /* ---- host: all_reduce [bias] [dropout] add [fork] norm ----------------------------------------------------------- */
 
 /* Return the number of rows that one launch of the fused all_reduce kernel computes. 0: the fused kernel cannot be
- * used, because it does not support the shapes, there is no symmetric memory, or the output of the all_reduce itself
- * must be saved. */
+ * used, because it does not support the shapes or formats, x is not aligned to 16 bytes, there is no symmetric memory,
+ * or the output of the all_reduce itself must be saved. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, const te_step *s, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te__policy(r, s->op[0])->output_saved) return 0;
@@ -457,8 +466,8 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
 }
 /* Runs the step: as one fused kernel if possible, else as the all_reduce and then the pointwise kernel `launch`. If the
- * previous linear has deferred its GEMM, the GEMM runs here first; if one of the kernels `gemm` can run it, the GEMM's
- * epilogue also sends the partial sums (collective_step.h). gemm null: there are no such kernels. */
+ * previous linear has deferred its GEMM, the GEMM runs here first; if one of the kernels `gemm` supports it, the GEMM's
+ * epilogue also sends the partial sums to the other ranks (collective_step.h). gemm null: there are no such kernels. */
 TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                            te_fused_collective kernels, te_pointwise_shape k,
                                            te_product_kernels *gemm) {
@@ -493,9 +502,9 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 
 /* ---- host: reduce_scatter [bias] [dropout] add [fork] norm all_gather -------------------------------------------- */
 
-/* Return the number of this rank's rows, all of which one launch of the fused reduce_scatter kernel computes. 0: the
- * fused kernel cannot be used, because it does not support the shapes, there is no symmetric memory, or the output of
- * the reduce_scatter itself must be saved. */
+/* Return the number of this rank's rows if one launch of the fused reduce_scatter kernel can compute all of them. 0:
+ * the fused kernel cannot be used, because it does not support the shapes or formats, a tensor is not aligned to 16
+ * bytes, there is no symmetric memory, or the output of the reduce_scatter itself must be saved. */
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
@@ -505,8 +514,8 @@ TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, 
     return te__fused_rows_per_launch(r->tensor, local, x.cols * (int64_t)te_dtype_bytes(x.dtype), local);
 }
 /* Runs the step as one fused kernel. middle: the step without its all_gather. sum: memory for this rank's rows of the
- * sum. y: the gathered output. If the output is stored in FP8, y only provides the memory. next: the index of the
- * linear that reads the output in FP8; -1: none. */
+ * sum. y: the gathered output; if the output is stored in FP8, only the memory of y is used. next: the index of the
+ * linear that reads the output in FP8; -1: the output is not stored in FP8. */
 TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y,
                                                  int next, te_fused_collective kernels, te_pointwise_shape k) {
     const int last = middle->op[middle->count - 1], block = y.block;
@@ -520,8 +529,9 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (!is_saved) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
-    if (next >= 0) { /* the output is stored in FP8, in the memory of the linear's saved input if there is such
-                      * memory */
+    /* store the output in FP8: in the memory of the linear's saved input if forward saves it, else in the memory of y
+     * */
+    if (next >= 0) {
         void *const saved = te__saved_input_of(r, next).x;
         TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, saved ? saved : y.data));
         y.block = saved ? -1 : block;
@@ -531,8 +541,9 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     return r->dry ? TE_OK : te__fused_collective_launch(&p, r, x, kernels, p.c.rows);
 }
 /* Runs the step: as one fused kernel if possible, else as the reduce_scatter, the pointwise kernel `launch` and the
- * all_gather. If the previous linear has deferred its GEMM, the GEMM runs here first; if one of the kernels `gemm` can
- * run it, the GEMM overlaps the reduce_scatter. gemm null: there are no such kernels. */
+ * all_gather. If the previous linear has deferred its GEMM, the GEMM runs here first; if one of the kernels `gemm`
+ * supports it, the GEMM overlaps the reduce_scatter, and the fused kernel is not used. gemm null: there are no such
+ * kernels. */
 TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                te_fused_collective kernels, te_pointwise_shape k,
                                                te_gemm_reduce_scatter_kernels *gemm) {

@@ -9,8 +9,9 @@
  *                                             crosses the link twice.
  *   reduce_scatter         S (N - 1) / N      S: the size of x. Data crosses the link once.
  *   all_gather             2 S (N - 1) / N    S: the size of y. Data crosses the link once. An all-gather must preserve
- *                                             all bit patterns, so none is free to mark an empty slot. Therefore half
- *                                             of each packet is flags (as in NCCL's LL protocol).
+ *                                             all bit patterns, so none is left that could say that a packet has not
+ *                                             arrived. Therefore half of each packet is flags, as in NCCL's LL
+ *                                             protocol.
  *
  * Lower bound of the time on H200s: these bytes at 450 GB/s (NVLink 4, in each direction), plus 1 to 1.5 us until a
  * peer sees a store. docs/notes/comm.md compares measured times with this bound, and says how many packets should be in
@@ -21,26 +22,29 @@
 
 #include "symmetric_memory.h" /* te_peer_memory, te__peer_wait */
 
-/* An all-reduce is one-shot if a rank then sends at most this number of bytes. Above this limit two-shot is faster: it
- * sends fewer bytes, but its data crosses the link twice, and the second crossing costs 2 us, in which the link could
- * move 0.9 MB. With two ranks there is no such limit, because both algorithms send the same number of bytes. */
+/* With TE_ALL_REDUCE_auto an all-reduce is one-shot if each rank then sends at most this number of bytes. Above this
+ * limit two-shot is faster, because it sends fewer bytes. Below it one-shot is faster: in two-shot, data crosses the
+ * link twice, and the second crossing takes 2 us, in which the link could move 0.9 MB. With two ranks one-shot is
+ * always used, because both algorithms send the same number of bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
 /* Return the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a
- * tensor of this size does not fit into the symmetric memory, or if the group has no symmetric memory. */
+ * tensor of this size does not fit into the symmetric memory, if the group has no symmetric memory, or if
+ * te_comm_config.all_reduce chooses NCCL for all-reduces. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
-    if (!p || bytes > p->max_bytes) return TE_PEER_none;
+    if (!p || bytes > (kind == TE_PEER_all_reduce ? p->reduce_bytes : p->max_bytes)) return TE_PEER_none;
     return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;
 }
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* In all kernels a thread sends its next packet before it waits for the other ranks' packets with the index of its
- * current one, so that the link stays busy. The arguments `ranks` and `aligned` are compile-time constants. ranks: the
- * number of ranks, or TE_PEER_MAX_RANKS if the kernel is compiled for any number of ranks. aligned: 1 if the kernel is
- * only launched where a->aligned is 1. */
+/* In all kernels a thread works on packets that are `stride`, the number of threads of the grid, apart. It sends its
+ * packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The arguments
+ * `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is compiled;
+ * TE_PEER_MAX_RANKS: for any number. aligned: 1 if the kernel is only launched where te_peer_args.aligned is 1. */
 
-/* Loads the i-th packet of the tensor a->x into *x, and sends it to all other ranks. */
+/* Loads packet i of the tensor a->x into *x, and sends it to all other ranks. packets: the number of packets of the
+ * tensor. */
 TE_FN void te__peer_one_shot_send(te_packet *x, const te_peer_args *a, uint32_t *epoch, int packets, int i,
                                   const int ranks, const int aligned) {
     const int64_t at = (int64_t)i * TE_PACKET_BYTES;
@@ -70,7 +74,7 @@ typedef struct te_peer_shards {
     int packets; /* the number of packets in a shard */
     int64_t bytes, end;
 } te_peer_shards;
-/* Sends to each other rank the i-th packet of that rank's shard, and loads the i-th packet of this rank's shard into
+/* Sends to each other rank packet i of that rank's shard of a->x, and loads packet i of this rank's shard into
  * *local. */
 TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_peer_shards s, int i,
                                  const int ranks, const int aligned) {
@@ -90,9 +94,9 @@ TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32
         te_packet_send(te__peer_slot(a->buffer[to], a, *epoch, a->rank, s.packets, i), &v[k]);
     }
 }
-/* The layout of a two-shot all-reduce. The tensor has `packets` packets, of which rank r sums those with indices in [r
- * * shard, (r + 1) * shard). Each half of a buffer holds first the slots of the packets to be summed and then, from
- * index `sums`, the slots of the sums. */
+/* The layout of a two-shot all-reduce. The tensor has `packets` packets; rank r sums the packets with indices from r *
+ * shard to (r + 1) * shard - 1. A rank's buffer has one half for even epochs and one for odd epochs; each half holds
+ * first the slots of the packets to be summed and then, from index `sums` on, the slots of the sums. */
 typedef struct te_two_shot_layout { int packets, shard, sums; } te_two_shot_layout;
 TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_two_shot_layout p, int i,
                                   const int ranks, const int aligned) {
@@ -100,8 +104,8 @@ TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint3
     const te_peer_shards shards = {p.shard, shard_bytes, a->bytes};
     te__peer_scatter_send(local, a, epoch, shards, i, ranks, aligned);
 }
-/* Sums the i-th packet of this rank's shard over the ranks, and sends the sum to all other ranks. Returns 0 after a
- * timeout. */
+/* Sums packet i of this rank's shard over the ranks, stores the sum to a->y and sends it to all other ranks. Returns 0
+ * after a timeout. */
 TE_FN int te__peer_two_shot_sum(const te_packet *local, const te_peer_args *a, uint32_t epoch, te_two_shot_layout p,
                                 int i, const int ranks, const int aligned) {
     const int64_t at = (int64_t)(a->rank * p.shard + i) * TE_PACKET_BYTES;
@@ -115,7 +119,8 @@ TE_FN int te__peer_two_shot_sum(const te_packet *local, const te_peer_args *a, u
     te_packet_store(a->y, at, &sum, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
     return 1;
 }
-/* Receives from each other rank the sum of the i-th packet of that rank's shard. Returns 0 after a timeout. */
+/* Receives from each other rank the sum of packet i of that rank's shard, and stores it to a->y. Returns 0 after a
+ * timeout. */
 TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_two_shot_layout p, int i,
                                     const int ranks, const int aligned) {
     uint32_t missing = te__peer_others_mask(a);
@@ -129,7 +134,7 @@ TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_tw
     return 1;
 }
 /* The body of a two-shot all-reduce. A thread computes and sends its sum for index i before it receives the other
- * ranks' sums for the previous index, so that these can arrive in the meantime. */
+ * ranks' sums for its previous index, i - stride, so that these sums can arrive in the meantime. */
 TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
     const te_two_shot_layout p = {packets, shard, a->ranks * shard};
@@ -163,7 +168,8 @@ TE_FN void te__peer_reduce_scatter(const te_peer_args *a, te_block b, uint32_t e
         local = next;
     }
 }
-/* A packet of an all_gather has four 32-bit words: words 0 and 2 are data, and words 1 and 3 are flags. */
+/* A packet of an all_gather has four 32-bit words: words 0 and 2 are data, and words 1 and 3 are flags, which are 0
+ * when the packet has arrived. All bit patterns of the data are allowed, so the data cannot be its own flag. */
 enum { TE_PEER_LL_BYTES = TE_PACKET_BYTES / 2 /* the number of bytes of data in a packet */ };
 TE_FN void te__peer_all_gather_send(te_packet *packet, const te_peer_args *a, uint32_t *epoch, int packets, int i,
                                     const int ranks, const int aligned) {
@@ -216,22 +222,26 @@ TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Sets the sizes in *p for tensors of up to max_bytes. A half of the buffer must hold the packets of any collective: a
- * two-shot all-reduce needs 2 max_bytes and some bytes for rounding up its shards, and an all-gather needs 2 max_bytes.
- * A one-shot all-reduce over N ranks needs N times the size of its tensor; one_shot_bytes is so small that this fits,
- * too. */
-TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks) {
+/* Sets the sizes in *p for tensors of up to max_bytes. A rank's buffer has one half for even epochs and one for odd
+ * epochs; a half must hold the packets of any collective: a two-shot all-reduce needs 2 max_bytes, and some bytes more
+ * because its shards are rounded up to whole packets; an all-gather needs 2 max_bytes, because half of each packet is
+ * flags. A one-shot all-reduce over N ranks needs N times the size of its tensor, which fits because such a tensor has
+ * at most one_shot_bytes. algorithm: te_comm_config.all_reduce, the algorithm of all-reduces. */
+TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, te_all_reduce_algorithm algorithm, int ranks) {
     p->max_bytes = te_min(max_bytes, TE_PEER_MAX_BYTES);
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
+    p->reduce_bytes = algorithm == TE_ALL_REDUCE_transport ? 0 : p->max_bytes;
     p->one_shot_bytes = ranks == 2 ? p->max_bytes : te_min(p->max_bytes, TE_PEER_ONE_SHOT_BYTES) / (ranks - 1);
+    if (algorithm == TE_ALL_REDUCE_one_shot) p->one_shot_bytes = p->max_bytes / (ranks - 1);
+    if (algorithm == TE_ALL_REDUCE_two_shot || algorithm == TE_ALL_REDUCE_transport) p->one_shot_bytes = 0;
 }
-/* Return the largest number of blocks with which a kernel is launched, such that all of them are resident at once. */
+/* Return te_peer_memory.max_blocks for a device with this number of multiprocessors. */
 TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
 TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
 
-/* Launches the variant of the kernel that is compiled for known_ranks ranks, or the one for any number of ranks if
- * known_ranks is 0. The variant for known_ranks needs so few registers that 1024 threads (two blocks) fit on a
- * multiprocessor. */
+/* Launches the variant of the kernel that is compiled for known_ranks ranks (2 or 4) or, if known_ranks is 0, the
+ * variant for any number of ranks. The variants for 2 and 4 ranks need so few registers that two blocks, 1024 threads,
+ * fit on a multiprocessor. */
 #define TE__PEER_LAUNCH(name, known_ranks)                                   \
     ((known_ranks) == 2   ? name##_2_launch(ctx, grid, a)                    \
      : (known_ranks) == 4 ? name##_4_launch(ctx, grid, a)                    \
@@ -249,8 +259,9 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
     return known_ranks ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
 }
 #undef TE__PEER_LAUNCH
-/* Enqueues the collective if its data fits into the symmetric memory. *taken: whether the collective was enqueued.
- * count: the number of elements per rank, as in te_transport. */
+/* Enqueues the collective if its data fits into the symmetric memory. *taken: whether it was enqueued; if not, the
+ * caller must use another transport, such as NCCL. count: the number of elements of x in an all_reduce or an
+ * all_gather, of y in a reduce_scatter. */
 TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y,
                                                 const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;

@@ -33,8 +33,8 @@ enum {
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
     TE_PEER_MAX_BLOCKS = 512,                       /* the largest number of blocks in a kernel that exchanges
                                                      * packets */
-    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256, /* a waiting thread reads the clock once in this many polls of its
-                                                     * buffer */
+    /* a waiting thread reads the clock (for its timeout) once every this many polls of its buffer */
+    TE_PEER_POLLS_PER_CLOCK = TE_CUDA ? 1024 : 256,
 };
 
 typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
@@ -42,13 +42,14 @@ typedef enum te_peer_algorithm { TE_PEER_none, TE_PEER_one_shot, TE_PEER_two_sho
 
 /* The state of the exchange on one rank, which lies in the memory of the rank's own device. */
 typedef struct te_peer_state {
-    /* the number of collectives so far. Each block has its own counter; between kernels all counters are equal */
+    /* the number of collectives so far. Each block reads and advances a counter of its own; between kernels all
+     * counters are equal */
     uint32_t epoch[TE_PEER_MAX_BLOCKS];
     uint32_t failed;                    /* 0: no timeout so far; r + 1: this rank has waited too long for rank r, and
                                          * the group can no longer be used */
 } te_peer_state;
 
-/* The buffers of a group, as one of its ranks sees them. */
+/* The buffers of a group, in the address space of one of its ranks. */
 typedef struct te_peer_memory {
     char *buffer[TE_PEER_MAX_RANKS]; /* the buffer of each rank, mapped into this process */
     te_peer_state *state;
@@ -56,20 +57,23 @@ typedef struct te_peer_memory {
     int64_t half_bytes;     /* the size of each half of a buffer */
     /* the size in bytes of the largest tensor that is exchanged through the buffers; larger ones go through NCCL */
     int64_t max_bytes;
-    int64_t one_shot_bytes; /* the size in bytes of the largest tensor for which an all-reduce uses the one-shot
-                             * algorithm */
-    int max_blocks;         /* the largest number of blocks with which a kernel is launched, the same on all ranks */
+    /* reduce_bytes: the size in bytes of the largest tensor whose all-reduce goes through the buffers; 0: all go
+     * through NCCL. one_shot_bytes: the size of the largest tensor whose all-reduce uses the one-shot algorithm */
+    int64_t reduce_bytes, one_shot_bytes;
+    /* the smallest number of multiprocessors that a rank's device has, TE_PEER_MAX_BLOCKS at most. All ranks launch a
+     * kernel with the same number of blocks: at most max_blocks times the blocks that fit on a multiprocessor */
+    int max_blocks;
     /* Statistics: how many kernels of each kind were launched. collectives: all kernels that contain a collective;
      * fused: kernels of fused patterns (fused_collective_norm.h); fused_fp8: kernels of fused patterns that gathered
      * FP8; gemms: GEMMs whose epilogue sent packets to a fused pattern (collective_step.h). */
     int64_t collectives, fused, fused_fp8, gemms;
 } te_peer_memory;
 
-/* A kernel's arguments. */
+/* The arguments of a kernel that exchanges packets. */
 typedef struct te_peer_args {
     void *y;
     const void *x;
-    int64_t bytes; /* the size in bytes of x in an all_reduce or an all_gather, and of y in a reduce_scatter */
+    int64_t bytes; /* the size in bytes: of x in an all_reduce or an all_gather, of y in a reduce_scatter */
     te_dtype dtype;
     int rank, ranks, aligned; /* rank: the index of this rank; ranks: the number of ranks; aligned: 1: x and y are
                                * aligned to 16 bytes, and `bytes` is a multiple of 16 */
@@ -94,8 +98,8 @@ TE_FN int te__peer_stride(te_block b) { return b.nx * TE_PEER_THREADS; }
 
 /* The epoch of this collective. */
 TE_FN uint32_t te__peer_epoch(const te_peer_args *a, te_block b) { return te_flag_load(&a->state->epoch[b.x]); }
-/* Call this function between the loads of x and the first use of the epoch. Without this call the compiler would make
- * the thread wait for the loaded epoch before it issues the loads of x. */
+/* Call this function after the loads of x and before the first use of the epoch, which is loaded from memory as well.
+ * Without this call the compiler would make the thread wait for the epoch before it issues the loads of x. */
 TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 #if TE_CUDA
     asm volatile("" : "+r"(*epoch));
@@ -103,8 +107,9 @@ TE_FN void te__peer_epoch_use(uint32_t *epoch) {
     (void)epoch;
 #endif
 }
-/* Ends the epoch: adds 1 to this block's counter. The counters that only larger grids use are divided among the blocks
- * of this grid, and each block adds 1 to its part of them. threads: the number of threads in the block. */
+/* Ends the epoch: sets the counter of this block to epoch + 1. The counters of blocks that this grid does not have,
+ * but larger grids have, are divided among the blocks of this grid, which set them as well, so that all counters stay
+ * equal. threads: the number of threads in the block. */
 TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
     int group;
     const int id = te_lanes_here(threads, &group).id;
@@ -112,7 +117,7 @@ TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t ep
     TE_UNROLL_1 for (int k = b.x + id * b.nx; k < TE_PEER_MAX_BLOCKS; k += threads * b.nx)
         a->state->epoch[k] = epoch + 1;
 }
-/* Return the address of the slot in `buffer` for the i-th packet from rank `from`, where each rank sends `count`
+/* Return the address, within `buffer`, of the slot for packet i from rank `from`, if each rank sends `count`
  * packets. */
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
@@ -130,9 +135,9 @@ TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t mi
     te_flag_store(&a->state->failed, rank + 1), te_flag_store(a->failed, rank + 1);
     return 1;
 }
-/* Waits for the i-th packet of each rank in the bit mask `missing`, stores the packets to v, and empties their slots.
- * Returns 0 after a timeout. flagged: 1: the packets are those of an all_gather (te__peer_all_gather), whose words 1
- * and 3 are flags. */
+/* Waits for packet i of each rank in the bit mask `missing`, stores the packets to v[rank], and empties their slots.
+ * count: the number of packets that each rank sends. Returns 0 after a timeout. flagged: 1: the packets are those of
+ * an all_gather (te__peer_all_gather), whose words 1 and 3 are flags. */
 TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, uint32_t epoch, int count, int i,
                         uint32_t missing, const int ranks, const int flagged) {
     const uint32_t expected = missing;
@@ -151,8 +156,8 @@ TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, u
         if (expected >> r & 1) te_packet_clear(te__peer_slot(a->local, a, epoch, r, count, i));
     return 1;
 }
-/* Return the i-th rank after this one. All ranks send in this order, so that they do not all send to the same rank at
- * once. */
+/* Return the rank that comes i places after this one, in a ring of all ranks. Each rank sends to the other ranks in
+ * this order, so that they do not all send to the same rank at once. */
 TE_FN int te__peer_next(const te_peer_args *a, int i) {
     return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
 }
@@ -164,9 +169,9 @@ TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
 /* Bit mask of all ranks but this one. */
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
-/* Set *sum to the sum of the i-th packets of all ranks. local: this rank's i-th packet. All ranks add in f32 in the
- * order of the ranks, so their sums are bitwise identical. Call te_packet_escape before the sum is sent. Returns 0
- * after a timeout. */
+/* Set *sum to the sum of the packets i of all ranks. local: this rank's packet i. All ranks add in f32 in the order of
+ * the ranks, so their sums are bitwise identical. Before it sends the sum, the caller calls te_packet_escape, because
+ * the sum may have the bit pattern that marks an empty slot. Returns 0 after a timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
                        const int ranks) {
     te_packet v[TE_PEER_MAX_RANKS];
@@ -181,7 +186,8 @@ TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_arg
     return 1;
 }
 
-/* Do what te__peer_wait does, but wait only for the i-th packet of rank r. */
+/* Waits for packet i of rank r, stores it to *v, and empties its slot. count: the number of packets that each rank
+ * sends. Returns 0 after a timeout. */
 TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch, int count, int i, int r) {
     char *const slot = te__peer_slot(a->local, a, epoch, r, count, i);
     uint64_t since = 0;
@@ -193,7 +199,8 @@ TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch
     te_packet_clear(slot);
     return 1;
 }
-/* Do what te__peer_wait does, but wait only for one packet of eight bytes from rank r, in `slot`. */
+/* Waits for one packet of eight bytes from rank r in `slot`, stores it to *v, and empties the slot. Returns 0 after a
+ * timeout. */
 TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r) {
     const te_packet idle = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     uint64_t since = 0;
@@ -205,13 +212,14 @@ TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r)
     te_packet_send8(slot, &idle);
     return 1;
 }
-/* Do what te__peer_sum does, but wait for one rank after the other, so that only one packet is held in registers,
- * however many ranks there are. After a timeout the sum is NaN. dtype: a->dtype as a compile-time constant. */
+/* Sets *sum to the sum of the packets i of all ranks, as te__peer_sum does, but waits for one rank after the other, so
+ * that only one packet is held in registers, however many ranks there are. After a timeout this function returns
+ * nothing, and the sum is NaN. dtype: a->dtype as a compile-time constant. */
 TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count,
                                int i, const te_dtype dtype) {
     float s[8];
-    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* the sum begins with -0, because -0 + x is bitwise identical
-                                                         * to x, even if x is -0 */
+    /* start with -0, because -0 + x is bitwise identical to x for every x, while 0 + -0 is 0 */
+    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f;
     TE_UNROLL_1 for (int r = 0; r < a->ranks; r++) {
         te_packet v = *local;
         if (r != a->rank) (void)te__peer_wait_rank(&v, a, epoch, count, i, r);
@@ -222,7 +230,7 @@ TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Return an error if a rank timed out in an earlier collective of this group, so that the group cannot be used. */
+/* Return an error if a rank timed out in an earlier collective of this group; the group can then no longer be used. */
 TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
     const uint32_t failed = g->peers ? te__flag_load_on_host(g->peers->failed) : 0;
     if (!failed) return TE_OK;
@@ -231,7 +239,8 @@ TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
                   g->rank, g->size, (int)failed - 1, g->comm->timeout);
     return te__comm_failed(g->comm, ctx);
 }
-/* Return the arguments of a kernel that exchanges packets, without y and x. bytes: as in te_peer_args. */
+/* Return the arguments of a kernel that exchanges packets, except y, x and `aligned`. bytes: the size of x in an
+ * all_reduce or an all_gather, of y in a reduce_scatter. */
 TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,
                                      te_dtype dtype) {
     const te_peer_memory *p = g->peers;
@@ -240,14 +249,14 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     a.kind = kind, a.algorithm = algorithm, a.bytes = bytes, a.dtype = dtype, a.rank = g->rank, a.ranks = g->size;
     memcpy(a.buffer, p->buffer, sizeof a.buffer), a.local = p->buffer[g->rank];
     a.state = p->state, a.failed = p->failed, a.half_bytes = p->half_bytes;
-    /* 0.9: the kernel should reach its timeout before the host, because only the kernel can report which rank is
+    /* 0.9: the kernel should reach its timeout before the host does, because only the kernel can report which rank is
      * missing */
     a.timeout = (uint64_t)(0.9e9 * g->comm->timeout);
     return a;
 }
-/* Return the arguments of a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes each; a GEMM
- * whose epilogue sends packets to the pattern has the same arguments. With two-shot, a rank sends to each other rank
- * only those rows that the other rank sums, so `bytes` counts only these. */
+/* Return the arguments of the exchange in a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes
+ * each, and in the GEMM whose epilogue sends packets to the pattern. With two-shot, a rank sends to each other rank
+ * only those rows that the other rank sums, so te_peer_args.bytes counts only these. */
 TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
                                           te_dtype dtype) {
     const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;

@@ -26,9 +26,9 @@ static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmet
 
 /* ---- waits that end ---------------------------------------------------------------------------------------------- */
 
-/* Waits until the context's stream is idle, at most g->comm->timeout seconds; cudaStreamSynchronize would wait for ever
- * for a rank that has died. After TE_ERROR_COMM the communicator has
- * failed, and the caller must free no device memory, because cudaFree would wait for the stream. */
+/* Waits until the context's stream is idle, at most g->comm->timeout seconds; cudaStreamSynchronize would wait for
+ * ever for a rank that has died. If the result is TE_ERROR_COMM, the communicator has failed, and the caller must not
+ * free any device memory, because cudaFree would wait for the stream. */
 TE_API te_status te__comm_wait_stream(const te_group *g, const char *what, te_context *ctx) {
     const double since = te__seconds();
     for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess; te__sleep_1ms()) {
@@ -45,12 +45,14 @@ TE_API te_status te__comm_wait_stream(const te_group *g, const char *what, te_co
 
 /* What a rank tells the other ranks about itself before they map each other's memory. */
 typedef struct te_peer_info {
-    /* in the first exchange: the rank has allocated its memory; in the second: it has mapped the memory of all other
-     * ranks */
+    /* in the first exchange of these structs: whether the rank has allocated its memory; in the second exchange:
+     * whether it has mapped the memory of all other ranks */
     int32_t is_ready;
     int32_t process, processors;
-    uint64_t host; /* a hash of the operating system's boot id, equal for processes on the same host; 0: unknown */
-    int64_t max_bytes;
+    /* a hash of the operating system's boot id, which is the same for all processes on a host; 0: unknown */
+    uint64_t host;
+    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* those of the rank's te_peer_memory, which must be the same on
+                                                      * all ranks */
     cudaIpcMemHandle_t memory;
 } te_peer_info;
 
@@ -63,25 +65,28 @@ TE_API uint64_t te__host_hash(void) {
     for (size_t i = 0; i < n; i++) hash = (hash ^ (uint8_t)text[i]) * 1099511628211u;
     return n ? hash : 0;
 }
-/* Exchanges info[size]: each rank has filled in its own element, and receives the elements of all others. Waits for all
- * ranks. Returns whether it succeeded; if a rank has not come within the timeout, the communicator has failed, and no
- * device memory may be freed. staging: device memory for te_peer_info[size]. */
+/* Exchanges info[size]: each rank has filled in info[its rank], and receives the elements of all others. Waits for all
+ * ranks. Returns whether the exchange succeeded; if a rank has not come within the timeout, the communicator has
+ * failed, and no device memory may be freed. staging: device memory for te_peer_info[size]. */
 TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, te_context *ctx) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
-    /* The copy to the host comes after the wait, because it waits without a limit for what was enqueued before it. */
+    /* cudaMemcpy to the host waits without a time limit for the work that was enqueued before it. So first wait with a
+     * limit. */
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
            ncclAllGather(staging + g->rank, staging, one, ncclInt8, (ncclComm_t)g->handle, stream) == ncclSuccess &&
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
            cudaMemcpy(info, staging, all, cudaMemcpyDeviceToHost) == cudaSuccess;
 }
 /* Return whether this rank can map the memory of the rank `other`: that rank must be another process on the same host,
- * and have a buffer of the same size. */
+ * have a buffer of the same size, and choose the same algorithms. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
     return other->is_ready && local->host && other->host == local->host && other->process != local->process &&
-           other->max_bytes == local->max_bytes;
+           other->max_bytes == local->max_bytes && other->one_shot_bytes == local->one_shot_bytes &&
+           other->reduce_bytes == local->reduce_bytes;
 }
-/* Return whether `ok` is true on all ranks. Waits for all ranks. staging: device memory for te_peer_info[size]. */
+/* Return whether `ok` is true on all ranks. Every rank must call this function, which waits for all ranks. staging:
+ * device memory for te_peer_info[size]. */
 TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS];
     memset(info, 0, sizeof info);
@@ -123,6 +128,7 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
     int ok = te__peer_memory_allocate(p, local, g->rank);
     local->is_ready = ok, local->process = (int32_t)getpid(), local->host = te__host_hash();
     local->max_bytes = p->max_bytes, local->processors = ctx->processors;
+    local->one_shot_bytes = p->one_shot_bytes, local->reduce_bytes = p->reduce_bytes;
     if (!te__peer_exchange_info(g, info, staging, ctx)) return 0;
     for (int r = 0; r < g->size; r++) ok &= r == g->rank || te__peer_can_map(local, &info[r]);
     for (int r = 0; ok && r < g->size; r++)
@@ -135,15 +141,16 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
         ok &= info[r].is_ready, p->max_blocks = (int)te_min(p->max_blocks, te__peer_max_blocks(info[r].processors));
     return ok;
 }
-/* Makes g->peers, the packet buffers. All ranks of the group must call this function at the same time. If a rank cannot
- * map the buffers, g->peers stays null on all ranks, and this is not an error. */
-TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context *ctx) {
+/* Creates g->peers, the packet buffers. All ranks of the group must call this function at the same time. If a rank
+ * cannot map the buffers, g->peers stays null on all ranks, which is not an error: NCCL then does the collectives. */
+TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_all_reduce_algorithm algorithm,
+                                      te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS], *staging = 0;
     if (max_bytes <= 0 || g->size < 2 || g->size > TE_PEER_MAX_RANKS) return TE_OK;
     te_peer_memory *p = (te_peer_memory *)calloc(1, sizeof *p);
     TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "te_comm_create: no memory");
     memset(info, 0, sizeof info);
-    te__peer_memory_size(p, max_bytes, g->size);
+    te__peer_memory_size(p, max_bytes, algorithm, g->size);
     const te_status status = te_allocate(ctx, (void **)&staging, sizeof info);
     const int ok = status == TE_OK && te__peer_memory_map(p, info, staging, g, ctx);
     if (g->comm->failed) return TE_ERROR_COMM;
@@ -181,15 +188,14 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
     if (!ok) te__overlap_block_unmap(b, g->rank);
     return ok;
 }
-/* Return the address of a function of the CUDA driver, which is looked up by its name; null: this driver does not have
- * it. */
+/* Return the address of the function of the CUDA driver that has this name; null: this driver has no such function. */
 TE_API void *te__driver_function(const char *name) {
     void *f = 0;
     cudaDriverEntryPointQueryResult found;
     return cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found) == cudaSuccess ? f : 0;
 }
-/* Creates the side stream and its events, and looks up the driver's stream memory operations, by which a stream writes
- * a word or waits for a word. Returns whether all of this succeeded. */
+/* Creates the stream for copies (m->copy_stream) and its events, and looks up the driver's stream memory operations,
+ * with which a stream writes a 32-bit word or waits until a word has a value. Returns whether all of this succeeded. */
 TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     int least = 0, greatest = 0;
     const int ok = cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess &&
@@ -201,9 +207,9 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
     return ok && m->write && m->wait;
 }
-/* Return whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a probe
- * word to all ranks, waits for the word that it wrote to itself, and checks the words that the others wrote to it. All
- * ranks must call this function. */
+/* Return whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a word
+ * to the memory of each rank, waits for the word that it wrote to its own memory, and checks the words that the others
+ * wrote to its memory. All ranks must call this function. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {
     const cudaStream_t side = (cudaStream_t)m->copy_stream;
@@ -227,10 +233,9 @@ TE_API void te__overlap_memory_free(te__overlap_memory *m) {
     (void)cudaGetLastError();
     free(m);
 }
-/* Makes g->memory, which has the flags and slots. All ranks of the group must call this function at the same time.
- * bytes: the size of all slots together. If a rank cannot map the slots, g->memory stays null on all ranks, and this is
- * not an error.
- */
+/* Creates g->memory: the flags and slots of GEMMs that overlap collectives, and of reductions by DMA engines. All ranks
+ * of the group must call this function at the same time. bytes: the size of all slots together. If a rank cannot map
+ * the slots, g->memory stays null on all ranks, which is not an error: NCCL then does these collectives. */
 TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context *ctx) {
     const size_t flag_bytes = TE_FLAG_COUNT * sizeof(uint32_t);
     te_peer_info *staging = 0;
@@ -242,9 +247,9 @@ TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context 
     m->timeout = (uint64_t)(0.9e9 * g->comm->timeout), m->two_kernel_bytes = TE_SCATTER_TWO_KERNEL_BYTES;
     const int has_streams = te__overlap_memory_streams(m);
     const te_status status = te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging);
-    /* A rank that could not create its streams takes part in the exchange nevertheless, but with a smaller block. Ranks
-     * do not map blocks whose size differs from that of their own (te__peer_can_map), so then no rank gets the
-     * memory. */
+    /* A rank that could not create its streams must still exchange its memory handle, because the other ranks wait for
+     * it, but it allocates a smaller block. Ranks do not map blocks whose size differs from that of their own block
+     * (te__peer_can_map), so then no rank of the group gets symmetric memory. */
     const size_t block_bytes = flag_bytes + (has_streams ? m->capacity : 0);
     int ok = status == TE_OK && te__overlap_block_map(&m->block[0], block_bytes, flag_bytes, g, staging, ctx);
     ok = ok && has_streams && te__overlap_memory_probe(m, g, staging, ctx);
@@ -259,8 +264,8 @@ TE_API void te__overlap_memory_unmap(te__overlap_memory *m) {
     for (int i = 0; i < m->blocks; i++) te__overlap_block_unmap(&m->block[i], m->rank);
 }
 
-/* The body of te_comm_allocate. If the ranks cannot map the block, or all blocks are in use, the result is ordinary
- * device memory. */
+/* The body of te_comm_allocate: *p becomes a block of device memory that all ranks of the tensor group map. If they
+ * cannot map it, or the table of such blocks is full, *p is device memory that only this rank can access. */
 TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     te_peer_info *staging = 0;
@@ -278,8 +283,8 @@ TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_con
     (void)cudaGetLastError();
     return *p ? TE_OK : te_allocate(ctx, p, bytes);
 }
-/* The body of te_comm_release. All work on p must have finished. A rank frees its own block when all other ranks have
- * unmapped it. */
+/* The body of te_comm_release. All work that uses the memory p must have finished. Each rank unmaps the blocks of the
+ * other ranks, waits until the others have done the same, and only then frees its own block. */
 TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     const int i = te__overlap_block_of(m, p, 1);

@@ -18,7 +18,7 @@
  * - A replaced file keeps its permissions, and its owner where the system allows that. A file without write permission
  *   is not replaced; the call returns an error.
  * - A symbolic link stays: the file that it leads to is replaced, in its own folder. Refused are a dangling link,
- *   another user's link in a folder for all (mode 1777), devices, FIFOs, sockets and folders.
+ *   another user's link in a folder to which all may write (such as /tmp), devices, FIFOs, sockets and folders.
  */
 #ifndef TE_FILE_H
 #define TE_FILE_H
@@ -35,7 +35,7 @@
 #error "safetensors files are little-endian, and so must the machine be"
 #endif
 
-/* Declarations of POSIX functions that the system's headers hide if the compiler runs with -std=c11. */
+/* POSIX functions that the system's headers do not declare if the compiler runs with -std=c11. */
 TE_EXTERN_C int fsync(int fd);
 #ifndef __cplusplus
 extern int lstat(const char *path, struct stat *info);
@@ -44,8 +44,8 @@ extern int fchown(int fd, uid_t owner, gid_t group);
 extern char *realpath(const char *path, char *resolved);
 #endif
 
-/* Open a regular file for reading, and set *bytes to its size. O_NONBLOCK is needed because opening a FIFO would block
- * without it. */
+/* Open a regular file for reading, and set *bytes to its size. O_NONBLOCK is set because opening a FIFO, which is then
+ * refused, would otherwise block. */
 TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_context *ctx) {
     struct stat info;
     *fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
@@ -83,13 +83,15 @@ typedef struct te__new_file {
     char *temporary;  /* the path of the temporary file, which is in the same folder as the target */
 } te__new_file;
 
-enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried; a name is taken if an earlier
+enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried; a name can be taken, if an earlier
                                   * process with the same id was killed and left its temporary file behind */
 
-enum { TE__STICKY = 01000 }; /* S_ISVTX, which the system's headers hide with -std=c11 */
-/* Whether the link at `path` may be followed. Anybody can leave a link in a folder that all may write to, such as /tmp.
- * Linux (fs.protected_symlinks) follows a link in a sticky folder for all only if it belongs to the user or to the
- * folder's owner; but realpath reads links without following them, so that the kernel would not notice. */
+enum { TE__STICKY = 01000 }; /* the sticky bit of a folder's mode, S_ISVTX, which the system's headers hide with
+                              * -std=c11 */
+/* Return whether the symbolic link at `path` may be followed. Anybody can leave a link in a folder to which all may
+ * write, such as /tmp. Such folders are sticky, and in them the Linux kernel (fs.protected_symlinks) follows a link
+ * only if it belongs to the user or to the folder's owner. This function makes the same check, because realpath reads a
+ * link without following it, so that the kernel does not check it. */
 TE_API int te__link_is_trusted(const char *path, const struct stat *link) {
     struct stat folder, followed;
     const char *slash = strrchr(path, '/');
@@ -99,12 +101,13 @@ TE_API int te__link_is_trusted(const char *path, const struct stat *link) {
     memcpy(name, n ? path : ".", n ? n : 1), name[n ? n : 1] = 0;
     const int known = !stat(name, &folder);
     free(name);
-    if (!known || (stat(path, &followed) && errno == EACCES)) return 0; /* the kernel refuses it, or a link behind it */
+    if (!known || (stat(path, &followed) && errno == EACCES)) return 0; /* the operating system refuses to follow the
+                                                                         * link, or a link to which it leads */
     return !(folder.st_mode & TE__STICKY) || !(folder.st_mode & S_IWOTH) || link->st_uid == geteuid() ||
            link->st_uid == folder.st_uid;
 }
-/* Set f->target to the path of the file that will be replaced. *exists: whether this file exists already; *info: its
- * status, if it exists. Returns an error if the file must not be replaced. */
+/* Set f->target to the path of the file that will be replaced. *exists: set to 1 if this file exists already, else to
+ * 0; *info: set to its status, if it exists. Returns an error if the file must not be replaced. */
 TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
     const size_t n = strlen(f->path) + 1;
     TE_REQUIRE(n > 1, ctx, TE_ERROR_IO, "cannot create a file: its path is empty");
@@ -129,10 +132,11 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
                strerror(errno));
     return TE_OK;
 }
-/* The temporary file's name begins with the target's name, or with the first 200 bytes of a longer one, so that it has
- * at most 255 bytes, as file systems allow. */
-enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* at most so many bytes follow, with the closing NUL */ };
-/* Return how many bytes of the target's path the temporary file's path begins with. A UTF-8 character is not split. */
+/* The temporary file's name begins with the target's name, or with the first TE__FILE_STEM bytes of a longer one, so
+ * that it has at most 255 bytes, the limit of file systems. */
+enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* TE__FILE_SUFFIX: at most so many bytes follow, including the
+                                                  * final NUL */ };
+/* Return how many bytes of the target's path begin the temporary file's path. A UTF-8 character is not split. */
 TE_API size_t te__new_file_stem(const char *target) {
     const char *slash = strrchr(target, '/'), *name = slash ? slash + 1 : target;
     size_t n = strlen(name);
@@ -140,9 +144,8 @@ TE_API size_t te__new_file_stem(const char *target) {
         for (n = TE__FILE_STEM; n > 1 && ((unsigned char)name[n] & 0xc0) == 0x80;) n--;
     return (size_t)(name - target) + n;
 }
-/* Create the temporary file. old: the status of the file that the temporary file will replace; null: there is no such
- * file. If there is an old file, only the owner can read the temporary file until it gets the old file's
- * permissions. */
+/* Create the temporary file, with the owner and permissions of the file that it will replace. old: the status of that
+ * file; null: there is none. Until the temporary file has these permissions, only its owner can read it. */
 TE_API te_status te__new_file_create(te__new_file *f, const struct stat *old, te_context *ctx) {
     const size_t stem = te__new_file_stem(f->target), capacity = stem + TE__FILE_SUFFIX;
     struct stat is;
@@ -198,18 +201,16 @@ TE_API te_status te__new_file_overwrite(te__new_file *f, const void *src, size_t
     if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
     return te__new_file_write(f, src, n, ctx);
 }
-/* Sync the target's folder to the disk, because otherwise a crash soon afterwards could undo the rename. Shortens
- * f->target to the path of the folder. */
+/* Sync the target's folder to the disk, because otherwise a crash soon afterwards could undo the rename. Replaces
+ * f->target by the path of the folder. */
 TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     char *slash = strrchr(f->target, '/');
     const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;
     if (slash) *slash = 0;
     const int fd = open(folder, O_RDONLY);
-    if (fd < 0) return TE_OK; /* no error is returned, because a folder may be writable but not readable, and then it
-                               * cannot be opened */
-    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* EINVAL and ENOTSUP mean that the file system
-                                                                          * cannot sync folders, which is not an
-                                                                          * error */
+    if (fd < 0) return TE_OK; /* not an error: a folder that is writable but not readable cannot be opened */
+    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* EINVAL and ENOTSUP are no errors: the file
+                                                                          * system cannot sync folders */
     te_status status = TE_OK;
     if (failed)
         status = te_fail(ctx, TE_ERROR_IO, "%.120s: is written, but its folder is not synced: %s", f->path,

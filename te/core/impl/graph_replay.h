@@ -2,13 +2,13 @@
  *
  * Launching a kernel takes the host about 3 us, launching a graph of thirty kernels only 2 us. Therefore a pass of a
  * model records its launches (te__launch_or_record): kernels with the bytes of their arguments, cuBLASLt calls, and
- * fills. At the end of the pass (te_launch_flush):
- *   1. if a cached graph has exactly these launches, that graph is launched;
- *   2. else, if fewer than ctx->replay graphs are cached, a graph is captured and cached (this takes 10 us for each
- *      kernel, once, and 0.1 MB of device memory for each pass);
- *   3. else the least recently used graph with the same kernels gets the new arguments (1 us for each kernel) and is
- *      launched;
- *   4. else, and whenever the stream is being captured, the launches are enqueued one by one.
+ * fills. The end of the pass (te_launch_flush) takes the first of these ways that is possible:
+ *   1. If a cached graph has exactly these launches, launch that graph.
+ *   2. If fewer than ctx->replay graphs are cached, capture a graph, cache it and launch it. Capturing takes 10 us for
+ *      each kernel, once, and 0.1 MB of device memory for each pass.
+ *   3. Give the new arguments to the least recently used graph with the same kernels (1 us for each kernel), and launch
+ *      it.
+ *   4. Enqueue the launches one by one. This is also done whenever the stream is being captured.
  * In each case the kernels run in the order of the plan, so the results are bitwise identical.
  *
  * Small fills inside a graph become kernels, because a graph launches faster if all its nodes are kernels.
@@ -28,18 +28,18 @@
 /* ---- small fills become kernels ---------------------------------------------------------------------------------- */
 
 enum {
-    TE_SMALL_FILL_MAX_BYTES = 1024, /* the size in bytes up to which a fill is replaced by a kernel; the kernel has only
-                                     * one warp, which would be slow for larger fills */
-    TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most this many nodes, and if at most
-                                     * this many nodes depend on it */
+    TE_SMALL_FILL_MAX_BYTES = 1024, /* the largest fill, in bytes, that a kernel replaces; the kernel has only one warp,
+                                     * which would be slow for larger ones */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* the largest number of graph nodes on which a fill that is replaced depends, and
+                                     * of nodes that depend on it */
 };
-/* The argument of the kernel that replaces a fill. For each i < count, the kernel sets bytes[i] to byte number i %
- * element of `value`. */
+/* The argument of the kernel that replaces a fill. The kernel sets bytes[i], for each i < count, to byte number i %
+ * element of `value`; `element` is the size in bytes of the elements of the fill. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
-/* Get the nodes that `node` depends on (before: 1) or the nodes that depend on `node` (before: 0). Returns their
- * number, or -1 if there are more than TE_SMALL_FILL_MAX_EDGES or if an edge is not a plain dependency (such as one for
- * programmatic dependent launch). */
+/* Get the nodes that `node` depends on (before 1) or the nodes that depend on it (before 0). Returns their number, or
+ * -1 if there are more than TE_SMALL_FILL_MAX_EDGES, or if an edge between the nodes is not a plain dependency (such as
+ * an edge for programmatic dependent launch). */
 TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node, int before) {
     size_t n = TE_SMALL_FILL_MAX_EDGES + 1;
     cudaGraphNode_t all[TE_SMALL_FILL_MAX_EDGES + 1];
@@ -57,7 +57,7 @@ TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node,
     for (size_t i = 0; i < n; i++) neighbors[i] = all[i];
     return (int)n;
 }
-/* Add edges to a graph: each of the nodes then[count] then depends on the node `first`. */
+/* Add `count` edges to a graph, such that each of the nodes then[0] to then[count - 1] depends on the node `first`. */
 TE_API cudaError_t te__graph_add_dependents(cudaGraph_t graph, cudaGraphNode_t first, const cudaGraphNode_t *then,
                                             int count) {
     cudaError_t e = cudaSuccess;
@@ -106,8 +106,8 @@ TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
 typedef struct te_grid { int x, y; } te_grid;
 
 enum {
-    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the largest size of a record of launches, in bytes; when a record is full, its
-                                        * launches are enqueued */
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the size of a context's record of launches, in bytes; when it is full, the
+                                        * recorded launches are enqueued */
     TE_LAUNCH_MIN_GRAPH = 4,           /* the smallest number of launches for which a graph is used; the launches of a
                                         * shorter pass are enqueued one by one, without a graph */
     TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
@@ -117,15 +117,16 @@ enum {
  * function can be recorded like a launch. */
 typedef te_status (*te_call_fn)(const void *args, te_context *ctx);
 
-/* A recorded launch of a kernel, or a recorded call of a function. In a record, the struct is followed by `bytes` bytes
- * of arguments, and the next launch begins `size` bytes after this one. */
+/* A recorded launch of a kernel (`call` is null), or a recorded call of a function (`kernel` is null). In a record, the
+ * struct is followed by `bytes` bytes of arguments, and the next launch begins `size` bytes after this one. */
 typedef struct te_launch {
     const void *kernel;
     te_call_fn call;
     const char *name;
     te_grid grid;
-    int threads, cluster, pdl, shared; /* cluster: the number of thread blocks in a cluster, all along x; shared: bytes
-                                        * of dynamic shared memory per block */
+    int threads, cluster, pdl, shared; /* threads: per block; cluster: the number of thread blocks in a cluster, all
+                                        * along x; pdl: 1: programmatic dependent launch; shared: bytes of dynamic
+                                        * shared memory per block */
     int bytes, size;
 } te_launch;
 
@@ -147,8 +148,8 @@ typedef struct te_launches {
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
     int last_is_kernel;          /* 1: the launch that was recorded last is a kernel, not a call */
-    int autotuning;              /* 1: candidate kernels for a GEMM are being timed; before each candidate a kernel runs
-                                  * that writes no weight */
+    int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. It launches a small kernel
+                                  * before them, so that they start as they would after another kernel of a pass */
     uint64_t clock;
     int64_t made, updated, replayed; /* how often a graph was captured (made), was given new arguments (updated), and
                                       * was launched (replayed) */
@@ -171,9 +172,9 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Return whether kernels are launched with programmatic dependent launch (PDL). PDL requires two things: ctx->pdl is
- * set, and the code that runs on the context's device was compiled for compute capability 9.0 or higher, because only
- * such code contains the wait of te_kernel_begin. */
+/* Return whether kernels are launched with programmatic dependent launch (PDL): if ctx->pdl is set, and if the code
+ * that runs on the context's device was compiled for compute capability 9.0 or higher, because only such code contains
+ * the wait in te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
@@ -207,7 +208,7 @@ TE_API te_status te__launch_now(const te_launch *l, const void *args, te_context
     }
     return te__cuda_status(ctx, cudaLaunchKernelExC(&launch, l->kernel, arg), l->name);
 }
-/* Returns the launch that begins at byte *at of a record, and advances *at to the next launch. */
+/* Return the launch that begins at byte *at of a record, and advance *at to the next launch. */
 TE_API const te_launch *te__launch_next(const char *record, int *at) {
     const te_launch *l = (const te_launch *)(const void *)(record + *at);
     *at += l->size;
@@ -234,7 +235,7 @@ TE_API void te__replay_evict(te_launches *s, int i) {
     s->replay[i] = s->replay[--s->replays];
 }
 
-/* Return the graph node that was captured last; null if CUDA is older than 12.3, where the node cannot be queried. */
+/* Return the graph node that was captured last; null: CUDA is older than 12.3, where the node cannot be queried. */
 TE_API cudaGraphNode_t te__last_captured_node(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status;
     const cudaGraphNode_t *node = 0;
@@ -285,8 +286,8 @@ TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     return 0;
 }
 
-/* Return whether graph r has the same kernels and calls as the recorded launches, so that only the arguments of its
- * kernels have to be updated. */
+/* Return whether graph r differs from the recorded launches only in what te__replay_update can change: the arguments,
+ * grids, block sizes and shared memory of kernels. */
 TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     if (r->count != s->count || r->bytes != s->bytes) return 0;
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
@@ -298,7 +299,7 @@ TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     }
     return 1;
 }
-/* Update the arguments, grids and block sizes in graph r to the recorded ones. Returns 0 on failure. */
+/* Give graph r the arguments, grids, block sizes and shared memory of the recorded launches. Returns 0 on failure. */
 TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
         const te_launch *old = te__launch_next(r->record, &same), *l = te__launch_next(s->record, &at);
@@ -314,8 +315,8 @@ TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     memcpy(r->record, s->record, (size_t)s->bytes);
     return 1;
 }
-/* Find a graph for the recorded launches: a cached one, a newly captured one, or a cached one with new arguments.
- * Returns null if the launches must be enqueued one by one. */
+/* Return a graph for the recorded launches: a cached one, a newly captured one, or a cached one with new arguments;
+ * null if the launches must be enqueued one by one. */
 TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
     int oldest = -1;
     for (int k = 0; k < s->replays; k++) {
@@ -327,7 +328,7 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
     if (s->replays < te_min(ctx->replay, TE_LAUNCH_MAX_GRAPHS)) {
         te_replay_graph *r = te__replay_capture(s, ctx);
         if (r) s->replay[s->replays++] = r, s->next = s->replays, s->made++;
-        else ctx->replay = 0; /* capturing has failed, so no later pass of this context tries to capture again */
+        else ctx->replay = 0; /* capturing has failed, so let no later pass of this context try it again */
         return r;
     }
     for (int i = 0; i < s->replays; i++)
@@ -342,8 +343,8 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
 
 /* ---- recording a pass -------------------------------------------------------------------------------------------- */
 
-/* Enqueue all recorded launches. Code that itself enqueues work on ctx->stream, while the launches of a pass may be
- * recorded, must call this function first. */
+/* Enqueue all recorded launches. Code that enqueues work on ctx->stream by itself must call this function first, so
+ * that its work comes after launches that are still recorded. */
 TE_API te_status te_launch_flush(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (!s || !s->count) return TE_OK;
@@ -360,11 +361,10 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
-/* Return whether the next launch directly follows a kernel of the same pass. A recorded call does not count as a
- * kernel: the kernel that the call launches may allow the next kernel to start before the launched kernel has itself
- * waited for its predecessor. If the function returns 1, all work before this pass is done when the next kernel starts.
- * That next kernel may therefore read memory that the pass does not write, such as weights, before it calls
- * te_kernel_wait. */
+/* Return whether the next launch directly follows a kernel of the same pass. If so, all work before this pass is done
+ * when the next kernel starts, and that kernel may read memory that the pass does not write, such as weights, before it
+ * calls te_kernel_wait. A recorded call, such as that of a cuBLASLt GEMM, does not count as a kernel, because the
+ * kernel that it launches may let the next one start before it has itself waited for its predecessor. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
@@ -372,16 +372,16 @@ TE_API int te__launch_follows_kernel(const te_context *ctx) {
 TE_API int te__launch_is_recording(const te_context *ctx) {
     return ctx->launches && ((const te_launches *)ctx->launches)->recording;
 }
-/* Stop recording. If `status`, the result of the pass, is TE_OK, enqueue the recorded launches and return the result;
- * otherwise discard them and return `status`. */
+/* End the recording of a pass. If `status`, the result of the pass, is TE_OK, enqueue the recorded launches and return
+ * the result of that; otherwise discard them and return `status`. */
 TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s && status != TE_OK) s->count = s->bytes = 0;
     if (s) s->recording = 0;
     return status == TE_OK ? te_launch_flush(ctx) : status;
 }
-/* Enqueue the launch l, whose arguments have `bytes` bytes. But while the launches of a pass are being recorded, record
- * l instead. */
+/* Enqueue the launch *l or, while the launches of a pass are being recorded, record it. args: its arguments, of `bytes`
+ * bytes. */
 TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes, te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     l->bytes = bytes, l->size = (int)(sizeof *l + (size_t)te_round_up(bytes, 16));
@@ -389,8 +389,8 @@ TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes,
     if (s->bytes + l->size > TE_LAUNCH_RECORD_BYTES) TE_TRY(te_launch_flush(ctx));
     if (l->size > TE_LAUNCH_RECORD_BYTES) return te__launch_now(l, args, ctx);
     char *to = s->record + s->bytes;
-    memset(to + l->size - 16, 0, 16); /* clear the padding behind the arguments, because records are compared with their
-                                       * padding */
+    memset(to + l->size - 16, 0, 16); /* zero the padding behind the arguments, because records are compared including
+                                       * their padding */
     memcpy(to, l, sizeof *l), memcpy(to + sizeof *l, args, (size_t)bytes);
     s->count++, s->bytes += l->size, s->last_is_kernel = l->kernel != 0;
     return TE_OK;

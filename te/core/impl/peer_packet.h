@@ -1,7 +1,7 @@
-/* peer_packet.h -- packets: messages of 16 bytes that a rank stores directly into the memory of another rank. The other
- * rank polls its memory until the packet has arrived.
+/* peer_packet.h -- packets: messages of 16 bytes that a rank stores directly into the memory of another rank, the
+ * receiver. The receiver polls its memory until the packet has arrived.
  *
- * In memory in which no packet has arrived yet, all bits are set. A 32-bit word with any other value is data, so a
+ * As long as no packet has arrived, all bits of its memory are set. A 32-bit word with any other value is data, so a
  * packet needs no flag and no fence. (NCCL's LL protocol and Lamport's flags use the same idea; here a sentinel value
  * takes the place of the flag.) After reading a packet, the receiver sets all bits of its memory again, for the next
  * packet.
@@ -23,14 +23,13 @@
 
 typedef struct te_packet { uint32_t w[4]; } te_packet;
 enum { TE_PACKET_BYTES = 16 };
-#define TE_PACKET_EMPTY 0xffffffffu /* the value of a 32-bit word of a packet's memory while no data has arrived
+#define TE_PACKET_EMPTY 0xffffffffu /* the value of each 32-bit word of a packet's memory while no data has arrived
                                      * there */
 
 /* ---- memory that other ranks write ------------------------------------------------------------------------------- */
 
-/* te_packet_send and te_packet_poll access a packet as two halves of eight bytes. The access to each half is atomic,
- * but the access to the whole packet is not. On CUDA the accesses are relaxed at system scope (PTX ISA), so they are
- * coherent between devices. */
+/* Store a packet to memory of another rank. The store of each half of eight bytes is atomic, that of the whole packet
+ * is not. On CUDA the stores are relaxed at system scope (PTX ISA), so they are coherent between devices. */
 TE_FN void te_packet_send(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32, high = v->w[2] | (uint64_t)v->w[3] << 32;
 #if TE_CUDA
@@ -40,6 +39,8 @@ TE_FN void te_packet_send(void *to, const te_packet *v) {
     __atomic_store_n((uint64_t *)to + 1, high, __ATOMIC_RELEASE);
 #endif
 }
+/* Load a packet from memory that another rank writes. The load of each half of eight bytes is atomic. On CUDA the loads
+ * are relaxed at system scope. */
 TE_FN void te_packet_poll(te_packet *v, const void *from) {
     uint64_t low, high;
 #if TE_CUDA
@@ -56,7 +57,7 @@ TE_FN void te_packet_clear(void *at) {
     const te_packet empty = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     te_packet_send(at, &empty);
 }
-/* te_packet_send8 and te_packet_poll8 send and poll a packet of which only the first eight bytes are used. */
+/* Do what te_packet_send does, for a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_send8(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32;
 #if TE_CUDA
@@ -65,6 +66,7 @@ TE_FN void te_packet_send8(void *to, const te_packet *v) {
     __atomic_store_n((uint64_t *)to, low, __ATOMIC_RELEASE);
 #endif
 }
+/* Do what te_packet_poll does, for a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_poll8(te_packet *v, const void *from) {
     uint64_t low;
 #if TE_CUDA
@@ -74,7 +76,7 @@ TE_FN void te_packet_poll8(te_packet *v, const void *from) {
 #endif
     v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32), v->w[2] = v->w[3] = 0;
 }
-/* te_flag_load and te_flag_store load and store a 32-bit word that other threads or ranks also access. */
+/* Load a 32-bit word that other threads or ranks may store at the same time (te_flag_store). */
 TE_FN uint32_t te_flag_load(const uint32_t *from) {
 #if TE_CUDA
     return *(const volatile uint32_t *)from;
@@ -89,9 +91,10 @@ TE_FN void te_flag_store(uint32_t *to, uint32_t v) {
     __atomic_store_n(to, v, __ATOMIC_RELAXED);
 #endif
 }
-/* Do what te_flag_load does, but in host code; the host must be able to read the memory. */
+/* Do what te_flag_load does, in host code, for memory that the host can read. */
 TE_API uint32_t te__flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
-/* Return the time in nanoseconds, for timeouts. On the host this function also yields to other threads. */
+/* Return a clock's time in nanoseconds, for timeouts. On the host this also yields the processor to other threads,
+ * because it is called in loops that wait. */
 TE_FN uint64_t te_nanoseconds(void) {
     uint64_t now;
 #if TE_CUDA
@@ -107,8 +110,9 @@ TE_FN uint64_t te_nanoseconds(void) {
 
 /* ---- packets of numbers ------------------------------------------------------------------------------------------ */
 
-/* Replace each word of the packet's data that equals TE_PACKET_EMPTY, because a receiver would not recognise the word
- * as data. Such a word is a NaN in f32 and two NaNs in bf16 or f16; it is replaced by other NaNs. */
+/* Replace each word of the packet's data that equals TE_PACKET_EMPTY by another value, because a receiver would take
+ * the word for missing data. Such a word is a NaN in f32, or two NaNs in bf16 or f16, and it is replaced by other
+ * NaNs. */
 TE_FN void te_packet_escape(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 4; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0xfffefffeu;
 }
@@ -121,7 +125,7 @@ TE_FN int te_packet_arrived(const te_packet *v) {
     return (v->w[0] != TE_PACKET_EMPTY) & (v->w[1] != TE_PACKET_EMPTY) & (v->w[2] != TE_PACKET_EMPTY) &
            (v->w[3] != TE_PACKET_EMPTY);
 }
-/* How many numbers a packet holds. t: the format of the numbers, which is not FP8. */
+/* Return how many numbers of format t a packet holds; t is f32, bf16 or f16. */
 TE_BOTH int te_packet_elements(te_dtype t) { return t == TE_f32 ? 4 : 8; }
 
 /* Add the numbers in packet *v to `sum` if `add` is 1; if `add` is 0, store them in `sum`. t: the format of the
@@ -154,9 +158,8 @@ TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
 
 /* ---- packets to and from a tensor -------------------------------------------------------------------------------- */
 
-/* te_packet_load and te_packet_store load and store the 16 bytes at byte offset `at` of p. Only the first n bytes are
- * accessed; a load sets the others to 0. n and the address must be even. aligned: 1 if n is 16 and the address is a
- * multiple of 16. */
+/* Load n of the 16 bytes at byte offset `at` of p, and set the other bytes of *v to 0. n and the address must be even.
+ * aligned: 1 if n is 16 and the address is a multiple of 16. */
 TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
 #if TE_CUDA
@@ -175,6 +178,8 @@ TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int al
         v->w[i] = low | (uint32_t)high << 16;
     }
 }
+/* Store the first n bytes of *v to byte offset `at` of p. n and the address must be even. aligned: 1 if n is 16 and the
+ * address is a multiple of 16. */
 TE_FN void te_packet_store(void *p, int64_t at, const te_packet *v, int n, int aligned) {
     char *to = (char *)p + at;
 #if TE_CUDA
@@ -191,7 +196,8 @@ TE_FN void te_packet_store(void *p, int64_t at, const te_packet *v, int n, int a
     }
 }
 
-/* te_packet_load8 and te_packet_store8 load and store a packet of which only the first eight bytes are used. */
+/* Do what te_packet_load does, for a packet of which only the first eight bytes are used. aligned: 1 if n is 8 and the
+ * address is a multiple of 8. */
 TE_FN void te_packet_load8(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
     v->w[0] = v->w[1] = 0;
@@ -208,6 +214,7 @@ TE_FN void te_packet_load8(te_packet *v, const void *p, int64_t at, int n, int a
         v->w[i / 2] |= (uint32_t)h << 16 * (i % 2);
     }
 }
+/* Do what te_packet_store does, for a packet of which only the first eight bytes are used. */
 TE_FN void te_packet_store8(void *p, int64_t at, const te_packet *v, int n, int aligned) {
     char *to = (char *)p + at;
 #if TE_CUDA

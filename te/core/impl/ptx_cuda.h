@@ -17,9 +17,9 @@
 
 TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* Load 16 bytes from the shared memory address `from`. The asm statements of this function and the next two are
- * volatile and have a memory clobber, so that the compiler does not move them ahead of the wait for asynchronous
- * copies. */
+/* Load 16 bytes from the shared memory address `from`. The asm statements of te__lds128, te__lds_float and
+ * te__sts_float are volatile and have a memory clobber, so that the compiler does not move them ahead of the wait for
+ * asynchronous copies. */
 TE_FN void te__lds128(uint32_t w[4], uint32_t from) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -48,8 +48,8 @@ TE_FN void te__ldmatrix_x4(uint32_t w[4], uint32_t from, const int transpose) {
 }
 
 /* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16, or a is [16, 32] and b is [32, 8] of
- * e4m3. The sections "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32" of the PTX ISA say which lane holds
- * which elements; counted in bytes, the two layouts are the same. */
+ * e4m3. Which lane holds which elements is said in the PTX ISA, "Matrix fragments for mma.m16n8k16" and "for
+ * mma.m16n8k32"; in bytes, the two layouts are the same. */
 TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {
     if (dtype == TE_bf16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -71,15 +71,15 @@ TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b
 
 /* ---- mbarriers, clusters, TMA: sm_90a ---------------------------------------------------------------------------- */
 
-/* In the functions of this section, `bar` is the shared memory address of an mbarrier, a barrier of arrivals and copied
- * bytes. */
+/* In this section, `bar` is the shared memory address of an mbarrier. A phase of an mbarrier completes when a given
+ * number of threads have arrived and a given number of bytes have been copied. */
 
 /* Initialise the barrier `bar` such that each of its phases completes after `count` arrivals. */
 TE_FN void te__barrier_init(uint32_t bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
 }
-/* Arrive at the barrier `bar`. The barrier's current phase then completes only after asynchronous copies have delivered
- * `bytes` more bytes. */
+/* Arrive at the barrier `bar`, and let its current phase complete only after asynchronous copies have delivered `bytes`
+ * more bytes. */
 TE_FN void te__barrier_arrive_expect_tx(uint32_t bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -103,15 +103,16 @@ TE_FN void te__barrier_wait(uint32_t bar, int phase) {
         "r"(phase)
         : "memory");
 }
-/* te__barrier_arrive_remote_release: like te__barrier_arrive_remote, with release semantics.
- * te__barrier_wait_acquire_cluster: like te__barrier_wait, with acquire semantics. Both have cluster scope. The two
- * functions are needed if the barrier orders stores to another block's shared memory. */
+/* Do what te__barrier_arrive_remote does, with release semantics at cluster scope: use this if the barrier orders
+ * stores to another block's shared memory. */
 TE_FN void te__barrier_arrive_remote_release(uint32_t bar, int cta) {
     asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(bar),
                  "r"(cta)
                  : "memory");
 }
+/* Do what te__barrier_wait does, with acquire semantics at cluster scope: use this if the barrier orders stores from
+ * another block of the cluster. */
 TE_FN void te__barrier_wait_acquire_cluster(uint32_t bar, int phase) {
     asm volatile("{\n.reg .pred done;\nwait:\n"
                  "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(
@@ -119,7 +120,7 @@ TE_FN void te__barrier_wait_acquire_cluster(uint32_t bar, int phase) {
                  "r"(phase)
                  : "memory");
 }
-/* The index of this block in its cluster. */
+/* Return the index of this thread block in its cluster. */
 TE_FN int te__cluster_rank(void) {
     int rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -128,8 +129,9 @@ TE_FN int te__cluster_rank(void) {
 TE_FN void te__cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-/* TMA: copy the box at (x, y) of a tensor to shared memory; barrier `bar` counts the bytes that have arrived. mask: 0,
- * or one bit for each block of the cluster; the box is then multicast to the blocks whose bits are set. */
+/* TMA: copy the box at (x, y) of a tensor to the shared memory address `to`; the barrier `bar` counts the bytes that
+ * have arrived. mask: one bit for each block of the cluster, and the box is multicast to the blocks whose bits are set;
+ * 0: it is copied to this block only. */
 TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint32_t bar, int mask) {
     if (mask)
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -150,15 +152,16 @@ TE_FN void te__tma_prefetch_descriptor(const CUtensorMap *map) { asm volatile("p
 TE_FN void te__tma_prefetch_l2(const CUtensorMap *from, int x, int y) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(from), "r"(x), "r"(y));
 }
-/* Store four 8 x 8 matrices of 16-bit numbers to shared memory; each lane passes the address of one row. */
+/* A warp stores four 8 x 8 matrices of 16-bit numbers to shared memory; each of its 32 lanes passes the address of one
+ * row. */
 TE_FN void te__stmatrix_x4(uint32_t to, const uint32_t w[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
                  "r"(w[2]), "r"(w[3])
                  : "memory");
 }
 
-/* Transpose two 8 x 8 matrices of 16-bit numbers and store them to shared memory; lanes 0 to 15 pass the addresses of
- * the stored rows. */
+/* A warp transposes two 8 x 8 matrices of 16-bit numbers and stores them to shared memory; lanes 0 to 15 pass the
+ * addresses of the 16 rows to be stored. */
 TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second)
                  : "memory");
@@ -166,19 +169,20 @@ TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
 
 /* ---- wgmma: sm_90a ----------------------------------------------------------------------------------------------- */
 
-/* The wgmma descriptor of an operand in shared memory with the 128-byte swizzle: rows of 128 bytes whose 16-byte chunks
- * are permuted. K-major: eight indices of m or n take 1024 bytes. MN-major (mn_major: 1): 64 indices of m or n by eight
- * indices of k take 1024 bytes, and the next 64 indices of m or n begin 8192 bytes later. */
+/* Return the wgmma descriptor of an operand in shared memory with the 128-byte swizzle, which permutes the 16-byte
+ * chunks within groups of 8 rows of 128 bytes. K-major: a row is one index of m or n (64 k of 16-bit numbers), so 8
+ * indices take 1024 bytes. MN-major (mn_major 1): a row is one index of k, with 64 indices of m or n, so 8 indices of k
+ * take 1024 bytes; the next 64 indices of m or n begin 8192 bytes later. */
 TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-/* Return the K-major wgmma descriptor whose low word is `low`. The low word contains the address in units of 16 bytes.
- * To get the low word for an address that is n bytes higher, add n / 16 to `low`. */
+/* Return the K-major wgmma descriptor whose low 32-bit word is `low`. The low word contains the address in units of 16
+ * bytes, so a kernel steps to an address n bytes higher by adding n / 16 to it. */
 TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
 
-/* TE__D4(i), ..: the asm operands for 4 or more accumulators of a thread; TE__Dn(i) stands for d[i] to d[i + n - 1].
- * TE__REGISTERS_n: the names by which an instruction refers to the first n operands. */
+/* TE__Dn(i): the asm operands for the accumulators d[i] to d[i + n - 1] of a thread. TE__REGISTERS_n: the text by which
+ * an instruction names the first n operands. */
 #define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define TE__D8(i) TE__D4(i), TE__D4((i) + 4)
 #define TE__D16(i) TE__D8(i), TE__D8((i) + 8)
@@ -197,9 +201,9 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
                      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
                      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
                      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-/* A wgmma with m = 64 and n columns, in which each thread has `count` accumulators. at_a, at_b, at_add: the numbers of
- * the asm operands a, b and add, which follow the accumulators. type: the part of the instruction's name that states k
- * and the formats; transpose: the operands of the instruction that state which inputs are MN-major. */
+/* A wgmma with m = 64 and n columns, in which each thread has `count` accumulators. at_a, at_b, at_add: the indices, as
+ * text, of the asm operands a, b and add, which follow the accumulators. type: the part of the instruction's name that
+ * states k and the formats. transpose: the instruction's operands that say whether A and B are MN-major. */
 #define TE__WGMMA_N(n, count, at_a, at_b, at_add, type, transpose)                                                     \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" at_add ", 0;\nwgmma.mma_async.sync.aligned.m64n" n type " {" \
                  TE__REGISTERS_##count "}, %" at_a ", %" at_b ", add, 1, 1" transpose ";\n}"                           \
@@ -212,8 +216,9 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
     else if (columns == 64) TE__WGMMA_N("64", 32, "32", "33", "34", type, transpose);    \
     else TE__WGMMA_N("128", 64, "64", "65", "66", type, transpose)
 
-/* A warpgroup computes D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16. a, b: the descriptors of A and B. add: 1
- * adds to D, 0 overwrites it. mn_major: 1 if B is stored as [k, n]. */
+/* A warpgroup computes D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16. a, b: the wgmma descriptors of A and B.
+ * add: 1 adds to D, 0 overwrites it. mn_major: 1 if B is stored as [k, n]; else it is stored as [n, k], K-major, as A
+ * is. */
 TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype, const int mn_major) {
     if (dtype == TE_bf16 && !mn_major) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 0");
     else if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 1");
@@ -225,8 +230,8 @@ TE_FN void te__wgmma_n256_mn_major(float d[128], uint64_t a, uint64_t b, int add
     if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 1, 1");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 1, 1");
 }
-/* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. The other arguments are as in te__wgmma_n256. A
- * and B may be e4m3 or e5m2, but not both e5m2. */
+/* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. a, b: the wgmma descriptors of A and B, which may
+ * be e4m3 or e5m2, but not both e5m2. add: 1 adds to D, 0 overwrites it. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");
@@ -246,9 +251,9 @@ TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* te__wgmma_wait_1: wait until at most one committed group of wgmma instructions, the last one, is pending.
- * te__wgmma_wait_0: wait until no group is pending. */
+/* Wait until at most one committed group of wgmma instructions, the last one, is pending. */
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+/* Wait until no group of wgmma instructions is pending. */
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
 #endif
@@ -261,8 +266,8 @@ typedef CUresult (*te__tensor_map_encode_fn)(CUtensorMap *, CUtensorMapDataType,
                                              CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                              CUtensorMapFloatOOBfill);
 
-/* Return the driver's function cuTensorMapEncodeTiled, which is looked up at run time; null on a device that is not of
- * compute capability 9.0. */
+/* Return the driver's function cuTensorMapEncodeTiled, looked up at run time; null: the driver does not have it, or the
+ * device is not of compute capability 9.0. */
 TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     void *f = 0;
     int major = 0, minor = 0;
@@ -286,17 +291,17 @@ TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     return (te__tensor_map_encode_fn)ctx->tensor_map_encode;
 }
 
-/* The shape of a tensor for a tensor map: `rank` dimensions, the innermost first. size: the extent of the tensor in
- * each dimension, in elements; box: the extent of a box in each dimension; pitch: the bytes between two consecutive
- * indices of each dimension except the innermost. */
+/* The shape of a tensor for a tensor map. It has `rank` dimensions, the innermost first. size: the extent of the tensor
+ * in each dimension, in elements; box: the same for a box, the part that one TMA load copies; pitch[i]: the bytes
+ * between consecutive indices of dimension i + 1 (the innermost dimension is contiguous). */
 typedef struct te__tensor_shape {
     int rank;
     cuuint64_t size[5], pitch[4];
     cuuint32_t box[5];
 } te__tensor_shape;
 
-/* Make the tensor map of a tensor of 16-bit elements. A TMA load then copies a box, which is 64 elements wide, to
- * shared memory, where the box has the 128-byte swizzle. */
+/* Make the tensor map of a tensor of 16-bit elements. A TMA load with this map copies a box, which is 64 elements (128
+ * bytes) wide, to shared memory with the 128-byte swizzle. */
 TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                 const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
     const cuuint32_t step[5] = {1, 1, 1, 1, 1};
@@ -308,13 +313,15 @@ TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encod
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
 }
-/* Like te__tensor_map, but each load can choose its own range of the last dimension, the rows ("ragged"): the `count`
- * rows that begin at row `first`. For rows beyond this range, a load gets zeros. To make this possible the map has two
- * more dimensions. A load that starts at row r of the range passes as its last three indices te__ragged_row(r, count),
- * first + count and TE__RAGGED_ROWS. The first of the three is out of bounds from row `count` of the range on, so TMA
- * fills in zeros there. The first two together address the row, but with an offset. The third one cancels this offset,
- * because addresses are computed modulo 2^64: TE__RAGGED_ROWS * (2^34 - pitch) + (first + count) * pitch +
- * (TE__RAGGED_ROWS - count + r) * pitch = 2^64 + (first + r) * pitch. */
+/* Make a tensor map with which each load chooses its own range of rows, `count` rows from row `first` on, and gets
+ * zeros for rows beyond that range ("ragged"). The rows are the last dimension of `shape`.
+ *
+ * Let R = TE__RAGGED_ROWS. The map's row dimension has the extent R, and two more dimensions, with pitches `pitch`
+ * (that of a row) and 2^34 - pitch, follow it. For row r of the range, a load passes these three indices: R - count + r
+ * (which is te__ragged_row), first + count, and R. If r >= count, the first index is out of bounds, so TMA fills in
+ * zeros. Otherwise the three terms add up to the address of row first + r, because R * 2^34 = 2^64 and addresses wrap
+ * around at 2^64: (R - count + r) * pitch + (first + count) * pitch + R * (2^34 - pitch) = (first + r) * pitch +
+ * 2^64. */
 enum { TE__RAGGED_ROWS = 1 << 30, TE__RAGGED_EXTENT = 0x7fff0000 };
 TE_BOTH int te__ragged_row(int row, int count) { return TE__RAGGED_ROWS - count + row; }
 TE_API te_status te__tensor_map_ragged(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
@@ -338,44 +345,41 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
 
 /* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */
 
-/* A kernel that needs sm_90a, and two sets of devices, each stored as bits: bit d stands for device d. runs: the
- * devices on which the kernel was found to run; fails: those on which it was found not to run, because the code was
- * compiled for another architecture or without inlining. */
+/* A kernel that needs sm_90a, and on which devices it was found to run. runs, fails: bit d is 1 if the kernel runs, or
+ * does not run, on device d. It does not run if its code was compiled for another architecture or without inlining. */
 typedef struct te_sm90_kernel {
     const void *kernel; /* null: there is no kernel */
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the largest number of bytes of local memory per thread that is taken for
-                                         * spilled registers; accumulators in local memory would take 256 bytes or
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* a kernel with at most this many bytes of local memory per thread is taken to
+                                         * have only spilled registers there; accumulators would take 256 bytes or
                                          * more */
 
-/* 1: this compilation is for sm_90a with inlining, so sm_90a kernels will run and need no fallback kernel. 0: this
- * compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS), where sm_90a kernels do
- * not run. */
+/* Whether this compilation is for sm_90a with inlining, so that sm_90a kernels will run and need no fallback kernel.
+ * They do not run if the compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS). */
 #if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
 #define TE_SM90_ONLY 0
 #else
 #define TE_SM90_ONLY 1
 #endif
-/* Return whether the code of this kernel that the device runs was compiled for sm_90a. Such code is recognised by its
- * static shared memory, which holds the kernel's barriers: in code for another architecture the kernel is empty and has
- * no static shared memory. *is: set to the kernel's attributes. */
+/* Return whether the device runs code of this kernel that was compiled for sm_90a. Such code has static shared memory,
+ * for its barriers; in code for another architecture the kernel is empty and has none. *is becomes the kernel's
+ * attributes. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();
     return compiled;
 }
-/* Return whether the kernel *k runs on the device. The first call also sets the kernel's limit of dynamic shared memory
- * to `shared` bytes. */
+/* Return whether the kernel *k runs on the device. The first call for a device also raises the kernel's limit of
+ * dynamic shared memory to `shared` bytes. */
 TE_API int te__sm90_kernel_ready(te_sm90_kernel *k, int shared, int device) {
     const uint64_t bit = 1ull << (device & 63);
     struct cudaFuncAttributes is;
     if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
     if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
-    /* In a kernel that is compiled without inlining (-G, -Ofc), accumulators lie in local memory and wgmma does not
-     * work. Such a kernel is recognised by the size of its local memory: the spilled addresses and constants of an
-     * inlined kernel take less. */
+    /* In a kernel that was compiled without inlining (-G, -Ofc), accumulators lie in local memory and wgmma does not
+     * work. Such a kernel is recognised by the size of its local memory. */
     const int runs =
         te__sm90_kernel_compiled(k, &is) && is.localSizeBytes <= TE_SM90_MAX_SPILL_BYTES &&
         cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;

@@ -16,37 +16,37 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     return g;
 }
 
-/* Define a kernel `name` with blocks of `threads` threads. The kernel has one argument, a struct of type `type`, and
- * the body `...`. The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
+/* Define a kernel `name` with `threads` threads per block. Its one argument is a struct of type `type`; its body is
+ * `...`, in which te_args points to that struct, and te_at is the te_block of the current block. The macro also defines
+ * the kernel's launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
-/* Do what TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on a
- * multiprocessor. */
+/* Do what TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on an SM. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , te_kernel_begin, name, name, threads, blocks, type, __VA_ARGS__)
 /* nvcc compiles every kernel of a file, even if it is unused, but a template only if it is instantiated. Therefore a
- * kernel that does not belong to a model is defined with TE_KERNEL_IF_USED, as a template, and so is (with TE_IF_USED)
- * every function on the way from the user's call to the kernel's launch. A program then contains them only if it calls
- * them. Where many functions would have to be templates, they call through a pointer in the model's plan instead
- * (te_plan.convert, te_fp8_ops). tests/unused_kernels.sh checks this. */
+ * kernel that does not belong to a model is defined as a template, with TE_KERNEL_IF_USED. So is, with TE_IF_USED,
+ * every function on the way from the user's call to the kernel's launch. A program then contains these kernels only if
+ * it calls them. Where many functions would have to be templates, they call through a pointer in the model's plan
+ * instead (te_plan.convert, te_fp8_ops). tests/unused_kernels.sh checks this. */
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_begin, name, name<0>, threads, blocks, type, __VA_ARGS__)
-/* Do what TE_KERNEL_IF_USED does, for a kernel that must end before any later kernel starts. Therefore later kernels
- * may read what this kernel has stored even before they call te_kernel_wait. */
+/* Do what TE_KERNEL_IF_USED does, but let no later kernel start before this kernel has ended. Later kernels may
+ * therefore read what this kernel has stored even before they call te_kernel_wait. */
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_wait, name, name<0>, threads, blocks, type, __VA_ARGS__;         \
                   __threadfence())
-/* Defines, for a kernel template `name`, the function name_if<..>(), which returns the kernel if `exists`, else null
- * without instantiating the template. */
+/* For a kernel template `name`, define the function name_if<..>(): it returns the kernel if the constant `exists` is
+ * not 0, else null, without instantiating the template. */
 #define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
     template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
         if constexpr ((exists) != 0) return name<TE__PLAIN arguments>;                          \
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* link: the prefix of the kernel's definition; launch_link: the prefix of its launch function's definition; each is
- * TE_IF_USED or empty; begin: the function that the kernel calls first; symbol: the expression that names the kernel in
- * the launch. */
+/* Define a kernel and its launch function. link, launch_link: what stands in front of the definitions of the kernel and
+ * of the launch function, e.g. TE_IF_USED; begin: the function that the kernel calls first; symbol: the expression that
+ * names the kernel in the launch. */
 #define TE__KERNEL_OF(link, launch_link, begin, name, symbol, threads, blocks, type, ...)                            \
     link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
         const type *te_args = &te_arg_;                                                                              \
@@ -58,8 +58,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)symbol, #name, grid, threads, args, sizeof *args);           \
     }
 
-/* Define a kernel whose body is body(args, block, registers, shared). registers: points to a struct that the compiler
- * holds in the thread's registers; shared: points to a struct in shared memory. */
+/* Define a kernel whose body is body(args, block, registers, shared). registers: points to a struct that each thread
+ * has in registers; shared: points to a struct in shared memory. */
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                               \
     TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
         registers_type te_registers_;                                                                                \
@@ -72,18 +72,19 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)name, #name, grid, threads, args, sizeof *args);             \
     }
 
-/* Do what TE_KERNEL_WITH does, for a template that only a program which uses it contains. */
+/* Do what TE_KERNEL_WITH does, with a kernel that a program contains only if it uses the kernel. */
 #define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body)                       \
     TE_KERNEL_IF_USED(name, threads, blocks, type, registers_type te_registers_; TE_SHARED shared_type te_shared_; \
                       body(te_args, te_at, &te_registers_, &te_shared_))
 
 /* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on, a kernel's blocks
- * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel is
- * done and its stores are visible. Every kernel calls te_kernel_begin before it touches memory. te_kernel_begin first
- * waits, and only then allows the blocks of the next kernel to start. Because of this order, when a kernel starts, all
- * earlier kernels except the one directly before it are done. There is one exception: a kernel behind the merge of
- * attention_sm90_decode.h may start while both decoding kernels run. This does no harm: a kernel that has not waited
- * yet reads only weights and data that te__cache_begin has stored, and the decoding kernels write neither. */
+ * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel has
+ * ended and its stores are visible; te_kernel_trigger lets the blocks of the next kernel start. Every kernel calls
+ * te_kernel_begin, which does the two in this order, before it touches memory. Therefore, when a kernel starts, all
+ * earlier kernels except the preceding one have ended. There is one exception: attention_sm90_decode.h launches two
+ * kernels, one that decodes and one that merges its partial results; the kernel after these two may start while both
+ * still run. This does no harm, because a kernel that has not waited yet reads only weights and data that
+ * te__cache_begin has stored, and the two kernels of attention_sm90_decode.h write neither. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -125,8 +126,8 @@ TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t byte
 TE_KERNEL_IF_USED(te_small_fill_kernel, 32, 1, te_small_fill, (void)te_at;
                   TE_UNROLL_1 for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
                       te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
-/* From now on, in the graphs that this context captures, replace small fills by kernels (graph_replay.h). Code whose
- * passes fill a few bytes of memory calls this function. */
+/* Let the graphs that this context captures from now on have kernels in place of small fills (graph_replay.h). Code
+ * whose passes fill a few bytes of memory calls this function. */
 TE_IF_USED TE_API void te__small_fills_by_kernels(te_context *ctx) {
     if (ctx->launches) ((te_launches *)ctx->launches)->small_fill_kernel = (const void *)te_small_fill_kernel<0>;
 }
@@ -143,8 +144,8 @@ TE_API void te__cuda_close(te_context *ctx) {
     ctx->launches = 0;
 }
 
-/* Called when a context is created: query the device, and allocate the random state, the tickets and the launch
- * recorder. */
+/* Query the device, and allocate the random state, the counter of work items (te_context.tickets) and the record of
+ * launches of a new context. */
 TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     int major = 0, minor = 0, devices = 0;
     TE_TRY(te__cuda_status(ctx, cudaGetDeviceCount(&devices), "cudaGetDeviceCount"));

@@ -19,8 +19,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_MEMORY(name, type, 0, __VA_ARGS__)
-/* Only on the host: a kernel whose blocks need `bytes` bytes of memory, te_memory. A thread's stack may have only 128
- * KB (musl), so the tiles of a kernel do not lie on it; the context keeps memory for as many threads as run. */
+/* Define a kernel each of whose thread blocks gets `bytes` bytes of memory, te_memory, for its tiles (host only). The
+ * tiles do not lie on the stack, because a thread's stack may have only 128 KB (musl). The context owns the memory, one
+ * part for each thread that runs blocks. */
 #define TE_KERNEL_MEMORY(name, type, bytes, ...)                                                   \
     TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at, void *te_memory) {              \
         const type *te_args = (const type *)te_arg_;                                               \
@@ -37,7 +38,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 
-/* The largest registers and shared memory of a block, in bytes, that lie on the stack; larger ones lie in te_memory. */
+/* The size limit, in bytes, up to which a block's registers and shared memory lie on the stack; larger ones lie in
+ * te_memory. */
 #ifndef TE__HOST_STACK_BYTES
 #define TE__HOST_STACK_BYTES (16 * 1024)
 #endif
@@ -61,8 +63,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body) \
     TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 
-/* Sets *memory to `bytes` bytes for each of `threads` threads, of which the first is that of thread 0. The context
- * keeps the memory, so that only the first launch of a kernel that needs more allocates. */
+/* Set *memory to the memory of thread 0, which is followed by that of the other threads: `bytes` bytes for each of
+ * `threads` threads. The context owns the memory, so only the first launch of a kernel that needs more than before
+ * allocates. */
 TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t bytes, int threads) {
     const size_t all = (size_t)threads * bytes;
     *memory = (char *)ctx->kernel_memory;
@@ -74,8 +77,8 @@ TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t b
     return *memory ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes for the tiles of %d threads", all,
                                      threads);
 }
-/* Run all blocks of a kernel's grid, one after the other or, with OpenMP, on several threads. bytes: the memory that a
- * block needs. */
+/* Run all blocks of a kernel's grid, one after the other or, with OpenMP, on several threads. bytes: the memory
+ * (te_memory) that each block needs. */
 TE_API te_status te__host_launch(te_context *ctx, void (*kernel)(const void *, te_block, void *), te_grid grid,
                                  const void *args, size_t bytes) {
     const int n = grid.x * grid.y;

@@ -35,15 +35,16 @@ enum {
     TE_FP8_TILE = 128,
     TE_FP8_LANES = TE_FP8_TILE / 8 * (TE_FP8_TILE / 8), /* the number of 8 x 8 pieces in a tile, one for each lane */
     TE_FP8_THREADS = TE_CUDA ? TE_FP8_LANES : 1,
-    TE_FP8_MAX_INPUTS = 3 /* the backward of a gated activation has three: dy and the two halves of x */
+    TE_FP8_MAX_INPUTS = 3 /* the largest number of inputs of a kernel; the backward of a gated activation, for example,
+                           * reads dy and the two halves of x */
 };
 
 /* The outputs of a cast. All pointers point to target memory. */
 typedef struct te_fp8_out {
     uint8_t *y, *yt;    /* y: [rows, cols]; yt: its transpose, [cols, yt_cols]; null: not wanted */
-    float *amax;        /* set to the maximum of its current value and all |v|, where v is not scaled yet; null: not
-                           wanted */
-    const float *scale; /* v is multiplied by *scale before it is rounded; null: the scale is 1 */
+    float *amax;        /* set to the maximum of its current value and the magnitudes of all elements before they are
+                         * scaled; null: not wanted */
+    const float *scale; /* each element is multiplied by *scale before it is rounded; null: the scale is 1 */
     float *inverse;     /* [2], output: 1 / scale and scale (te_scale_save); null: not wanted */
     int64_t rows, cols;
     /* at least rows, at most rows + 127: GEMMs need a multiple of 16. The columns of yt from index `rows` on are filled
@@ -217,7 +218,8 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     if (o->amax) te_amax_atomic_max(o->amax, amax, g);
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_save(o->inverse, o->scale ? *o->scale : 1.0f);
 }
-/* The same as te__fp8_tile, but first branches on the format, so that k.to becomes a compile-time constant. */
+/* Cast the tile of block b to o->to, one of the two FP8 formats. The branch on the format makes k.to a compile-time
+ * constant for the code of each format. */
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
                        te_fp8_compute_fn compute, const void *arg, te_fp8_options k) {
     if (o->to == TE_e4m3) k.to = TE_e4m3, te__fp8_tile(o, b, transposed, load, compute, arg, k);
@@ -345,8 +347,9 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
     TE_FP8_KERNELS(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_compute, 1)          \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* The same as TE_QUANTIZE, but only for tensors whose cols are a multiple of eight, as is always the case in a list of
- * ops. Therefore one kernel suffices, and only that one is defined. */
+/* Define a kernel for tensors of dtype `from` whose cols are a multiple of eight, as is always the case in a list of
+ * ops, and te_status name_run(const te_quantize *q, te_context *ctx). For other cols, TE_QUANTIZE defines a second
+ * kernel. */
 #define TE_QUANTIZE_VEC8(name, from)                                                                                  \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_of, from, 0)                                                                \

@@ -4,11 +4,11 @@
  *
  * Macros with the parameters (model, before, op, after, live) are expanded once for each op, by TE_FOR(M, links). The
  * parameters are those of a link (TE_LINKS in matcher.h): the op, its two neighbours in the list, and the next op that
- * also exists in inference. TE_FOR needs the macros _A, _B, _A_END and _B_END, which are defined after each such macro.
+ * also exists in inference. For TE_FOR, each such macro M is followed by the macros M_A, M_B, M_A_END and M_B_END.
  */
 #ifndef TE_DECLARE_H
 #define TE_DECLARE_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
@@ -26,9 +26,9 @@
 #define TE_LIST_OF_TOKEN(dtype) (list, dtype)
 #define TE_OP_list (list, list)
 #define TE_SHAPES_list(op) (0)
-/* Expands to `yes` if the list has the option `recipe`, else to `no`. */
+/* Expands to `yes` if the list whose options are `of` has the option `recipe`, else to `no`. */
 #define TE__IF_RECIPE(of, yes, no) TE_IF_TUPLE(TE_OPTION(of, recipe, ()), no, yes)
-enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator name_width_option if the list `name` has no option
+enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_option if the list has no option
                                     * `width` */
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
@@ -43,20 +43,26 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator name_width_opt
 #define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list: the format of the weight parameters of FP8
                                         * GEMMs, f32 or the list's dtype; or quantized: weights may be in few bits
                                         * (te_use_quantized) */
-enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weights, quantized) */
-/* Expands to `yes` if the list has the option (weights, quantized), else to `no`. */
+enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_weights for the option (weights,
+                                         * quantized) */
+/* Expands to `yes` if the list whose options are `of` has the option (weights, quantized), else to `no`. */
 #define TE__IF_QUANTIZED(of, yes, no) TE_IF_MARKED(TE_JOIN1(TE__QUANTIZED_MARK_, TE_OPTION(of, weights, none)), yes, no)
 #define TE__QUANTIZED_MARK_quantized ,
+/* Which functions a list with the option (weights, quantized) has, and whether the program includes them.
+ * te/fuse/quantized_weights.h defines both macros anew. */
+#define TE__QUANTIZED_OPS_OF(dtype) 0
+#define TE__HAS_QUANTIZED_OPS 0
 #define TE_TAKES_list_width TE_INTEGER
 #define TE_TAKES_list_rows TE_TOKEN /* the option `rows` of a list: the kind of rows of x and of an embedding's output,
                                      * tokens or shard */
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
-/* `widths` is the token fixed (all widths are constants) or dims (some are known only at run time, dims.h). The macros
- * TE__.._fixed and TE__.._dims make the parts of the declaration in which these two kinds of models differ. With dims,
- * the struct also holds a copy of the plan and of its ops with the actual widths, there is a function name_set_dims,
- * and the functions that return sizes (name_param_bytes, ..) or print the plan take the instance as an argument. */
+/* The macro parameter `widths` is the token `fixed` (all widths are constants) or `dims` (some are known only at run
+ * time, dims.h). The macros TE__.._fixed and TE__.._dims make the parts of the declaration in which the two kinds of
+ * models differ. With `dims`, the struct also holds a copy of the plan and of its ops with the actual widths, there is
+ * a function name_set_dims, and the functions that return sizes (name_param_bytes, ..) or print the plan take the
+ * instance as an argument. */
 #define TE__TAKES_DIMS_fixed 0
 #define TE__TAKES_DIMS_dims 1
 #define TE__OR_DIM_fixed "; TE_DIM takes TE_SEQUENTIAL_DIMS"
@@ -178,9 +184,10 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 #define TE__FIRST_WIDTH_A_END
 #define TE__FIRST_WIDTH_B_END
 
-/* The enumerators of an op for its index and for the widths of its input and output; a fork has one more, for the width
- * of its value. The enumerator of the index has no initialiser, so it is the preceding enumerator plus one. Therefore
- * the last enumerator of each op (.._behind) repeats the op's index, so that the next op gets the next index. */
+/* For each op, the enumerators for its index and for the widths of its input and output; a fork has one more, for the
+ * width of its value. The enumerator of the index has no initialiser, so it is the preceding enumerator plus one.
+ * Therefore the last enumerator of each op (.._behind) repeats the op's index, so that the next op gets the next
+ * index. */
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
     TE_WIDTH_OUT(model, op) = TE__PRODUCED(width, model, op),                                       \
@@ -191,9 +198,9 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
-/* The width or the rows of an op's output. what: which of the two is meant, as the token `width` or `rows`. The output
- * of a load (an op for whose family TE_LOADS_<family> is #defined as a comma) has the width and rows of the fork's
- * value; for all other ops, the facts of the family decide (TE_OUT_<family>, TE_ROWS_<family>). */
+/* The width or the rows of an op's output; `what` is the token `width` or `rows`. The output of a load (an op for whose
+ * family TE_LOADS_<family> is #defined as a comma) has the width and rows of the fork's value. For all other ops, the
+ * facts of the family decide (TE_OUT_<family>, TE_ROWS_<family>). */
 #define TE__PRODUCED(what, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__BY_FACTS_##what)(model, op)
 #define TE__BY_FACTS_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
@@ -215,14 +222,14 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
         TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
             TE_DTYPE_OUT(model, op)),
 
-/* The enumerators of an op for the number format and the rows of its input and output. The format of the
- * output depends on the op's fact TE_PRODUCES and on the next op's fact TE_WANTS (the format in which its input should
- * be stored):
+/* For each op, the enumerators for the number format and the rows of its input and output. The format of the output
+ * depends on the op's fact TE_PRODUCES and on the next op's fact TE_WANTS (the format in which its input should be
+ * stored). It is the first of these that applies:
  *     f32, or the format of the op's input     if TE_PRODUCES of the op says so
- *     the list's option `out`                  else, if the list has it and the op is the last one (TE_WANTS_end)
- *     the format of the residual stream        else, if TE_PRODUCES of the op or TE_WANTS of the next op says so
+ *     the list's option `out`                  if the list has it and the op is the last one (TE_WANTS_end)
+ *     the format of the residual stream        if TE_PRODUCES of the op or TE_WANTS of the next op says so
  *     the list's dtype                         otherwise
- * The next op here is `live`, which skips a dropout; so the formats are the same in inference, which has no dropout. */
+ * The "next op" is `live`, which is never a dropout; so the formats are the same in inference, which has no dropout. */
 #define TE__FORMATS(model, before, op, after, live)                                                              \
     TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                        \
     TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                          \
@@ -237,14 +244,14 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
      : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                    \
      : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
-#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the format in which the end of a list wants y: that which the last op
-                                             * produces, unless the list has the option `out` */
+#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the pseudo-op (end, ~) takes y in the format that the last op produces,
+                                             * unless the list has the option `out` */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
 #define TE__FORMATS_B_END
-/* Expands to `| 1` if the number format of the op's output, or of the fork's value, differs from the list's dtype, else
- * to `| 0`. */
+/* Expands to `| 1` if the number format of the op's output, or of a fork's value, differs from the list's dtype, else
+ * to `| 0`. All of these together say whether the list has mixed formats. */
 #define TE__MIXED(model, before, op, after, live)                 \
     | ((int)TE_DTYPE_OUT(model, op) != (int)model##_dtype)        \
     TE__IF_FORK(op, TE__MIXED_FORK, TE_NOTHING)(model, op)
@@ -253,8 +260,9 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
 #define TE__MIXED_B_END
-/* Find the number format of x, for a list without the option `in`: the format in which the first op's input should be
- * stored. For the first op the macro expands to that format followed by +, for each other op to nothing. */
+/* For a list without the option `in`, find the number format of x: the format in which the first op's input should be
+ * stored. The sum over all ops is that format: for the first op the macro expands to the format followed by +, for each
+ * other op to nothing. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
         TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
@@ -264,7 +272,7 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 #define TE__FIRST_WANTS_A_END
 #define TE__FIRST_WANTS_B_END
 /* For the last op of the list, expands to the number format of the op's output, followed by +; for each other op, to
- * nothing. */
+ * nothing. The sum over all ops is therefore that format. */
 #define TE__LAST_DTYPE(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_DTYPE_OUT(model, op) +)
 #define TE__LAST_DTYPE_A(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_B
 #define TE__LAST_DTYPE_B(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_A
@@ -301,8 +309,8 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of name_weights for (weight
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
 
-/* Check that each fork or input is used. Each op that uses a fork or input declares a type for it (TE_FORK_USED); the
- * sizeof here compiles only if at least one op has declared that type. */
+/* Check that the value of each fork or input is used by an op. Each op that uses it declares the type TE_FORK_USED; the
+ * sizeof below compiles only if at least one op has declared that type. */
 #define TE__CLOSED(model, before, op, after, live) \
     TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
 #define TE__CLOSED2(model, op) \

@@ -1,18 +1,19 @@
-/* kernels.h -- defines the kernels of a step of a plan, and the function that runs the step. The kernels are one of
- * these: a pointwise kernel; a GEMM, followed by a pointwise kernel or with an epilogue; or the kernels of a custom op.
+/* kernels.h -- macros that define the kernels of each step of a plan, and the function that runs the step. The kernels
+ * are one of these: a pointwise kernel; a GEMM, followed by a pointwise kernel or with an epilogue; or the kernels of a
+ * custom op.
  *
  * Everything that a kernel depends on is a compile-time constant here: the ops of the step and their options, the
- * number formats, the widths, and the number of lanes that share a row.
+ * number formats, the widths, and the number of lanes that work on one row.
  */
 #ifndef TE_KERNELS_H
 #define TE_KERNELS_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
 #include "../../ops/attention.h" /* te__attention_backward */
 #include "../../pointwise/impl/pointwise_step.h" /* te_pointwise, te_pointwise_launch_fn */
-#include "../../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
+#include "../../plan/dims.h" /* TE_WIDTH_AT, in the macros that kernels.h expands */
 #include "../../pointwise/impl/pointwise_macros.h" /* TE_POINTWISE */
 #include "../../linear/impl/linear_cross_entropy.h" /* te__linear_loss_forward */
 #include "../../linear/impl/linear_rope.h" /* TE__LINEAR_ROPE */
@@ -22,8 +23,8 @@
 
 /* ---- patterns that begin with a custom op ------------------------------------------------------------------------ */
 
-/* If a pattern begins with a custom op, that op's family defines one of the following macros, which makes the kernels
- * of the step and the function name##_run, which runs the step:
+/* If a pattern begins with a custom op, the family of that op must define one of the following macros. It makes the
+ * kernels of the step and the function name##_run, which runs the step.
  *     TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)
  *         for the custom op followed by ops that one pointwise kernel computes; that kernel, called `name`, is already
  *         defined (by TE_POINTWISE)
@@ -31,10 +32,10 @@
  *         for two custom ops, of families a and b; TE_PAIR_<a>_<b> must be #defined as a comma
  *     TE_CUSTOM_AROUND_<a>_<b>_<pass>(name, model, dtype, a, b)
  *         for two custom ops with a pointwise kernel between them; TE_AROUND_<a>_<b> must be #defined as a comma
- * A pattern can have further variants of its pointwise kernel, which read their input from elsewhere, for example from
- * other ranks (te/comm/impl/fused_collective_norm.h). The macro TE_SOURCE_<family>(widths, name, ops...) defines these
- * variants. This macro is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if
- * TE_HAS_SOURCE_<family> is #defined as a comma. */
+ * The pointwise kernel of a pattern can have variants that read their input from elsewhere, for example from other
+ * ranks (te/comm/impl/fused_collective_norm.h). The macro TE_SOURCE_<family>(widths, name, ops...) defines these
+ * variants. It is expanded for each TE_CUSTOM_AROUND pattern, and for a TE_CUSTOM_PATTERN if TE_HAS_SOURCE_<family> is
+ * #defined as a comma. */
 
 #define TE__PAIR_OR_POINTWISE(a, ...) \
     TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__CUSTOM_PAIR, \
@@ -63,11 +64,11 @@
 
 /* ---- attention with the bias before it, in backward -------------------------------------------------------------- */
 
-/* The kernels of a backward step that consists of an attention and the bias in front of it. */
+/* The kernels of a backward step that consists of an attention and of the bias that precedes it in the list. */
 typedef struct te__attention_bias_kernels {
     te__attention_backward_kernels attention;
-    int sum_rows; /* the number of rows of one sequence over which the attention kernels sum each column of dqkv to one
-                   * partial sum; 0: these kernels cannot store partial sums */
+    int sum_rows; /* the rows of one partial sum: the attention kernels sum each column of dqkv over sum_rows rows of
+                   * one sequence; 0: these kernels cannot store partial sums */
     te_pointwise_launch_fn bias; /* the kernel that computes the gradient of the bias if the attention kernels do not
                                   * store partial sums */
 } te__attention_bias_kernels;
@@ -89,10 +90,10 @@ typedef struct te__attention_bias_kernels {
         return te__attention_bias_backward(r, s, &kernels, name##_shape(te__pointwise_half(r, s, 1)));             \
     }
 
-/* Computes dqkv, and the gradient of the bias, which is the sum of each column of dqkv over all rows. If the sequences
- * have at least sum_rows rows, the attention kernels store partial sums of the columns. Otherwise the bias kernel,
- * whose shape is k, reads dqkv once more to compute the partial sums. In both cases the same amount of memory is
- * reserved for the partial sums, because the workspace is sized before the length of the sequences is known. */
+/* Compute dqkv and the gradient of the bias, which is the sum of each column of dqkv over all rows. If the sequences
+ * have at least sum_rows rows, the attention kernels store partial sums of the columns. Otherwise the bias kernel reads
+ * dqkv once more to compute them; k is the shape of this kernel. Memory for the partial sums is acquired for the larger
+ * of the two cases, because the workspace is sized before the length of the sequences is known. */
 TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s,
                                                         const te__attention_bias_kernels *kernels,
                                                         te_pointwise_shape k) {
@@ -100,7 +101,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     const int attention_sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = attention_sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                                       : (int)te_min(te_ceil_div(r->tokens, k.groups), max_blocks);
-    /* With n >= sum_rows, a sequence of n rows has at most 2 * n / sum_rows partial sums. */
+    /* A sequence of n >= sum_rows rows has ceil(n / sum_rows) <= 2 * n / sum_rows partial sums. */
     const int64_t max_attention_sums = sum_rows ? 2 * te__capacity_rows(r) / sum_rows + 1 : 0;
     float *sum = 0;
     te_pointwise c;
@@ -125,8 +126,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 #define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) \
     TE_IF_MARKED(TE_JOIN1(TE__IS_SHARED_, suffix), TE_NOTHING, TE_JOIN1(TE__KERNELS_OF_, op_class)) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__IS_SHARED_shared , /* the suffix `shared` marks a step of inference that uses the kernels of the same step
-                                * of forward */
+#define TE__IS_SHARED_shared , /* the suffix `shared` marks an inference step whose ops are also one step of forward: it
+                                * uses forward's kernels */
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
@@ -143,8 +144,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
 /* Defines the kernels of a step that begins with a GEMM. If other ops follow the GEMM, a pointwise kernel computes
- * them. Three cases are defined by other macros: in forward, a rope, and a custom op whose pattern contains a linear;
- * in backward, a fork. */
+ * them. Other macros handle three cases: in forward, a rope behind the GEMM, and a custom op whose pattern contains a
+ * linear; in backward, a fork behind the GEMM. */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
     enum { name##_recipe = (int)TE_RECIPE(model, TE_FIRST_OP(__VA_ARGS__)), TE__RECIPE_FACTS(name, model, pass) }; \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
@@ -176,9 +177,9 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     static_assert(TE_OP_COUNT(__VA_ARGS__) == 1 && (TE_FLAGS(TE_FIRST_OP(__VA_ARGS__)) & TE_IS_FORK),            \
                   "te: " #model ": in backward a pattern that begins with a linear and a fork has no other op"); \
     TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
-/* Defines the kernels of a step that begins with a custom op: the op alone, or one of the patterns above ("patterns
- * that begin with a custom op"). If TE_TAKES_LINEAR_<family> is #defined as a comma, the op's pattern in backward
- * consists of the op and the linear in front of it in the list. */
+/* Defines the kernels of a step that begins with a custom op: the op alone, or one of the patterns at the beginning of
+ * this file. If TE_TAKES_LINEAR_<family> is #defined as a comma, the op's pattern in backward consists of the op and of
+ * the linear that precedes it in the list. */
 #define TE__KERNELS_OF_custom(name, widths, model, dtype, pass, ...) \
     TE__IF_ALONE(TE__CUSTOM_ALONE, TE__CUSTOM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__CUSTOM_ALONE(name, widths, model, dtype, pass, op) \

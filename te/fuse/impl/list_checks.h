@@ -9,7 +9,7 @@
  */
 #ifndef TE_LIST_CHECKS_H
 #define TE_LIST_CHECKS_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
@@ -18,20 +18,21 @@
 
 /* ---- names and widths -------------------------------------------------------------------------------------------- */
 
-/* TE_NAME_CHECKS(widths, model, of, links) checks, before anything else of a list is declared, that its ops have
- * different names, that each fork which an op uses stands before that op, and that each op takes the width which the
- * op before it produces. Only the first mistake is reported, with the names of the list and of the op.
+/* TE_NAME_CHECKS(widths, model, of, links) is expanded before everything else that a list declares. It checks that the
+ * ops have different names, that each fork which an op uses stands before that op, and that each op takes the width
+ * which the op before it produces. Only the first mistake is reported, with the names of the list and of the op.
  *
- * The checks are static_asserts in a function that nobody calls. Each op opens a block, so that an op can declare names
- * that were declared before: a name that is declared again in an inner block hides the outer one, where at file scope
- * it would be one more error. Two kinds of names are needed:
- *     te_ok, te_width     whether no mistake was found so far; the width of the value behind the op
- *     te_name_.., te_fork_.., te_member_..     at file scope a char, which an op declares in its block again as an
- *                         enumerator. So sizeof tells whether an op before this one has declared the name. For a fork
- *                         the enumerator is the width of its value.
- * The first mistake ends the compilation where the compiler has a way to do so. In clang it is a warning with a text of
- * our choice (diagnose_if), which a pragma has made fatal; in g++ the recursion of a template gets too deep. gcc and
- * nvcc go on, and may report what follows from the mistake. */
+ * The checks are static_asserts in a function that is never called. Each op opens a nested block with enumerators of
+ * its own, because an inner block may declare a name anew, which at file scope would be an error:
+ *     te_ok                 1: no mistake has been found so far
+ *     te_width              the width of the value behind the op
+ *     te_name_.., te_fork_.., te_member_..
+ *                           the names of ops, of forks, and of members of the model's struct. At file scope each is a
+ *                           char; the block of the op that has the name declares it anew as an enumerator. So sizeof
+ *                           is 1 until an op has taken the name. A fork's enumerator is the width of its value.
+ * The first mistake ends the compilation where the compiler has a way to do so: in clang it is a warning with a custom
+ * text (diagnose_if), which a pragma makes fatal; in g++ the recursion of a template gets too deep. gcc and nvcc go on,
+ * and may report further errors that follow from the mistake. */
 #define TE_NAME_CHECKS(widths, model, of, links)                                                                \
     TE_FOR(TE__NAMES, links) TE__STOP_BEGIN                                                                     \
     TE_UNUSED static void te_names_of_##model(void) {                                                           \
@@ -117,14 +118,16 @@
 #define TE__CLOSE_BLOCK_B(...) } TE__CLOSE_BLOCK_A
 #define TE__CLOSE_BLOCK_A_END
 #define TE__CLOSE_BLOCK_B_END
-/* The constant `yes` if the constant `which` is not 0, else `no`. The other of the two may be no constant. */
+/* TE__CHOOSE is the constant `yes` if the constant `which` is not 0, else `no`. The one that is not chosen need not be
+ * a constant. */
 #ifdef __cplusplus
 #define TE__CHOOSE(which, yes, no) ((which) ? (int)(yes) : (int)(no))
 #else
 #define TE__CHOOSE(which, yes, no) __builtin_choose_expr(which, yes, no)
 #endif
-/* TE__STOP_ASSERT(cond, text) is a static_assert within a function, which ends the compilation in clang.
- * TE__STOP_UNLESS(ok) ends it in g++ if the constant `ok` is 0. -DTE_ALL_ERRORS: compilers go on behind an error. */
+/* TE__STOP_ASSERT(cond, text) is a static_assert within a function; in clang a failure ends the compilation.
+ * TE__STOP_UNLESS(ok) ends the compilation in g++ if the constant `ok` is 0. With -DTE_ALL_ERRORS both let the compiler
+ * go on. */
 #if defined __clang__ && !defined TE_ALL_ERRORS
 #define TE__STOP_BEGIN                                                                                    \
     _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wgcc-compat\"")                  \
@@ -135,7 +138,7 @@
         extern void te_stop(void) __attribute__((diagnose_if(!(cond), text, "warning")));                 \
         te_stop();                                                                                        \
     }                                                                                                     \
-    static_assert(cond, text); /* in a system header clang hides the warning */
+    static_assert(cond, text); /* needed beside diagnose_if, whose warning clang hides in system headers */
 #define TE__STOP_UNLESS(ok)
 #elif defined __cplusplus && !TE_CUDA && !defined TE_ALL_ERRORS
 template <bool ok, int depth> struct te__end_of_compilation {
@@ -151,7 +154,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE__STOP_END
 #define TE__STOP_ASSERT(cond, text) static_assert(cond, text);
 #endif
-/* nvcc shows a line of the preprocessed text with each error, and a list is one such line: a pragma begins another. */
+/* With each error, nvcc prints the whole line of preprocessed text. A list is a single such line; a pragma begins a new
+ * one, so that nvcc prints less. */
 #if TE_CUDA
 #define TE__NEW_LINE _Pragma("GCC diagnostic ignored \"-Wshadow\"")
 #else
@@ -160,7 +164,7 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 
 /* ---- recompute regions ------------------------------------------------------------------------------------------- */
 
-/* TE_RECOMPUTE_TABLE(links): for each recompute region of the list, the initialiser {name, first, last} of a
+/* TE_RECOMPUTE_TABLE(links) expands, for each recompute region of the list, to the initialiser {name, first, last} of a
  * te_recompute_region; first and last are the indices of the region's first and last op. */
 #define TE_RECOMPUTE_TABLE(links) TE_FOR(TE__RECOMPUTE_ENTRY, links)
 #define TE__RECOMPUTE_ENTRY(model, before, op, after, live) TE_IF_MARKED(TE_JOIN1(TE_BEGINS_RECOMPUTE_, TE_KIND(op)), \
@@ -173,12 +177,13 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE__RECOMPUTE_ENTRY_A_END
 #define TE__RECOMPUTE_ENTRY_B_END
 
-/* TE_RECOMPUTE_CHECKS(model, links): three enumerators for each op and mark, and static_asserts that compare them.
+/* TE_RECOMPUTE_CHECKS(model, links) expands to static_asserts about recompute regions. They compare three enumerators
+ * that each op and each mark has:
  *     at      the index of the next op
- *     inside  the region that the next op lies in: 1 + the index of the region's first op; 0 if it lies in no region
- *     head    1: a (recompute, ..), or a fork with only forks between it and the (recompute, ..) in front of it. The
- *             value of such a fork is the input of the region, which is saved;
- *             2: an (input, ..), whose value is in the caller's memory and need not be saved;
+ *     inside  the region that the next op lies in, as 1 + the index of the region's first op; 0: it lies in no region
+ *     head    1: this is a (recompute, ..), or a fork with only forks between it and the preceding (recompute, ..). The
+ *                value of such a fork is the input of the region, which is saved.
+ *             2: this is an (input, ..), whose value is in the caller's memory and need not be saved
  *             0: neither */
 #define TE_RECOMPUTE_CHECKS(model, links)                                                         \
     enum { TE_FOR(TE__RECOMPUTE_ONCE, links) te_marks_of_##model };                               \
@@ -245,8 +250,9 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
         TE_NOTHING)(model, op)
 
 /* Additional checks for the families for which TE_RECOMPUTE_CHECKED_<family> is #defined as a comma. If a fork lies in
- * a region, the op that uses the fork's value must lie in the same region. The op may lie elsewhere if the value stays
- * in memory anyway, because the value is the saved input of the region or the caller's tensor for an (input, ..). */
+ * a region, an op that uses the fork's value must lie in the same region, because the value is gone once the region is
+ * closed. The op may lie elsewhere if the value stays in memory anyway: if it is the region's saved input, or the
+ * caller's tensor for an (input, ..). */
 #define TE_RECOMPUTE_CHECKED_add ,
 #define TE_RECOMPUTE_CHECKED_mul ,
 #define TE_RECOMPUTE_CHECKED_load ,
@@ -292,17 +298,17 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
  *     (linear, fc1, H, F / N, (shard, columns)), (gelu, act), (linear, fc2, F / N, H, (shard, rows)),
  *     (reduce_scatter, s), ...
  *
- *   behind                                         the layout is                and these ops may follow
- *   all_gather, copy_to_group                      partial_grad                 products (shard, columns), ops without
+ *   The output of                                  has the layout               which these ops accept
+ *   all_gather, copy_to_group                      partial_grad                 linears (shard, columns), ops without
  *                                                                               parameters
  *   (linear, .., (shard, columns))                 columns                      bias, mul_param, head_norm, maps,
- *                                                                               attention, products (shard, rows),
+ *                                                                               attention, linears (shard, rows),
  *                                                                               (cross_entropy, .., (ranks, N))
  *   (linear, .., (shard, rows)),                   partial_sum                  reduce_scatter, all_reduce
  *   (embedding, .., (ranks, N))
  *   reduce_scatter, all_reduce                     replicated                   everything else
  *
- * The layout of x, the list's input, is TE_LAYOUT_any, which every op accepts. A family can replace these defaults:
+ * The layout of x, the list's input, is TE_LAYOUT_any, which every op accepts. A family can replace two defaults:
  *     the output of an op has the same layout as its input    TE_LAYOUT_<family>(op, in) states another layout
  *     an op with parameters accepts only replicated inputs;   TE_LAYOUT_FITS_<family>(op, in) states whether the op
  *     an op without parameters accepts all but partial sums   accepts an input with the layout `in` */
@@ -318,8 +324,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE__HAS_PARAMS_MARK(op) TE_JOIN1(TE__MARK_OF_, TE__HAS_PARAMS(op))
 #define TE__MARK_OF_1 ,
 
-/* The enumerators of an op for the layout of its output and, if the op is a fork, for the layout of the fork's value.
- * The output of a load has the layout of the fork's value. */
+/* For each op, the enumerator for the layout of its output and, if the op is a fork, the one for the layout of the
+ * fork's value. The output of a load has the layout of the fork's value. */
 #define TE__LAYOUTS(model, before, op, after, live)                                                                  \
     TE_LAYOUT_OUT(model, op) =                                                                                       \
         TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_layout, TE__BY_FACTS_layout)(model, before, op), \

@@ -21,19 +21,20 @@
  */
 #ifndef TE_MATCHER_H
 #define TE_MATCHER_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
 #include "../../plan/op_list.h" /* TE_KIND, TE_FAMILY, TE_IF_MARKED, TE_JOIN8 */
 
-#define TE_FUSED ,             /* a pattern is #defined as this comma, which the macro TE_IF_MARKED detects */
+#define TE_FUSED ,             /* the value of each pattern's macro: a comma, which TE_IF_MARKED detects */
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
-/* A macro cannot expand itself, so recursion is deferred: where M should expand itself, it leaves M_ TE_PARENS instead,
- * which becomes M again when TE_EVAL scans the result the next time. TE_EVAL scans more than 127 times. These scans
- * suffice, because recursion over a list needs one scan for each op, and a list has at most 96 ops (TE_MAX_OPS). */
+/* A macro cannot expand itself, so a recursive macro M is written as follows: instead of itself it leaves M_ TE_PARENS,
+ * and M_() is #defined as M. Each time TE_EVAL scans the text, M_ TE_PARENS becomes M and expands once more. TE_EVAL
+ * scans more than 127 times. That suffices, because recursion over a list needs one scan for each op, and a list has at
+ * most 96 ops (TE_MAX_OPS). */
 #define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
 #define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
@@ -80,18 +81,17 @@
 #define TE_MATCH_REST(...) TE_MATCH_NEXT_ TE_PARENS (__VA_ARGS__)
 #define TE_MATCH_NEXT_() TE_MATCH_NEXT
 
-/* TE_PLAN_BESIDE(list, ctx, shared, (ops of forward...), ops of inference...): the steps of TE_PLAN(list, ctx, ops of
- * inference...). But if forward has a step with exactly the same ops, the inference step gets the tuple `shared`
- * instead of ctx. The inference step then uses the kernels of forward's step, so that no further kernels need to be
- * compiled.
+/* TE_PLAN_BESIDE(list, ctx, shared, (ops of forward...), ops of inference...) expands to the steps of TE_PLAN(list,
+ * ctx, ops of inference...), with one difference: if forward has a step with exactly the same ops, the inference step
+ * gets the tuple `shared` instead of ctx. It then uses the kernels of that forward step, so fewer kernels are compiled.
  *
- * To find these steps, the macros go through both lists at once, one step of each at a time. They leave the training
- * ops (dropout) and marks out of forward's step, because inference does not have these, and compare the number of ops
- * that remain with the number of ops in inference's step. There are three cases:
- *     none remain            skip forward's step (TE_PAIR_SKIP)
+ * To find these steps, the macros go through both lists at once, one step of each at a time. They count the ops of
+ * forward's step without training ops (dropout) and marks, which inference does not have (`live`), and compare this
+ * number with the number of ops in inference's step. There are three cases:
+ *     live is 0              skip forward's step (TE_PAIR_SKIP)
  *     the numbers are equal  so are the ops, since both steps begin at the same op. Take inference's step; it gets
  *                            `shared` if forward's step has no training ops, else ctx (TE_PAIR_TAKE)
- *     they differ            this step of inference and all later ones get ctx; forward is ignored (TE_PAIR_PART)
+ *     the numbers differ     this step of inference and all later ones get ctx; forward is ignored (TE_PAIR_PART)
  * Parameters of the macros:
  *     x, s        ctx and shared
  *     f, i        the ops that remain in the list of forward and in that of inference, each in parentheses
@@ -115,8 +115,8 @@
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
 #define TE_PAIR_TAKE3(l, x, s, f, ctx, step, i) (ctx, TE_STRIP step) TE_PAIR_ TE_PARENS (l, x, s, f, i)
 #define TE_PAIR_() TE_PAIR
-/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0 takes one op although its number is 0: a
- * mark, for which TE_MATCH_AT is 0. */
+/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0, for a step that begins with a mark
+ * (TE_MATCH_AT is then 0), takes this mark as its one op. */
 #define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)
@@ -126,7 +126,7 @@
 #define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
 #define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
 #define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
-/* Expands to the number of ops of a step that also exist in inference, i.e. of all ops except training ops and
+/* TE_LIVE_COUNT(ops...) expands to the number of these ops that also exist in inference, i.e. without training ops and
  * marks. */
 #define TE_LIVE_COUNT(...) TE_BY_OP_COUNT(TE_EACH_OP(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
 #define TE_LIVE_MARK(x, i, op) \
@@ -143,10 +143,11 @@
 #define TE_SAME_7_7 ,
 #define TE_SAME_8_8 ,
 
-/* TE_LINKS(ctx, ops...): a sequence with one tuple for each op, called a link: (ctx, before, op, after, live).
- *     before  the op in front of it in the list; for the first op: (begin, begin)
- *     after   the op behind it; for the last op: (end, ~)
- *     live    the next op that also exists in inference: `after`, or the op behind `after` if that is a dropout */
+/* TE_LINKS(ctx, ops...) expands to a sequence with one tuple for each op, called a link: (ctx, before, op, after,
+ * live).
+ *     before  the op in front of `op` in the list; for the first op: (begin, begin)
+ *     after   the op behind `op`; for the last op: (end, ~)
+ *     live    the next op that also exists in inference: `after`, or the op behind `after` if `after` is a dropout */
 #define TE_LINKS(ctx, ...)            TE_LINKS_(ctx, (begin, begin), __VA_ARGS__, TE_ENDS)
 #define TE_LINKS_(...)                TE_EVAL(TE_LINK(__VA_ARGS__))
 #define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
@@ -162,10 +163,10 @@
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...): the ops that exist in inference. These are all but the training ops, that is, the ops of those
- * kinds for which TE_TRAINING_<kind> is #defined as a comma. TE_UNMARKED(ops...): the ops without the marks of
- * recompute regions, that is, without the kinds for which TE_IS_MARK_<kind> is #defined as a comma. A mark is never
- * part of a step, and no pattern matches ops on both sides of a mark. */
+/* TE_INFERRED(ops...) expands to those ops that exist in inference. These are all but the training ops, that is, the
+ * ops of those kinds for which TE_TRAINING_<kind> is #defined as a comma. TE_UNMARKED(ops...) expands to the ops
+ * without the marks of recompute regions, that is, without the kinds for which TE_IS_MARK_<kind> is #defined as a
+ * comma. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
@@ -176,18 +177,18 @@
 #define TE_FILTER_COMMA(a) , a
 #define TE_FILTER_() TE_FILTER
 
-/* Expands to `yes` if a is an op, that is, a tuple of at least two members of which the second is not empty, with
- * nothing behind the tuple; else to `no`. */
+/* TE_IF_OP(a, yes, no) expands to `yes` if a is an op, that is, a tuple of at least two members of which the second is
+ * not empty, with nothing behind the tuple; else to `no`. */
 #define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
 #define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, TE_IF_ALONE(a, yes, no))
-/* Expands to `yes` if there is nothing behind the tuple a, else to `no`. Behind it may be another tuple, if a comma is
- * missing in the list. */
+/* TE_IF_ALONE(a, yes, no) expands to `yes` if a is a tuple with nothing behind it, else to `no`. If a comma is missing
+ * in a list, another tuple stands behind it. */
 #define TE_IF_ALONE(a, yes, no) TE_IF_TUPLE(TE_EAT a, no, TE_IF_EMPTY(TE_EAT a, yes, no))
 #define TE_IF_TAKE_NO(a, yes, no) no
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 
-/* TE_SPECIAL(arguments...): a sequence of those arguments that are marks, that are ops of an unknown kind, or that are
- * no ops at all. An argument that is no op becomes (none, ~). The sequence is empty if all arguments are ops of known
+/* TE_SPECIAL(arguments...) expands to a sequence of those arguments that are marks, ops of an unknown kind, or no ops
+ * at all. An argument that is no op becomes (none, ~). The sequence is empty if all arguments are ops of known
  * kinds. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
@@ -214,11 +215,10 @@
 
 /* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
 
-/* TE_FOR(M, (..)(..)..): expands to M(..) M(..) .., with the members of each tuple of the sequence as arguments. Four
- * more macros must be defined for M: M_A(..) as M(..) M_B; M_B(..) as M(..) M_A; M_A_END and M_B_END as nothing. M_A
- * and M_B alternate along the sequence: each expands M for one tuple and leaves the name of the other in front of the
- * next tuple. The name left at the end has no tuple behind it; TE_FOR appends _END to that name, so that it expands to
- * nothing. */
+/* TE_FOR(M, (..)(..)..) expands to M(..) M(..) .., with the members of each tuple of the sequence as arguments. Beside
+ * M, four macros must be #defined: M_A(..) as M(..) M_B; M_B(..) as M(..) M_A; M_A_END and M_B_END as nothing. M_A and
+ * M_B alternate along the sequence: each expands M for one tuple and leaves the name of the other one in front of the
+ * next tuple. Behind the last tuple one name is left; TE_FOR appends _END to it, so that it expands to nothing. */
 #define TE_FOR(M, seq) TE_FOR_END(M##_A seq)
 #define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
 #define TE_FOR_END_(...) __VA_ARGS__##_END

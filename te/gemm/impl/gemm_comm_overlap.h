@@ -46,8 +46,9 @@ enum {
     TE_SCATTER_MAX_FLAGS = 1 << 15,
     TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the three warps of the epilogue that store parts of a
                                            * tile; the fourth flag is unused */
-    TE_SCATTER_TWO_KERNEL_BYTES = 4096,   /* the default of te__overlap_memory.two_kernel_bytes, below which a scatter
-                                           * takes two kernels */
+    /* the default of te__overlap_memory.two_kernel_bytes: a scatter takes two kernels if a row of A has at most this
+     * many bytes */
+    TE_SCATTER_TWO_KERNEL_BYTES = 4096,
     /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
      * rank that writes the flag. */
     /* [rank]: the number of the handshake (epoch) in which that rank has said that its memory may be written */

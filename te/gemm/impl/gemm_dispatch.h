@@ -89,7 +89,8 @@ enum {
     TE_PERSISTENT_MIN_WAVES = 4,
     /* the smallest number of waves with which a custom kernel is expected to be faster than cuBLASLt in FP8 */
     TE_FP8_MIN_WAVES = 5,
-    /* the same limit as TE_FP8_MIN_WAVES, for a fused pattern that draws random numbers (dropout) */
+    /* the smallest number of waves with which a custom kernel is expected to be faster than cuBLASLt in FP8, for a
+     * fused pattern that draws random numbers (dropout) */
     TE_FP8_RANDOM_MIN_WAVES = 9,
     TE_OVERLAP_MIN_K = 256,             /* the smallest k for which a GEMM overlaps with a collective */
     TE_OVERLAP_MIN_WAVES = 1,           /* the smallest number of waves of tiles of a GEMM that overlaps with a

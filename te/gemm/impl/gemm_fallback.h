@@ -250,14 +250,15 @@ typedef struct te_fallback_f32_tiles {
     float a[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH], b[TE_FALLBACK_F32_TILE_K][TE_FALLBACK_F32_PITCH];
 } te_fallback_f32_tiles;
 
-/* Sets *line and *k to the place, in a tile, of the i-th element that this thread loads: its line and its index along
- * k. Neighbouring threads load neighbouring addresses. */
+/* Sets *line and *k to the position, in a tile, of the i-th element that this thread loads: the index of its line (a
+ * row of A or a column of B), and its index along k. Neighbouring threads load neighbouring addresses. */
 TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     const int index = i * TE_FALLBACK_THREADS + (int)threadIdx.x;
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
     *k = mn_major ? index / 128 : index % TE_FALLBACK_F32_TILE_K;
 }
-/* Load this thread's eight elements of the tile that begins at (line, k). Elements beyond `lines` or k_end are set to
+/* Load this thread's eight elements of a tile of an operand, which begins at line `line` (a row of A or a column of B)
+ * and at index k of that line. Elements in lines from `lines` on, or with an index along k from k_end on, are set to
  * 0. */
 TE_FN void te__fallback_f32_load(float v[8], const float *from, int lines, int depth, int line, int k, int k_end,
                                  int mn_major) {
@@ -276,8 +277,8 @@ TE_FN void te__fallback_f32_to_shared(float tile[TE_FALLBACK_F32_TILE_K][TE_FALL
         tile[j][l] = v[i];
     }
 }
-/* Loads the elements of eight lines at one index of k: lines 4 i to 4 i + 3, and lines 64 + 4 i to 64 + 4 i + 3. line:
- * the address of line 0's element at this index. */
+/* Loads the elements of eight lines (rows of A or columns of B) of a tile at one index of k: lines 4 i to 4 i + 3, and
+ * lines 64 + 4 i to 64 + 4 i + 3. line: the address of line 0's element at this index. */
 TE_FN void te__fallback_f32_fragment(float v[8], const float *line, int i) {
     const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
     v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;
@@ -346,8 +347,8 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* Returns whether the result of te_gemm_run may depend on C being D (gemm_cublaslt.h): with these kernels it does
- * not. */
+/* Returns whether the last bits of te_gemm_run's result may depend on whether C and D are the same matrix, as they may
+ * with cuBLASLt. Returns 0: with these kernels they do not. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs
  * some. */
@@ -419,7 +420,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Runs a GEMM as te_gemm_run does, but supports only products of dtype T. */
+/* Computes D = alpha op(A) op(B) + beta C for a GEMM of dtype T: te_gemm_run for one dtype. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,

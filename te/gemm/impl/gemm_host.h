@@ -42,7 +42,8 @@ TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #endif
     return is_allowed && g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
 }
-/* Returns whether the result of te_gemm_run may depend on C being D (gemm_cublaslt.h): on the host it does not. */
+/* Returns whether the last bits of te_gemm_run's result may depend on whether C and D are the same matrix, as they may
+ * with cuBLASLt. Returns 0: on the host they do not. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {

@@ -62,7 +62,7 @@ typedef struct te__by_floats_args {
     const te_gemm *g;
     const float *a;             /* [m, k] */
     const te_weight_part *part;
-    int64_t first;              /* the column of D that belongs to the part's first row */
+    int64_t first;              /* the column of D that belongs to the first row of this part of the weight */
 } te__by_floats_args;
 TE_API void te__by_floats_load(float to[TE__SKINNY_K], const te__by_floats_args *a, int64_t row, int64_t k0, int kk) {
     const te_block_format f = a->part->format;
@@ -113,8 +113,8 @@ typedef struct te__by_integers_args {
     const te_gemm *g;
     te__activations a;
     const te_weight_part *part;
-    int64_t first; /* the column of D that belongs to the part's first row */
-    int64_t rows;  /* the number of the part's rows that each block multiplies; a multiple of 16 */
+    int64_t first; /* the column of D that belongs to the first row of this part of the weight */
+    int64_t rows;  /* how many rows of this part of the weight each block multiplies; a multiple of 16 */
 } te__by_integers_args;
 
 TE_FN void te__quantized_store(const te_gemm *g, int64_t i, int64_t j, float v) {

@@ -108,7 +108,8 @@ TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const t
     s->even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(even), te__avx512_spread(d, 0, step), s->even);
     s->odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), te__avx512_spread(d, 2 * step, 3 * step), s->odd);
 }
-/* Does what te__x86_columns_32 does, four blocks at a time. */
+/* For formats with blocks of 32 values, four blocks at a time: sets out[i] to the dot product of the weight's row at w
+ * and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
 TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                  te_block_format f) {
     const int64_t blocks = a->k / TE__GROUP;
@@ -155,7 +156,7 @@ TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f)
     }
     const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
     const __m512i high = _mm512_broadcast_i64x4(te__x86_load(b + 16)); /* of q5_k */
-#define TE__AVX512_PAIR(i) /* unpack groups 2 i and 2 i + 1; rotate the fifth bits of q5_k to bit 4 */           \
+#define TE__AVX512_PAIR(i) /* unpacks groups 2 i and 2 i + 1 of 32 codes; rotates the fifth bits of q5_k to bit 4 */ \
     {                                                                                                            \
         const __m512i low = _mm512_broadcast_i64x4(te__x86_load(b + (f == TE_BLOCK_q5_k ? 48 : 16) + 32 * (i))); \
         q[i] = _mm512_and_si512(_mm512_srlv_epi64(low, shift), low4);                                            \
@@ -180,7 +181,8 @@ TE_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
             : te__avx512_pair(_mm256_set1_epi16((short)(2 * i)), _mm256_set1_epi16((short)(2 * i + 1)));
     return _mm512_permutexvar_epi16(lanes, _mm512_castsi256_si512(scales));
 }
-/* Does what te__x86_columns_k does, 64 codes at a time. */
+/* For q4_k, q5_k and q6_k, 64 codes at a time: sets out[i] to the dot product of the weight's row at w and row row[i]
+ * of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
 TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                 te_block_format f) {
     const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
@@ -233,8 +235,8 @@ TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activati
 
 /* ---- skinny: rows of a part -------------------------------------------------------------------------------------- */
 
-/* Multiplies one row of the weight, in format f, by `count` rows of the activations (te__x86_columns_32). f and count
- * are compile-time constants, so that each combination gets code without branches on them. */
+/* Sets out[i] to the dot product of the weight's row at w, in format f, and row row[i] of the activations, for i <
+ * count. f and count are compile-time constants, so that each combination gets code without branches on them. */
 TE_FN void te__x86_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                            te_block_format f) {
     if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k)
@@ -284,9 +286,12 @@ enum {
     TE__PANEL_M = 512    /* the largest number of rows of A that are multiplied by a panel before it is unpacked anew */
 };
 typedef struct te__x86_panel {
-    uint8_t q[TE__PANEL_K / 4][TE__PANEL_ROWS][4];         /* unsigned codes; a register holds four of each row */
-    float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];         /* for each group of 32 values; for each 16 in q6_k */
-    float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS]; /* valid only for formats without a zero point */
+    /* the unsigned codes; a register of 64 bytes holds four consecutive codes of each of the 16 rows */
+    uint8_t q[TE__PANEL_K / 4][TE__PANEL_ROWS][4];
+    /* the scale of each group of 32 values of each row (in q6_k: of each 16 values) */
+    float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];
+    /* the offset of each group of 32 values of each row; only formats without a zero point have offsets */
+    float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS];
     float sum[TE__PANEL_M][TE__PANEL_ROWS];
 } te__x86_panel;
 
@@ -321,7 +326,7 @@ TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, 
         }
     }
 }
-/* Unpack 16 rows of a part. In place of rows beyond the part's last one, the last one is unpacked. */
+/* Unpack 16 rows of a part of the weight. In place of rows beyond the part's last row, the last row is unpacked. */
 #define TE__X86_CASE(f) \
     case TE_BLOCK_##f: te__x86_panel_row(p, r, w, kk, TE_BLOCK_##f); break;
 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k, int64_t k0,

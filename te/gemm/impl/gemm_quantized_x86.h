@@ -83,8 +83,9 @@ typedef struct te__x86_block {
 TE_FN int te__x86_bytes_32(te_block_format f) {
     return f == TE_BLOCK_q8_0 ? 34 : f == TE_BLOCK_q4_0 ? 18 : f == TE_BLOCK_q4_1 ? 20 : f == TE_BLOCK_q5_0 ? 22 : 24;
 }
-/* Returns log2 of the zero point, the number that is subtracted from each unsigned code to get q: 7 for q8_0, 3 for
- * q4_0, 4 for q5_0; -1 for formats without a zero point, which have an offset m instead (value = d code + m). */
+/* Returns log2 of the zero point, the number that is subtracted from each unsigned code (value = d (code - zero)): 7
+ * for q8_0, 3 for q4_0, 4 for q5_0; -1 for formats without a zero point, which have an offset m instead (value = d code
+ * + m). */
 TE_FN int te__x86_zero_bits(te_block_format f) {
     return f == TE_BLOCK_q8_0 ? 7 : f == TE_BLOCK_q4_0 ? 3 : f == TE_BLOCK_q5_0 ? 4 : -1;
 }
@@ -171,7 +172,7 @@ TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activation
  * of q6_k, 32, is not subtracted. */
 TE_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
     const __m256i low4 = _mm256_set1_epi8(15);
-    if (f == TE_BLOCK_q6_k) { /* each half of the block holds the codes of four groups */
+    if (f == TE_BLOCK_q6_k) { /* each half of the block holds the codes of four groups of 32 */
         const int half = g / 4, row = g % 4;
         __m256i low = te__x86_load(b + half * 64 + row % 2 * 32), high = te__x86_load(b + 128 + half * 32);
         if (row / 2) low = _mm256_srli_epi16(low, 4);
@@ -238,7 +239,7 @@ TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations
                 for (int r = 0; r < count; r++) {
             const int64_t at = (row[r] * a->k + k) / TE__GROUP;
             const __m256 scale_of_a = _mm256_set1_ps(a->scale[at]);
-            /* subtract the zero point, 32 = 2^5, times the sum of the activations times the scale */
+            /* subtract 32 (the zero point of q6_k, 2^5) times the sum of the activations times their scale */
             if (f == TE_BLOCK_q6_k)
                 dot[r] = _mm256_sub_epi32(
                     dot[r], _mm256_slli_epi32(_mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * at)), 5));

@@ -42,8 +42,8 @@
  * takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    /* The same two numbers for a kernel whose consumers hold only half of a finished tile in registers
-     * (config.holds_half). */
+    /* The same numbers (registers per thread, of the warpgroup of producer and epilogue and of the two consumer
+     * warpgroups) for a kernel whose consumers hold only half of a finished tile in registers (config.holds_half). */
     TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184
 };
 
@@ -239,8 +239,9 @@ enum {
 
 /* Plans how the tiles of the last, partial wave are split along k. The clusters that have no tile in this wave are the
  * helpers: up to three helpers per tile or, if there are fewer helpers than tiles, one helper for several tiles. Tiles
- * are not split if passing the sums of a split to the tile's owner would take longer than computing the split (too few
- * steps or too many splits, by the constants above), or if the partial sums do not fit into the workspace. */
+ * are not split if passing the sums of a split to the tile's owner would take longer than computing the split (a split
+ * has fewer steps than TE_SM90_GEMM_MIN_STEPS or, if a helper has several tiles, TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL; or
+ * a tile has more splits than TE_SM90_GEMM_MAX_SPLITS), or if the partial sums do not fit into the workspace. */
 TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, int clusters, te__gemm_state *s) {
     const int tail = (int)(tiles % clusters), idle = clusters - tail, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
     const int helper_splits = tail ? (int)te_max(1, te_min(TE_SM90_GEMM_MAX_HELPERS, idle / tail)) : 1;

@@ -233,7 +233,7 @@ TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, co
         const float *v = &s->sum[subtile][4 * j + 2 * h];
         if (row < p->gemm.n && col < p->gemm.m)
             *(float2 *)((float *)p->d + (int64_t)row * p->gemm.m + col) = make_float2(alpha * v[0], alpha * v[1]);
-        /* this statement keeps the compiler from delaying the stores, as in te__sm90_blockwise_store_sixteen */
+        /* without this statement the compiler delays the stores, and holds more values than there are registers */
         if (j % 2) asm volatile("" ::: "memory");
     }
 }

@@ -268,8 +268,8 @@ TE_FN void te__sm90_epilogue_two_rows(const te__sm90_epilogue_tile *t, const te_
             TE_UNROLL for (int e = 0; e < TE_SM90_GEMM_SOURCE_WORDS; e++) source[i][e] = next[i][e];
         }
         const int behind = pair + q->slice.stride;
-        /* After the last pair of parts its own source is loaded again, and not used, so that the loop has no branch
-         * here. */
+        /* After the last two parts of the quarter the source of these parts is loaded again, and not used, so that the
+         * loop has no branch here. */
         const int then = behind < PAIRS ? behind : pair;
         TE_UNROLL for (int i = 0; k.reads_source && i < 2; i++)
             te__load16_readonly(next[i], te__sm90_epilogue_source_at(

@@ -94,8 +94,9 @@ TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, in
             te_prefetch(te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col), 0, TE_bf16);
     }
 }
-/* Signal to the tile's owner that this warp has stored its part of the tile. For a block's last tile, all warps of the
- * block must pass a barrier before this call, because each flag then means that the whole tile was stored. */
+/* Signal to the rank that owns the tile's rows that this warp has stored its part of the tile in that rank's memory.
+ * For a block's last tile, all warps of the block must pass a barrier before this call, because each flag then means
+ * that the whole tile was stored. */
 TE_FN void te__gemm_scatter_signal(const te__gemm_scatter_params *s, int x, int y, int warp) {
     __syncwarp();
     if (threadIdx.x % 32 == 0 && warp < TE_SM90_GEMM_EPILOGUE_WARPS && !s->two_kernels)

@@ -72,7 +72,9 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    before.split = 1; /* positive, as if this cluster were a helper: no tile precedes the first one */
+    /* no tile precedes the first one; a positive split, as of a helper's work, means that no source is prefetched for
+     * it */
+    before.split = 1;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
         int y = w.y;
@@ -291,10 +293,10 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_gemm_sync_consumers();
     TE_UNROLL for (int i = 0; has_packed && i < 4; i++) te__sm90_gemm_stage_last_quarter(packed[i], i, ring);
 }
-/* Do what te__sm90_gemm_consume does, but for config.holds_half, where only half of the previous tile is held in
- * registers. The first half of a tile is staged as soon as the tile is finished. The third quarter is staged after 3/8
- * of the next tile's steps, when the epilogue should have processed the first quarter; the fourth quarter after 5/8,
- * when the epilogue should have processed the second. */
+/* Compute a consumer warpgroup's half of every tile of the block, if config.holds_half is set, i.e. if only half of the
+ * previous tile is held in registers while the next tile is accumulated. The first half of a tile is staged as soon as
+ * the tile is finished. The third quarter is staged after 3/8 of the next tile's steps, when the epilogue should have
+ * processed the first quarter; the fourth quarter after 5/8, when the epilogue should have processed the second. */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;

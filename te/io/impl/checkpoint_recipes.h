@@ -1,11 +1,13 @@
-/* checkpoint_recipes.h -- the scales of FP8 recipes in a checkpoint that is loaded. The file may be of a run whose
- * recipes differ: with another history length, without recipes, or with recipes where the run that loads it has none.
+/* checkpoint_recipes.h -- loads the scales of FP8 recipes from a checkpoint. The run that saved the file may have had
+ * other recipes than the run that loads it: another history length, no recipes, or recipes although the run that
+ * loads it has none.
  *
  *     the file      the run that loads it       what is loaded
  *     scales        recipes of as many GEMMs    the scales; the most recent entries of each amax history, as many as
  *                                               both histories have
- *     scales        recipes of more or fewer    nothing: the scales begin anew, as after te_recipes_init
- *     no scales     recipes                     nothing: the scales begin anew
+ *     scales        recipes of more or fewer    nothing: the scales are initialised, as by te_recipes_init
+ *                   GEMMs
+ *     no scales     recipes                     nothing: the scales are initialised
  *     scales        no recipes                  nothing
  *
  * Both tensors of the file, "recipes.begun" and "recipes.scales", are read to host memory and checked there.
@@ -30,8 +32,9 @@ TE_API te_status te__checkpoint_open_scales(te__checkpoint_tensors *l, const te_
     TE_REQUIRE(l->scales, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes", l->scales_bytes);
     return TE_OK;
 }
-/* Add the tensors of recipes to the list: if the checkpoint is saved (l->file is null) those of `recipes`, which may be
- * null; if it is loaded, those of the file, to be read to host memory. Returns how many were added. */
+/* Add the tensors "recipes.begun" and "recipes.scales" to the list l. If a checkpoint is saved (l->file is null), their
+ * data are those of `recipes`; null: they are not added. If a checkpoint is loaded, they are added if the file has
+ * them, to be read to host memory. Returns the number of tensors added. */
 TE_API int te__checkpoint_add_scales(te__checkpoint_tensors *l, te_recipes *recipes) {
     if (l->file ? !l->scales : !recipes) return 0;
     void *scales = l->file ? (void *)l->scales : recipes->scales.memory;
@@ -41,8 +44,8 @@ TE_API int te__checkpoint_add_scales(te__checkpoint_tensors *l, te_recipes *reci
     return 2;
 }
 
-/* Set *s to the scales that were read from the file, after checking that they are a state of recipes: the sizes agree
- * with each other and with the bytes of the tensor, and the numbers are valid (te__scales_are_valid). */
+/* Set *s to the scales that were read from the file, after checking them: the number of GEMMs and the history length
+ * must agree with the bytes of the tensor, and all numbers must be valid (te__scales_are_valid). */
 TE_API te_status te__checkpoint_file_scales(te_scales *s, const te__checkpoint_tensors *l, te_context *ctx) {
     const int64_t begun = l->recipes[0], products = l->recipes[1], history = l->recipes[2];
     const char *path = l->file->path;
@@ -59,9 +62,9 @@ TE_API te_status te__checkpoint_file_scales(te_scales *s, const te__checkpoint_t
                "%.120s: recipes.scales has a scale, an amax or an index of the history that cannot be", path);
     return TE_OK;
 }
-/* Check the file's scales, before anything is changed. models[count]: the models of the checkpoint. recipes: null if
- * the caller asks for no recipes; then it is an error that a model is under recipes, because their scales, which the
- * file has, would be lost unnoticed. force: 1: lose them. */
+/* Check the file's scales, before anything is changed. models[count]: the models of the checkpoint. recipes: what the
+ * scales will be loaded into. If it is null although the file has scales and a model is under recipes, the function
+ * returns an error, because the scales would be lost unnoticed; with force 1 it does not. */
 TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, const te_recipes *recipes,
                                              const te_named_model *models, int count, int force, te_context *ctx) {
     te_scales s;
@@ -76,13 +79,15 @@ TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, co
     return TE_OK;
 }
 
-/* Copy the scales `from` to `to`, both of as many tensors and in host memory. The histories may differ in length: of a
- * longer one the most recent entries are kept; in a longer one they are preceded by zeros, as after the first steps. */
+/* Copy the scales `from` to `to`; both lie in host memory and are for the same number of tensors, but the lengths of
+ * their histories may differ. If the history of `to` is shorter, only the most recent entries are copied; if it is
+ * longer, zeros precede the copied entries, as in the first steps of a run. */
 TE_API void te__scales_resize(const te_scales *to, const te_scales *from) {
     const size_t head = (size_t)((char *)from->history - (char *)from->memory);
     const int kept = to->length < from->length ? to->length : from->length;
     memset(to->memory, 0, to->bytes);
-    memcpy(to->memory, from->memory, head); /* all that lies before the histories has the same layout in both */
+    memcpy(to->memory, from->memory, head); /* the members of te_scales in front of the histories, whose layout does
+                                             * not depend on the histories' length */
     if (to->length == from->length) {
         memcpy(to->history, from->history, (size_t)from->count * (size_t)from->length * sizeof(float));
         return;
@@ -94,7 +99,7 @@ TE_API void te__scales_resize(const te_scales *to, const te_scales *from) {
         to->at[i] = 0;
     }
 }
-/* Begin the scales anew, as after te_recipes_init, and cast the weights. Waits for the stream. */
+/* Initialise the scales as te_recipes_init does, and cast the weights. Waits for the stream. */
 TE_IF_USED TE_API te_status te__recipes_restart(te_recipes *r, te_context *ctx) {
     const te_scales s = r->scales;
     te_dtype *formats = 0;
@@ -105,10 +110,10 @@ TE_IF_USED TE_API te_status te__recipes_restart(te_recipes *r, te_context *ctx) 
     te__recipes_set_begun(r, 0);
     return te_recipes_cast_weights(r, ctx);
 }
-/* Whether the recipes need scales of x and dy that the scales `s`, which lie in host memory, do not have. They are then
- * of a run under a recipe such as fp8_block: all these scales are 1, and fp8_delayed would take them for computed. */
+/* Return whether the recipes r need scales of x and dy, but s, in host memory, has none: a run under a recipe such as
+ * fp8_block leaves all of them at 1. They were not computed from an amax, so fp8_delayed must not use them. */
 TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
-    const int first = s->count / 3; /* the tensors before are weights */
+    const int first = s->count / 3; /* tensors 0 to first - 1 are weights, the others are x and dy */
     int delayed = 0;
     te__recipe_iter it = te__recipe_products(r->models, r->model_count);
     while (te__recipe_next_product(&it)) delayed |= it.recipe == TE_RECIPE_fp8_delayed && !r->config.current;
@@ -119,7 +124,8 @@ TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
         if (s->scale[i] != 1.0f || s->amax[i] > 0.0f) return 0;
     return 1;
 }
-/* Give the recipes the file's scales, after the weights have been loaded. Waits for the stream. */
+/* Set the scales of the recipes r to those of the file, or initialise them, as the table at the head of this file says.
+ * Call this after the weights have been loaded. Waits for the stream. */
 TE_IF_USED TE_API te_status te__checkpoint_apply_scales(const te__checkpoint_tensors *l, te_recipes *r,
                                                         te_context *ctx) {
     te_scales from, to;

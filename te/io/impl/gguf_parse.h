@@ -11,18 +11,18 @@
 #ifndef TE_GGUF_PARSE_H
 #define TE_GGUF_PARSE_H
 
-#include "../../core/impl/file.h" /* te__file_open; refuses big-endian machines */
+#include "../../core/impl/file.h" /* te__file_open; an #error on big-endian machines */
 #include "../gguf_types.h"        /* te_gguf */
 #include "../json.h"              /* te__grow */
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* A place in the header. */
+/* The position of the parser in the header of a file: byte `at` of the `bytes` bytes at `memory`. */
 typedef struct te__gguf_cursor {
     const unsigned char *memory;
     uint64_t bytes, at;
     const char *path;
-    te_gguf_text name; /* of the value or the tensor that is read, for messages */
+    te_gguf_text name; /* the key or the tensor name that is being read, for error texts */
     te_context *ctx;
 } te__gguf_cursor;
 
@@ -51,7 +51,7 @@ TE_API te_gguf_text te__gguf_text(const char *p, size_t n) {
     t.p = p, t.n = n;
     return t;
 }
-/* A key or a tensor's name, which also becomes the cursor's name for messages. */
+/* Read a key or a tensor's name. It also becomes c->name, so that error texts show it. what: "a key" or the like. */
 TE_API te_status te__gguf_name(te_gguf_text *t, te__gguf_cursor *c, const char *what) {
     uint64_t n = 0;
     const unsigned char *p = 0;
@@ -77,7 +77,8 @@ TE_API te_status te__gguf_kind(te_gguf_kind *kind, te__gguf_cursor *c) {
     *kind = (te_gguf_kind)number;
     return TE_OK;
 }
-/* `count` numbers, one behind the other. A bool has to be 0 or 1. */
+/* Set *at to the address of `count` consecutive numbers of a kind, and move the cursor past them. A bool must be 0 or
+ * 1. */
 TE_API te_status te__gguf_numbers(const unsigned char **at, te__gguf_cursor *c, te_gguf_kind kind, uint64_t count) {
     const uint64_t size = (uint64_t)te__gguf_kind_bytes(kind);
     TE_REQUIRE(count <= te__gguf_left(c) / size, c->ctx, TE_ERROR_FORMAT,
@@ -89,7 +90,7 @@ TE_API te_status te__gguf_numbers(const unsigned char **at, te__gguf_cursor *c, 
                    te__gguf_shown(c->name), c->name.p, (int)(*at)[i]);
     return TE_OK;
 }
-/* Read a value of the kind v->kind. depth: how many arrays it is in. */
+/* Read a value of the kind v->kind. depth: the number of arrays around the value. */
 TE_API te_status te__gguf_read_value(te_gguf_value *v, te__gguf_cursor *c, int depth) {
     te_gguf_value inner;
     if (v->kind == TE_GGUF_string) {
@@ -118,9 +119,10 @@ TE_API int te__gguf_by_key(const void *a, const void *b) {
 TE_API int te__gguf_by_name(const void *a, const void *b) {
     return te__gguf_order(((const te_gguf_tensor *)a)->name, ((const te_gguf_tensor *)b)->name);
 }
-/* Read and sort the metadata of a file. After an error, too, *values must be freed. */
+/* Read the metadata of a file into *values, sorted by key. claimed: the number of metadata values according to the
+ * file. The caller must free *values even after an error. */
 TE_API te_status te__gguf_read_values(te_gguf_value **values, int *count, te__gguf_cursor *c, uint64_t claimed) {
-    for (uint64_t i = 0; i < claimed; i++) { /* ends at an error if the file claims too many */
+    for (uint64_t i = 0; i < claimed; i++) { /* if `claimed` is too large, reading fails at the file's end */
         te_gguf_value *grown = *count < 1 << 28 ? (te_gguf_value *)te__grow(*values, *count, sizeof **values) : 0;
         TE_REQUIRE(grown, c->ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate for %d metadata", c->path, *count + 1);
         *values = grown;
@@ -143,7 +145,7 @@ TE_API const te_gguf_value *te__gguf_find_value(const te_gguf_value *values, int
     v.key = te__gguf_text(key, strlen(key));
     return count ? (const te_gguf_value *)bsearch(&v, values, (size_t)count, sizeof v, te__gguf_by_key) : 0;
 }
-/* A whole number, whatever its kind; 0: the value is none, or does not fit. */
+/* Store an integer of any kind in *out and return 1; return 0 if the value is no integer or does not fit int64. */
 TE_API int te__gguf_integer(const te_gguf_value *v, int64_t *out) {
     uint64_t bits = 0;
     const int bytes = te__gguf_kind_bytes(v->kind), is_signed = v->kind == TE_GGUF_int8 || v->kind == TE_GGUF_int16 ||
@@ -155,7 +157,7 @@ TE_API int te__gguf_integer(const te_gguf_value *v, int64_t *out) {
     memcpy(out, &bits, 8);
     return 1;
 }
-/* An integer of the file's own keys (split.count); `otherwise` if it has no such key. */
+/* Set *out to the integer with this key, such as "split.count", or to `otherwise` if the file has no such key. */
 TE_API te_status te__gguf_own_integer(int64_t *out, const te_gguf_value *values, int count, const char *key,
                                       int64_t otherwise, const te__gguf_cursor *c) {
     const te_gguf_value *v = te__gguf_find_value(values, count, key);
@@ -167,8 +169,9 @@ TE_API te_status te__gguf_own_integer(int64_t *out, const te_gguf_value *values,
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* The bytes of a tensor from its shape and type: whole blocks in each row, no overflow. A tensor of an unknown type, of
- * which only the place is known, has 0 bytes: it is listed, and binding it to a parameter is an error. */
+/* Compute t->bytes from the shape and the type, and check that each row consists of whole blocks and that the size does
+ * not overflow. The size of a tensor of an unknown type is not known, so t->bytes is 0: the tensor is listed, but
+ * te_gguf_bind refuses to bind it to a parameter. */
 TE_API te_status te__gguf_size(te_gguf_tensor *t, const te__gguf_cursor *c) {
     const te_gguf_block block = te_gguf_block_of(t->type);
     const uint64_t cols = t->rank ? (uint64_t)t->shape[t->rank - 1] : 1;
@@ -185,7 +188,7 @@ TE_API te_status te__gguf_size(te_gguf_tensor *t, const te__gguf_cursor *c) {
     t->bytes = count / (uint64_t)block.values * (uint64_t)block.bytes;
     return TE_OK;
 }
-/* Read the description of a tensor. */
+/* Read the header's entry for one tensor. */
 TE_API te_status te__gguf_read_tensor(te_gguf_tensor *t, uint64_t alignment, te__gguf_cursor *c) {
     uint32_t rank = 0, type = 0;
     uint64_t size = 0;
@@ -213,7 +216,7 @@ TE_API int te__gguf_by_place(const void *a, const void *b) {
     if (x->data != y->data) return (const char *)x->data < (const char *)y->data ? -1 : 1;
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
-/* general.alignment, 32 by default. */
+/* Read the value of the key general.alignment, whose default is 32 bytes. */
 TE_API te_status te__gguf_alignment(uint64_t *alignment, const te_gguf_value *values, int count,
                                     const te__gguf_cursor *c) {
     int64_t a = 0;
@@ -224,7 +227,8 @@ TE_API te_status te__gguf_alignment(uint64_t *alignment, const te_gguf_value *va
     *alignment = (uint64_t)a;
     return TE_OK;
 }
-/* Append the tensors of one file. Their offsets count from the end of the header, rounded up to the alignment. */
+/* Append the tensors of one file to f->tensor. In the file, a tensor's offset counts from the end of the header,
+ * rounded up to the alignment. claimed: the number of tensors according to the file. */
 TE_API te_status te__gguf_read_tensors(te_gguf *f, te_gguf_file *file, te__gguf_cursor *c, uint64_t claimed,
                                        uint64_t alignment) {
     const int first = f->tensors;
@@ -259,7 +263,8 @@ TE_API te_status te__gguf_read_tensors(te_gguf *f, te_gguf_file *file, te__gguf_
 
 /* ---- a file ------------------------------------------------------------------------------------------------------ */
 
-/* What a file says about the files that its model is split into. */
+/* What the metadata of a file say about a split model: the number of its files (1: it is not split), the index of this
+ * file among them, and the number of tensors in all files (-1: not given). */
 typedef struct te__gguf_split { int64_t count, number, tensors; } te__gguf_split;
 
 TE_API te_status te__gguf_begin(uint64_t *tensors, uint64_t *values, te__gguf_cursor *c) {
@@ -296,8 +301,8 @@ TE_API const char *te__gguf_path_end(const char *path) {
     while (((unsigned char)*path & 0xc0) == 0x80) path++;
     return path;
 }
-/* Parse file number f->files, whose bytes are in *file, into the tables, and add it. The metadata of the first file
- * stay; the others have only those that say which file they are. */
+/* Parse file number f->files, whose bytes are in *file, and add its tensors to f->tensor. Only the metadata of the
+ * first file are kept, in f->value; those of the other files only say which file of the model each is. */
 TE_API te_status te__gguf_parse(te_gguf *f, te_gguf_file *file, te__gguf_split *split, const char *path,
                                 te_context *ctx) {
     te__gguf_cursor c;
@@ -314,7 +319,7 @@ TE_API te_status te__gguf_parse(te_gguf *f, te_gguf_file *file, te__gguf_split *
     else f->value = values, f->values = count;
     return status;
 }
-/* Sort the tensors of all files by name. */
+/* Sort the tensors of all files by name, and check that there are as many as the metadata say, with different names. */
 TE_API te_status te__gguf_finish(te_gguf *f, const te__gguf_split *split, te_context *ctx) {
     TE_REQUIRE(split->tensors < 0 || split->tensors == f->tensors, ctx, TE_ERROR_FORMAT,
                "%.120s: split.tensors.count is %lld, the files have %d", f->path, (long long)split->tensors,

@@ -9,8 +9,8 @@
 #include "linear_fp8.h" /* te__fp8_transpose */
 #include "linear_strategy.h" /* te__linear_set_epilogue, te__linear_run_strategy */
 
-/* A copy of a forward step that is timed under each strategy (te_gemm_strategy). `run` executes the step on scratch
- * memory only, never on the caller's tensors. */
+/* A copy of a forward step, which is timed with each strategy (te_gemm_strategy). `run` reads and writes only scratch
+ * memory, never the caller's tensors. */
 typedef struct te__linear_trial {
     te_run run;
     const te_step *step;
@@ -23,16 +23,15 @@ typedef struct te__linear_trial {
     te_scales scales;
 } te__linear_trial;
 
-/* Returns the op index of the next GEMM if that GEMM reads the step's result and the step stores the result in FP8 for
- * that GEMM, else -1. */
+/* If the step stores its result in FP8 for the next GEMM, returns the index of that GEMM's op, else -1. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     const int next = te__last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* Runs the work that a strategy leaves to be done before GEMM `next`, which reads FP8, so that this work is timed
- * together with the strategy: a cast, if the result is not yet in FP8, and a transpose, if forward saves the operand
- * for the weight's gradient but the step's kernel did not store it transposed. */
+/* Runs what remains to be done before GEMM `next`, which reads FP8, so that strategies that leave this work to other
+ * kernels are timed with it: a cast, if the strategy has not stored the result in FP8, and a transpose, if forward
+ * saves the operand for the weight's gradient and the strategy has not stored it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *saved = te__saved_input_of(r, next).x, *p = 0;
     const int cols = r->current.cols;
@@ -60,8 +59,8 @@ TE_API size_t te__linear_widest(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return (size_t)te__padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
 }
-/* Lays out the memory of the trial, which begins at `base`, and sets all pointers of the trial. of: the run whose step
- * is timed. Returns how many bytes of memory the trial needs. */
+/* Divides the memory at `base` among the tensors of *t (a copy of a step, which is timed), and sets the pointers in *t
+ * to these tensors. of: the run whose step is timed. Returns how many bytes of memory *t needs. */
 TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
     te_run *r = &t->run;
     const te_step *s = t->step;
@@ -89,21 +88,21 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    r->x.data = base + at, at += widest; /* r->x and r->y, the list's input and output, get scratch memory, too */
+    /* r->x and r->y, the model's input and output, lie in this memory, too, because nothing may write the caller's */
+    r->x.data = base + at, at += widest;
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
     r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
-    /* the next part of the memory holds the operand that is saved for the next GEMM, and that operand's inverse
-     * scale */
+    /* the next tensor is the operand that is saved for the next GEMM, with the inverse of its scale */
     const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
-    /* memory of the pool, for blocks of `widest` bytes: up to four for a strategy, two for te__linear_trial_rest, and
-     * at most one for each op (a fork) */
+    /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for the cast and the transpose after it
+     * (te__linear_trial_rest), and one for each op that is a fork */
     r->pool.base = base + at;
     return at + (size_t)(s->count + 6) * widest;
 }
-/* Sets up FP8 as in the timed step: the trial's GEMM reads FP8 operands if the step's GEMM does, and the trial's last
- * kernel stores FP8 if the step's last kernel does. */
+/* Sets up FP8 in *t, a copy of a step of r: the copy's GEMM reads FP8 operands if the step's GEMM does, and the copy's
+ * last kernel stores FP8 if the step's last kernel does. */
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     const int next = te__linear_next_in_fp8(r, t->step);
     t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
@@ -115,13 +114,13 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
     return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
 }
-/* Which strategy is chosen for a step: the fastest, with one exception: with TE__MANY_ROWS rows or more, one kernel for
- * the whole step is chosen even if it took up to TE__ONE_KERNEL_MARGIN percent longer. The reason: autotuning times
- * each strategy alone, on a cool GPU. In training the GPU runs at its power limit and lowers its clock. A separate pass
- * over memory then takes its full time, whereas the epilogue of the one kernel hides this memory traffic. Example:
- * linear_bias_gelu in FP8, 8192 x 16384 with k = 4096, on H200s. Timed alone, one kernel takes 859 to 876 us, and a
- * GEMM and a pointwise kernel together take 854 to 875 us. In a training step the one kernel takes 873 us, and the two
- * kernels together 986 us. */
+/* Chooses the fastest strategy, with one exception: from TE__MANY_ROWS rows on, one kernel for the whole step is
+ * chosen even if it took up to TE__ONE_KERNEL_MARGIN percent longer. The reason: autotuning times each strategy alone,
+ * on a cool GPU. In training the GPU runs at its power limit and lowers its clock. A separate pass over memory then
+ * takes its full time, whereas the epilogue of the one kernel hides this memory traffic. Example: linear_bias_gelu in
+ * FP8, 8192 x 16384 with k = 4096, on H200s. Timed alone, one kernel takes 859 to 876 us, and a GEMM and a pointwise
+ * kernel together take 854 to 875 us. In a training step the one kernel takes 873 us, and the two kernels together 986
+ * us. */
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
@@ -130,8 +129,8 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
             return i;
     return winner;
 }
-/* Times the strategies of this step and stores the fastest one as the choice. If memory for the trial cannot be
- * allocated, the function times nothing and stores the first strategy as the choice. */
+/* Times the strategies of the step that *t copies, and stores the fastest one in *c and in the context's choices. If
+ * memory for the tensors of the copy cannot be allocated, the function times nothing and stores the first strategy. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
@@ -143,8 +142,7 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
     t->run.memory = r->memory;
     t->run.dry = 0;
-    /* the trial has only the step's own parameters, so the FP8 state of the GEMMs cannot be read from the model and is
-     * set up here */
+    /* *t has only the parameters of its step, not the FP8 scales of the model's GEMMs, so give it scales of its own */
     te__linear_trial_fp8(t, r);
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
@@ -181,13 +179,14 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     if (n >= (int)sizeof c->pattern) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
     for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te__policy(r, s->op[j])->output_saved != 0) << j;
-    c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* Bit 0 says that the step stores its result in FP8. No op
-                                                             * of the step uses bit 0, because the ops are counted from
-                                                             * 1 here. */
+    /* bit 0: the step stores its result in FP8; bit j: op j of the step stores its output. Op 0, the linear, has no
+     * bit */
+    c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0;
     return 1;
 }
-/* Times all strategies that can run this step. otherwise: the default strategy, which is the first candidate; can_fuse:
- * 1 if one kernel for the whole step is a candidate. */
+/* Times all strategies that can run this step, if there are two or more, and stores the fastest one (te__linear_time).
+ * otherwise: the default strategy, which is the first candidate; can_fuse: 1 if one kernel for the whole step is a
+ * candidate. */
 TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_fuse,
                                                 const te_gemm *unfused, te_run *r, const te_step *s,
                                                 const te__linear_kernels *kernels) {
@@ -203,11 +202,11 @@ TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strat
     }
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
-/* Chooses the strategy of the step and sets up the GEMM for it. *strategy: the chosen strategy; *taken: how many ops
- * the GEMM's epilogue does. The default is the first of the following strategies that is possible: one kernel for the
- * whole step, if a rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a GEMM whose epilogue does all ops; a
- * GEMM whose epilogue does only the bias, if backward needs the bias's output; a GEMM without an epilogue. With
- * autotuning, the measured choice replaces the default. */
+/* Chooses the strategy of the step and sets up the GEMM for it. *strategy: the chosen strategy; *taken: how many of
+ * the step's ops after the linear the GEMM's epilogue does. The default is the first of the following strategies that
+ * is possible: one kernel for the whole step, if a rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a GEMM
+ * whose epilogue does all ops; a GEMM whose epilogue does only the bias, if backward needs the bias's output; a GEMM
+ * without an epilogue. With autotuning, the measured choice replaces the default. */
 TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *strategy, int *taken, te_run *r,
                                               const te_step *s, const te__linear_kernels *kernels) {
     const te_gemm unfused = *g;
@@ -217,12 +216,12 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     te_gemm_choice c;
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
-    if (g->b_quantized) return TE_OK; /* there is one kernel */
-    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK; /* an FP8 GEMM with arrays of scales has no strategy with an
-                                                            * epilogue that could be compared with the default */
+    if (g->b_quantized) return TE_OK; /* a quantized weight has only one GEMM kernel */
+    /* an FP8 GEMM with an array of scales (one for each row or tile) keeps the default strategy; none is timed */
+    if (te__gemm_has_scale_arrays(&unfused)) return TE_OK;
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        /* keep the default strategy (one kernel for the whole step, if a rule expects that to be faster): here the
-         * kernel computes only the amax, and so stores less than otherwise */
+        /* keep the default strategy: here the kernel computes only the amax and does not store the result, so a
+         * strategy that was measured for storing the result need not be the fastest */
         return TE_OK;
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);

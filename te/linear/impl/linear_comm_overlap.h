@@ -1,26 +1,26 @@
-/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps the deferred work with its own
- * work. Steps that defer their work: an all_gather before a linear and a linear before a reduce_scatter, both in
- * backward as well (te/gemm/impl/gemm_comm_overlap.h); and a linear before a pattern that begins with an all_reduce,
- * where the GEMM's kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). The last part of
- * this file defers a weight gradient until rows are sent between the ranks.
+/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps this work with its own. In three
+ * cases a step does so: an all_gather before a linear, and a linear before a reduce_scatter, in forward and in backward
+ * (te/gemm/impl/gemm_comm_overlap.h); and a linear before a pattern that begins with an all_reduce, where the GEMM's
+ * kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). The last part of this file defers
+ * the GEMM of a weight gradient, so that it runs while rows are gathered.
  *
- * The fusion list has no patterns for such overlap: each pattern that begins with a linear would need another pattern,
- * and a list would be fused differently with one rank than with several. Instead a step finds in the plan, at run time,
- * that the next step can take over its work. The next step decides by the shapes whether to overlap that work or to
- * finish it first; the results are those of two separate steps, and the workspace does not depend on the decision.
+ * The fusion list has no patterns for such overlap: it would need two variants of each pattern that begins with a
+ * linear, and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at
+ * run time, that the next step can take over its work. The next step decides by the shapes whether to overlap that work
+ * or to finish it first; the results are those of two separate steps, and the workspace does not depend on this choice.
  *
  * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
- * te_group_reduce_scatter through mapped memory, with one exception: the tiles run in another order, so if the last
- * wave is split along k (te__sm90_gemm_plan_stream_k), other tiles than usual are sums of two or more parts.
+ * te_group_reduce_scatter through mapped memory, with one exception: the tiles of the GEMM run in another order. So if
+ * the tiles of the last wave are split along k (stream-k), other tiles than without overlap are sums of several parts.
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
- * gathered in FP8 (half the bytes) if all ranks know the scale beforehand (te_recipes_config.ranks). In this case the
- * preceding pointwise kernel (te__gathered_consumer), or a cast, stores a rank's rows in FP8 before the gather.
- * Otherwise rows are gathered in the list's format, and the GEMM starts after the gather.
+ * gathered in FP8 (half the bytes) if all ranks use the same scale and know it beforehand. In this case the pointwise
+ * kernel that precedes the gather, or a cast, stores a rank's rows in FP8. Otherwise rows are gathered in the list's
+ * dtype, and the GEMM starts after the gather.
  *
  * A GEMM and a collective do not overlap in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are
- * not a multiple of 256, or if the gathered tensor must be in memory that other ranks have not mapped
- * (te_comm_allocate).
+ * not a multiple of 256, or if the gathered tensor must lie in memory that the other ranks have not mapped (memory of
+ * te_comm_allocate is mapped by all ranks).
  */
 #ifndef TE_LINEAR_COMM_OVERLAP_H
 #define TE_LINEAR_COMM_OVERLAP_H
@@ -30,8 +30,8 @@
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Returns whether the linear that begins step s can overlap communication. fp8: 1 if a linear whose recipe has one
- * scale per tensor is accepted, too, else 0. */
+/* Returns whether the linear that begins step s can overlap communication. fp8: 1: a linear whose recipe has one scale
+ * per tensor is accepted, too. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -39,8 +39,8 @@ TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     return linear->op_class == TE_CLASS_gemm && fits && dtype != TE_f32 && linear->in_dtype == dtype &&
            linear->out_dtype == dtype;
 }
-/* Returns the step that follows s in this pass, or null if no step follows, if s is only a part of a step of the plan,
- * or if `has` is 0. has: whether the group of ranks has the memory that overlapping needs. */
+/* Returns the step that follows s in this pass. The result is null if no step follows, if s is not an entry of the
+ * plan's table of steps, or if `has` is 0. has: whether the group of ranks has the memory that overlapping needs. */
 TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
     const te_plan *p = r->plan;
     const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
@@ -51,14 +51,15 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
         if (s == &all[i]) return te__last_step(r, s) ? 0 : s + 1;
     return 0;
 }
-/* Returns the op index of the GEMM that reads the rows that step s gathers (an all_gather, or in backward a
- * reduce_scatter). Returns -1 if the rows cannot be gathered in FP8, that is, unless all ranks use the same scale and
- * know this scale before the gather. */
+/* Returns the op index of the GEMM that reads the rows that step s gathers (s is an all_gather, or in backward a
+ * reduce_scatter). Returns -1 if the rows cannot be gathered in FP8: all ranks must use the same scale and know it
+ * before the gather. */
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
-/* Returns whether step s, an all_gather (in backward a reduce_scatter), may be overlapped with the GEMM of the next
- * step. Overlap is not possible if the next step has a custom op, unless it is a step of linear_rope.h. */
+/* Returns whether step s, an all_gather (in backward a reduce_scatter), may defer its gather, so that the gather
+ * overlaps the GEMM of the next step. It may not if the next step has a custom op, unless it is a step of
+ * linear_rope.h. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -67,10 +68,10 @@ TE_API int te__defers_gather(const te_run *r, const te_step *s) {
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_custom) return 0;
     return 1;
 }
-/* Returns whether step s, which must consist of a linear only, defers its GEMM to the next step, which sums the GEMM's
- * result over the ranks. The next step is either a reduce_scatter (in backward an all_gather), which runs at the same
- * time as the GEMM, or a pattern with an all_reduce. In the second case the GEMM's kernel sends its result to the ranks
- * of the all_reduce (te/comm/impl/collective_step.h). */
+/* Returns whether step s defers its GEMM to the next step, which sums the GEMM's result over the ranks; s must consist
+ * of a linear only. The next step is either a reduce_scatter (in backward an all_gather), which runs at the same time
+ * as the GEMM, or a pattern with an all_reduce. In the second case the GEMM's kernel sends its result to the ranks
+ * that sum it (te/comm/impl/collective_step.h). */
 TE_API int te__defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
@@ -104,10 +105,10 @@ TE_API te_status te__gather_rows_now(te_run *r) {
     if (r->dry || !to.data || !from.data) return TE_OK;
     return te_group_all_gather(r->tensor, to.data, from.data, from.rows * from.cols, to.dtype, r->ctx);
 }
-/* Sets ranks->to: for each rank, the address in that rank's memory to which this rank's rows of A are sent. A, the
- * GEMM's first operand, has the gathered rows of all ranks. If the current value is in memory that all ranks have
- * mapped, A is the current value. If not, A becomes the group's buffer, provided that the current value is a workspace
- * block and the buffer is large enough; otherwise the function returns 0. */
+/* Decides where A, the GEMM's first operand, is gathered, and sets ranks->to: for each rank, the address in that rank's
+ * memory to which this rank's rows of A are sent. If r->current, which is A, lies in memory that all ranks have mapped,
+ * A is gathered there. If not, A is gathered in the group's buffer, to which r->current.data is then set; if this is
+ * impossible, because r->current is not a workspace block or the buffer is too small, the function returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
@@ -122,16 +123,17 @@ TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     return 1;
 }
 /* If the gather of the current value was deferred, overlaps the gather with the GEMM g, whose operand A is the current
- * value: the GEMM begins with this rank's own rows while the other rows arrive. If the GEMM cannot overlap the gather,
- * all rows are gathered first. keep: 1 if the gathered value is read again after the GEMM. */
+ * value: the GEMM begins with the rows of this rank while the other rows arrive. If the GEMM cannot overlap the
+ * gather, all rows are gathered first. keep: 1 if the gathered value is read again after the GEMM. */
 TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run *r, te_product_kernels *unfused,
                                     int keep) {
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
     memset(ranks, 0, sizeof *ranks);
     ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->deferred.from.data, ranks->keep = keep;
     const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->current.data % TE_ACCESS == 0;
-    te_gemm of = *g; /* a copy of g, for the test whether g can overlap the gather; its operands are placeholders,
-                      * because those of g are not set yet */
+    /* a copy of g, to test whether g can overlap the gather. The operands of g are not set yet, so the copy gets the
+     * scaling and layout that they will have */
+    te_gemm of = *g;
     if (te_is_fp8(r->current.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSORWISE, of.trans_b = 1, of.fast = 1;
     if (!aligned || !r->current.data || !ranks->own || !te__gemm_persistent_overlaps(unfused, &of, r->tensor, r->ctx) ||
@@ -152,22 +154,22 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
  * deferred GEMM, dy and under a recipe dy's transpose, stay in the workspace until that GEMM has run. Measurements:
  * docs/notes/linear.md. */
 
-/* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, which is not in FP8: dy and x are in the
- * list's format, dweight is in f32. */
+/* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, whose operands are in the model's number
+ * format, not in FP8. dweight is in f32. */
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te__input_of(r, i);
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     w->a = dy.data, w->trans_a = 1, w->b = x.data;
     return TE_OK;
 }
-/* Defers the GEMM w, which computes the weight gradient of linear i. If the weight is not being trained at the moment,
- * the function acquires the same memory but launches nothing, because the size of the workspace must not depend on
- * which weights are trained. */
+/* Defers the GEMM w, which computes the weight gradient of linear i. If the weight is not trained in this call, the
+ * deferred GEMM launches nothing, but the same memory is acquired, because the size of the workspace must not depend
+ * on which weights are trained. */
 TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_deferred_wgrad *wgrad = &r->deferred_wgrad;
     te_value a = te__no_value(), b = te__no_value();
     const int dry = r->dry;
-    /* a linear that the list declares as frozen has no weight gradient, and forward has saved no x for it */
+    /* a linear that the model declares as frozen has no weight gradient, and forward has saved no x for it */
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
     wgrad->runs = te_is_trained(r->param[i]);
     r->dry |= !wgrad->runs;
@@ -180,7 +182,8 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     wgrad->product = *w, wgrad->is_there = 1;
     return TE_OK;
 }
-/* Runs the deferred GEMM of a weight gradient, if there is one. run: points to a te_run. */
+/* Runs the deferred GEMM of a weight gradient, if there is one. run: a te_run * (a void *, because
+ * te__gemm_overlap.overlapped points to this function). */
 TE_API te_status te__wgrad_now(void *run) {
     te_run *r = (te_run *)run;
     te_deferred_wgrad wgrad = r->deferred_wgrad;
@@ -192,15 +195,16 @@ TE_API te_status te__wgrad_now(void *run) {
     r->dry = dry;
     return status;
 }
-/* Run w, the GEMM for the weight gradient of linear i, at once instead of deferring it. */
+/* Runs w, the GEMM for the weight gradient of linear i, at once. */
 TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     TE_TRY(te__defer_wgrad(w, r, i, dy));
     return te__wgrad_now(r);
 }
 
-/* Returns whether the weight gradient of step s is deferred. The gradient is deferred if the next step sums the dx of
- * step s over the ranks, and if a step between s and the next linear gathers rows for that linear. The gradient is not
- * deferred if gradients are watched (te_run.watch), or if the linear is in a recompute region (executor.h). */
+/* Returns whether the weight gradient of step s is deferred. It is deferred if the next step sums the dx of step s
+ * over the ranks, and a step between s and the next linear gathers rows for that linear: the deferred GEMM then runs
+ * during that gather. It is not deferred if a listener is told when gradients are final (te_run.watch), or if the
+ * linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
@@ -214,9 +218,9 @@ TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     }
     return 0;
 }
-/* Called before the GEMM for dx of the next linear runs. ranks: the gather that this GEMM overlaps; the deferred weight
- * gradient, if there is one, is attached to the gather and runs after the gather has started. If ranks is null, because
- * the GEMM overlaps no gather, the deferred weight gradient is computed now. The gradient is also computed now under
+/* Called in a linear's backward before its GEMM for dx. ranks: the gather that this GEMM overlaps; the deferred weight
+ * gradient, if there is one, is attached to the gather and runs after the gather has started. If ranks is null,
+ * because the GEMM overlaps no gather, the deferred weight gradient is computed now. It is also computed now under
  * autotuning, so that nothing runs at the same time as a GEMM that is being timed. */
 TE_API te_status te__wgrad_flush(te_run *r, te__gemm_overlap *ranks) {
     if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);

@@ -63,21 +63,24 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-#define TE_LOSS_FRACTION 16 /* 1 / TE_LOSS_FRACTION of all logits is in memory at a time. With 4 instead of 16, the step
-                             * takes hardly longer than with all logits in memory */
+/* 1 / TE_LOSS_FRACTION of all logits is in memory at a time. With 4 instead of 16, the step would be almost as fast as
+ * with all logits in memory */
+#define TE_LOSS_FRACTION 16
 #endif
 enum {
-    TE_LOSS_ROWS = 128,             /* the number of rows of a piece of the logits is a multiple of this, the height of
-                                     * a GEMM tile */
-    TE_LOSS_COLUMNS = 256,          /* the number of columns of a piece of the logits is a multiple of this, the width
-                                     * of a GEMM tile */
-    /* loss_in_backward is used if a piece has at least this many rows: reading and writing dweight for each piece then
-     * takes less time than computing the logits a second time. */
+    /* the number of rows of a piece of the logits is a multiple of the height of a GEMM tile */
+    TE_LOSS_ROWS = 128,
+    /* the number of columns of a piece of the logits is a multiple of the width of a GEMM tile */
+    TE_LOSS_COLUMNS = 256,
+    /* te_batch.loss_in_backward, with which the logits are computed only in backward, is followed if a piece has at
+     * least this many rows: reading and writing dweight for each piece then takes less time than computing the logits a
+     * second time */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
-    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* loss_in_backward is also used if dweight has at most this many elements,
-                                            because dweight then stays in the L2 */
+    /* te_batch.loss_in_backward is also followed if dweight has at most this many elements: it then stays in the L2 */
+    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22
 };
-/* The shape of a piece of the logits. columns: how many columns of the vocabulary the piece has, all or a part. */
+/* The shape of a piece of the logits. columns: the vocabulary's size, or less if the piece has only a part of the
+ * columns. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 
 /* Return the shape of the pieces in which forward computes the logits. capacity: the number of rows for which the
@@ -140,8 +143,9 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te__convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te__scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    if (te__gemm_scratch(&any)) /* scratch memory on the host; it is enough for any GEMM of the pass, because the
-                                 * operands are x, the weight or logits */
+    /* scratch memory for GEMMs on the host. It is large enough for each GEMM of the pass, because its operands are x,
+     * the weight or logits */
+    if (te__gemm_scratch(&any))
         TE_TRY(te__scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te__gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
@@ -157,8 +161,7 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
-/* Computes a piece of the logits x weight^T: the [p.rows, p.columns] logits that begin at (row, column) of all
- * logits. */
+/* Computes a piece of the logits, x weight^T: p.rows rows from `row` on, and p.columns columns from `column` on. */
 TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
                                         te__logits_piece p, te_product_kernels *unfused) {
     const te_dtype dtype = r->plan->dtype;
@@ -168,7 +171,7 @@ TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, voi
     g.b = te__row_address(l->weight->data, column, l->linear->in, dtype);
     return te__linear_loss_gemm(l, &g, r, unfused);
 }
-/* Returns the cross_entropy arguments `all`, with the pointers moved to row `row`. */
+/* Returns the cross_entropy arguments `all`, with all pointers to values of rows moved to row `row`. */
 TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *all, int64_t row) {
     te_cross_entropy_args a = *all;
     a.labels += row;
@@ -180,8 +183,8 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Run linear and cross_entropy as separate steps, with all logits in memory. The steps are separate under a recipe, for
- * a quantized weight, and if backward runs the two ops as separate steps. */
+/* Runs linear and cross_entropy as separate steps, with all logits in memory. Forward does this under a recipe, for a
+ * quantized weight, and if backward will run the two ops as separate steps, because it then needs the saved logits. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *unfused) {
     te_step first = *s;
@@ -224,8 +227,9 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Runs the two GEMMs of a piece. `logits` points to the gradient of the piece, dlogits. The GEMMs: dweight[columns, in]
- * (+)= dlogits^T x, if the weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. */
+/* Runs the two GEMMs of a piece. logits: the gradient of the piece, dlogits. The GEMMs: dweight[columns, in] (+)=
+ * dlogits^T x, if the weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. They add to dweight and
+ * dx, but pieces with row 0 overwrite dweight (unless gradients accumulate), and pieces with column 0 overwrite dx. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p,
                                            te_product_kernels *unfused) {
@@ -241,8 +245,8 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
-/* Compute the gradients of all pieces of the logits that have the rows [row, row + p.rows). sums: the f32 buffer in
- * which dx of these rows is summed; null: dx is summed in place. */
+/* Computes the gradients of all pieces of the logits that have the rows [row, row + p.rows). sums: the f32 buffer in
+ * which dx of these rows is summed; null: dx is summed in its own memory. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {
@@ -260,7 +264,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
     }
     return sums && to.data ? r->plan->convert(to.data, to.dtype, made.data, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
 }
-/* Runs the backward of cross_entropy and of the linear as separate steps. Called under a recipe. */
+/* Runs the backward of cross_entropy and of the linear as separate steps, which is necessary under a recipe. */
 TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s,
                                                            const te__loss_kernels *kernels) {
     te_step one = *s;
@@ -308,8 +312,8 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
  * even if te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every
  * piece. */
 
-/* Run linear and a vocabulary-parallel cross_entropy as separate steps, with all logits in memory. The steps are
- * separate under a recipe, for a quantized weight, and if backward runs the two ops as separate steps. */
+/* Runs linear and a vocabulary-parallel cross_entropy as separate steps, with all logits in memory. Forward does this
+ * under a recipe, and if backward will run the two ops as separate steps, because it then needs the saved logits. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *unfused) {
     te_step first = *s;

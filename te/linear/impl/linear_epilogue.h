@@ -9,11 +9,11 @@
  * which would otherwise take a separate kernel.
  *
  * The input of a gated op has rows of two halves. In backward the epilogue reads the saved halves and writes the
- * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored
- * (te__sm90_gemm_config.source_has_halves). In forward each tile of the GEMM contains the same columns of both halves
- * (te__sm90_gemm_pairing.halves), so inference need not store the input of the gated op. Under a recipe this forward
- * kernel is for inference only, because training would have to store both halves as well. With up to eight rows a gated
- * step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM and a pointwise kernel under a recipe.
+ * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored. In forward each tile of
+ * the GEMM contains the same columns of both halves, so the epilogue has the gated op's whole input, and inference need
+ * not store that input. Under a recipe this forward kernel is for inference only, because training would have to store
+ * both halves as well. With up to eight rows a gated step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM
+ * and a pointwise kernel under a recipe.
  *
  * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
  * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
@@ -61,8 +61,8 @@ TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const 
 }
 template <te_dtype T, int FORWARD>
 TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
-/* The persistent FP8 kernel is only for GEMMs that overlap a collective. An FP8 GEMM that has no ops in its epilogue,
- * overlaps no collective, and is too large for the skinny and small-m kernels runs in cuBLASLt. */
+/* The persistent FP8 kernel is only for GEMMs that overlap a collective. Other FP8 GEMMs without ops in the epilogue
+ * run in cuBLASLt, unless they are so small that the skinny or small-m kernel runs them. */
 template <te_dtype T, te_dtype A>
 TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
@@ -76,10 +76,10 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused
              te_unfused_gemm)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
              te_unfused_gemm)
-/* The library's kernels for a GEMM without other ops. Template arguments: SIXTEEN: if 1, the kernels for 16-bit
- * operands of type T are included. FORM: the kind of operands that the skinny FP8 kernel reads; TE_OPERANDS_16BIT means
- * that there is no such kernel. A: the FP8 format of x (forward) or dy (backward) in the persistent FP8 kernel; if A is
- * T, there is no such kernel. */
+/* The library's kernels for a GEMM without other ops. Template arguments: SIXTEEN: 1: the kernels for 16-bit operands
+ * of type T are included. FORM: the kind of operands that the skinny FP8 kernel reads; TE_OPERANDS_16BIT means that
+ * there is no such kernel. A: the FP8 format of x (forward) or dy (backward) in the persistent FP8 kernel; if A is T,
+ * there is no such kernel. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
 TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
@@ -104,7 +104,7 @@ TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
                              (te_gemm_operands)name##_skinny_form,                         \
                              name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
-/* Compute D = alpha A op(B), rounded to D's format. If beta is 1, add C to D and round the sum. */
+/* Computes D = alpha A op(B), rounded to D's format. If beta is 1, adds C to D and rounds the sum once more. */
 TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     te_unfused_gemm p;
     memset(&p, 0, sizeof p);
@@ -123,20 +123,22 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 
 /* ---- what is known of the arguments ------------------------------------------------------------------------------
  *
- * The list determines at compile time which ops of a step save an output and in which form the step stores its result.
- * But a call may need fewer outputs (inference saves nothing) or other outputs (in the first optimizer step under
- * fp8_delayed no scale is known yet). Therefore an FP8 kernel contains up to three variants of its epilogue and tests
- * once which of them fits its arguments. The first variant stores all outputs of training, the second stores the result
- * alone; neither contains branches on the arguments. The third variant tests each pointer and handles all other calls.
- * Branches cost more in FP8, because an FP8 tile takes half the time of a 16-bit tile: in training, linear_bias_gelu of
- * 8192 x 16384 x 4096 took 945 us with branches and 858 us without; the GEMM alone takes 830 us (one H200). */
+ * The model's list of ops determines at compile time which ops of a step save an output and in which form the step
+ * stores its result. But a call may need fewer outputs (inference saves nothing) or other outputs (in the first
+ * optimizer step under fp8_delayed no scale is known yet). Therefore an FP8 kernel contains up to three variants of its
+ * epilogue and tests once which of them fits its arguments. The first variant stores all outputs of training, the
+ * second stores the result alone; neither contains branches on the arguments. The third variant tests each pointer and
+ * handles all other calls. Branches cost more in FP8, because an FP8 tile takes half the time of a 16-bit tile: in
+ * training, linear_bias_gelu of 8192 x 16384 x 4096 took 945 us with branches and 858 us without; the GEMM alone takes
+ * 830 us (one H200). */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
-    te_pointwise pointwise; /* arguments of the ops in the epilogue; pointwise.x is memory for the GEMM's result; null:
-                             * that result is not stored */
+    /* the arguments of the ops in the epilogue. pointwise.x: memory for the GEMM's result; null: that result is not
+     * stored */
+    te_pointwise pointwise;
 } te_product;
 
 /* Compile-time facts of a step in FP8. result: the form in which the step stores its result. saved, params: bit masks
@@ -144,8 +146,8 @@ typedef struct te_product {
  * is the GEMM's result), `params` marks the ops with a parameter. */
 typedef struct te_product_facts { te_pointwise_result result; int saved, params; } te_product_facts;
 
-/* Returns which variant of the epilogue fits the arguments: TE_OUTPUTS_ALL if all outputs of training are to be stored,
- * _RESULT if only the result is, _ANY for all other arguments. */
+/* Returns which variant of the epilogue fits the arguments: TE_OUTPUTS_ALL if all outputs of training are to be
+ * stored, TE_OUTPUTS_RESULT if only the result is, TE_OUTPUTS_ANY for all other arguments. */
 TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k,
                                            const te_product_facts facts) {
     const te_pointwise_fp8 *fp8 = &p->pointwise.fp8;
@@ -160,16 +162,16 @@ TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwi
     if (usual && stores == facts.saved) return TE_OUTPUTS_ALL;
     return facts.saved && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
 }
-/* Used by the variants ALL and RESULT: copies the pointwise arguments to *c in such a way that the compiler knows which
- * pointers are null. */
+/* Used by the variants TE_OUTPUTS_ALL and TE_OUTPUTS_RESULT: copies the pointwise arguments to *c, and tells the
+ * compiler which pointers are null and which are not, so that it removes the branches on them. */
 TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts facts) {
     c->fp8 = p->pointwise.fp8, c->rows = p->pointwise.rows;
     c->x = facts.saved & 1 ? p->pointwise.x : 0;
     if (facts.saved & 1) __builtin_assume(c->x != 0);
     c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
     if (facts.result == TE_RESULT_y)
-        __builtin_assume(c->y != 0); /* tells the compiler that y is not null; under TE_RESULT_amax this would be wrong
-                                      * (te__pointwise_amax_only) */
+        /* under TE_RESULT_amax y is null if only the amax is computed, so nothing is assumed about y there */
+        __builtin_assume(c->y != 0);
     if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;
     TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
@@ -194,7 +196,7 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
 /* Store the result of the step in each form that the arguments ask for. fp8: 1 if one of these forms is FP8, else 0. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
                              const te_pointwise_shape k, te_epilogue_state *state) {
-    /* the amax of the result is computed even if the result is not stored (te__pointwise_amax_only) */
+    /* compute the amax of the rounded result; y is null if the kernel computes only the amax and stores no result */
     if (k.fp8 && !fp8 && c->fp8.amax) {
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
@@ -219,8 +221,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     const int fp8 = k.fp8 && (usual ? facts.result == TE_RESULT_fp8 : p->pointwise.fp8.y != 0);
     if (state->outputs == TE_OUTPUTS_RESULT) facts.saved = 0;
     if (usual) te__product_specialise(&known, p, facts);
-    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f; /* the FP8 scale is loaded at the beginning, so that
-                                                                     * it has arrived when the result is stored */
+    /* load the FP8 scale now, so that it has arrived when the result is stored */
+    const float scale = fp8 ? __ldg(p->pointwise.fp8.scale) : 1.0f;
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_place_of(k, row, col / 8, 1);
     if (ahead && k.reads >= 0) {
@@ -237,8 +239,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     if (!fp8) return;
     if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_save(c->fp8.inverse, scale);
 }
-/* The epilogue of a step whose op is gated, in forward: takes sixteen elements of one row of the gated op's input,
- * eight from each half of the row, and stores eight results. */
+/* The epilogue of a forward step with a gated op: takes sixteen elements of one row of the gated op's input, eight
+ * from each half of the row, and stores eight results. */
 TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
                              te_epilogue_state *state, te_stages_fn stages, const te_pointwise_shape k) {
     const te_pointwise *c = &p->pointwise;
@@ -255,12 +257,12 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     stages(&l, c, 0, TE_MAX_PATTERN);
     te__product_store(p, c, &l, fp8, scale, k, state);
 }
-/* Defines the fused kernels of a step whose pointwise kernel is `name` (TE_POINTWISE). The GEMM is x weight^T in
+/* Defines the fused kernels of a step whose pointwise kernel is `name` (TE_POINTWISE). The GEMM computes x weight^T in
  * forward and dy weight in backward. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0, 0)
-/* Defines the fused kernels of a step in a list that names a recipe. If the linear's recipe has one scale per tensor
+/* Defines the fused kernels of a step in a model that names a recipe. If the linear's recipe has one scale per tensor
  * (name##_by_tensor), the persistent kernel takes FP8 operands: x and the weight in forward, dy and the weight's
  * transpose in backward (linear_fp8.h). The skinny kernel takes FP8 operands in forward under any recipe
  * (name##_skinny_form). If the GEMM is in FP8 (name##_in_fp8), the step has no 16-bit kernels, because such kernels
@@ -349,9 +351,9 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return &kernels;                                                                                               \
     }
 
-/* Returns whether the kernel must store the value whose memory is at `p`: because an op of the step or another use of a
- * fork reads this value, or because the value is the result of the step. Call this function after the kernel's
- * arguments have been set up. */
+/* Returns whether the kernel must store the value whose memory is at `p`. It must if an op of the step or another use
+ * of a fork reads the value, or if the value is the result of the step. Call this function when the kernel's arguments
+ * have been filled in. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
@@ -362,7 +364,8 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_point
     return read;
 }
 /* Makes the kernel also store the transpose of its FP8 result: the next GEMM reads the result, and the GEMM for the
- * weight gradient of the next linear reads the transpose. Forward saves only the transpose for backward. */
+ * weight gradient of the next linear reads the transpose. Forward saves only the transpose for backward; the
+ * untransposed result is stored in the workspace. */
 TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *p) {
     const int next = te__consumer_of(r, s->op[s->count - 1]);
     te_value v;
@@ -383,9 +386,9 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     }
     return TE_OK;
 }
-/* Launches the step's kernel; the pointwise arguments of p have already been set up. product: memory for the GEMM's
- * result. The GEMM's result is stored only if another op reads it (te__product_is_read) or if `keep` is 1; `keep` is 1
- * if backward reads that result. */
+/* Launches the step's kernel; the caller has filled in the pointwise arguments of p. product: memory for the GEMM's
+ * result. That result is stored only if another op reads it (te__product_is_read), or if `keep` is 1, which means that
+ * backward reads it. */
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_pointwise_shape k, te_product *p, te_value product, int keep) {
     const int skinny = te__gemm_is_skinny(kernels, g, r->ctx),
@@ -405,9 +408,9 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK
                   : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
-/* Returns shape k for use in an epilogue: the epilogue computes no scales for the FP8 result, because it sees only a
- * part of a row or tile and so cannot compute the scale of a whole row or tile. Nor does it have a tile kernel for the
- * transpose. */
+/* Returns the shape of a step's ops in the epilogue of a GEMM. k: their shape in a pointwise kernel. An epilogue
+ * computes no scales for an FP8 result (k.scaled), because it sees only a part of each row and so cannot find the amax
+ * of a row or tile; and no tile kernel runs that could store the transpose (k.transposes). */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
@@ -461,8 +464,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* For each kind of list, the macro that defines the kernels of a step. fixed: the list's widths are constants; dims:
- * the widths are known only at run time; _fp8: the list names a recipe; fixed_training: the list names a recipe, and
+/* For each kind of model, the macro that defines the kernels of a step. fixed: the model's widths are constants; dims:
+ * the widths are known only at run time; _fp8: the model names a recipe; fixed_training: the model names a recipe, and
  * its pointwise kernels include tile kernels (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8

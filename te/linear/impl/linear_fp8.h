@@ -1,6 +1,6 @@
 /* linear_fp8.h -- the operands of a linear whose GEMMs run in FP8, by recipe. x and the weight are e4m3. dy is e4m3
- * under fp8_block, and if the list has the option (gradients, e4m3); otherwise dy is e5m2. FP8 GEMMs read both operands
- * along k, so three transposes are needed as well, weight_t, dy_t and x_t:
+ * under fp8_block, and if the model has the option (gradients, e4m3); otherwise dy is e5m2. FP8 GEMMs read both
+ * operands along k, so three transposes are needed as well, weight_t, dy_t and x_t:
  *
  *     y[rows, out] = x[rows, in]  weight[out, in]^T
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
@@ -32,7 +32,8 @@
  * because FP8 GEMMs need a k that is a multiple of 16. */
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
-/* Check that the context's device supports FP8 GEMMs with a scale for each row or for each 1 x 128 tile. */
+/* Returns an error if the context's device does not support FP8 GEMMs with a scale for each row or for each 1 x 128
+ * tile. */
 TE_API te_status te__check_local_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
@@ -76,10 +77,12 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
 
 /* ---- fp8_block --------------------------------------------------------------------------------------------------- */
 
-/* A matrix in e4m3, `data`, with one inverse scale for each 1 x 128 elements, `inverse`. */
+/* A matrix in e4m3 with a scale for each 1 x 128 elements. data: the elements; inverse: the inverses of the scales, 1
+ * / scale. */
 typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_matrix;
 
-/* Acquire scratch memory for a value of `cols` columns in FP8, stored row by row or transposed. */
+/* Acquires scratch memory for a value of `cols` columns in FP8 and its scales. transposed: 1: the memory is for the
+ * value's transpose. */
 TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int cols, int transposed) {
     const int64_t rows = te__capacity_rows(r);
     const int64_t scales = transposed ? te_scaling_count(TE_SCALING_BLOCKWISE_1D, cols, rows)
@@ -116,7 +119,7 @@ TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x)
     g->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_2D, TE_e4m3, f->inverse);
     return TE_OK;
 }
-/* Compute the transpose, in FP8, of the input of linear i. The function is for an input that forward did not save. */
+/* Computes the transpose, in FP8, of the input of linear i, which forward has not saved in FP8. */
 TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix transposed) {
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
@@ -155,13 +158,13 @@ TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i
 
 /* ---- fp8_delayed and fp8_current --------------------------------------------------------------------------------- */
 
-/* The number of the first Philox stream for the stochastic rounding of gradients; each scale has a separate stream. The
- * number is far above the numbers of the ops' streams, which count from 0. */
+/* The number of the first Philox stream of random numbers for the stochastic rounding of gradients; each scale has a
+ * stream of its own. The number is far above those of the ops' streams, which count from 0. */
 enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 
-/* Cast v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Each of y,
- * yt and `inverse` may be null, in which case that output is not stored. Under fp8_current the scale is updated first,
- * from the amax of v. If the kernel that produced v has not computed the amax, this function computes it. */
+/* Casts v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Each of
+ * y, yt and `inverse` may be null, in which case that output is not stored. Under fp8_current the scale is updated
+ * first, from the amax of v; if the kernel that produced v has not computed the amax, this function computes it. */
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
     const int has_amax = v.amax != 0;
@@ -173,8 +176,9 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
         if (!has_amax) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &f->own, r->ctx));
     }
-    if (f->current || r->pass == TE_INFER) q.amax = 0; /* under fp8_delayed, inference must not change the history of
-                                                        * amaxes */
+    /* no amax is stored: under fp8_current it is known already, and under fp8_delayed inference must not change the
+     * history of amaxes */
+    if (f->current || r->pass == TE_INFER) q.amax = 0;
     q.rng = r->rng, q.stream = TE__FP8_ROUNDING_STREAMS + (uint32_t)index;
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
     return index == f->dy ? r->plan->fp8->quantize_dy(&q, r->ctx) : r->plan->fp8->quantize(&q, r->ctx);
@@ -185,13 +189,14 @@ TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed)
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
-/* Transpose v, which is in FP8, to scratch memory. wanted: 1; with 0 the function only acquires the memory. */
+/* Transposes v, which is in FP8, to scratch memory at *transposed. wanted: 0: the function only acquires the memory and
+ * computes nothing, because the workspace must have the same size whether the transpose is needed or not. */
 TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
     TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
-/* Compute the transpose, in FP8, of the input of linear i, which forward did not save, with the scale that forward
- * used. wanted: 1; with 0 the function only acquires the memory. */
+/* Computes the transpose, in FP8 with the scale that forward used, of the input of linear i, which forward has not
+ * saved in FP8. wanted: 0: the function only acquires memory for the transpose and computes nothing. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te__input_of(r, i);
@@ -206,7 +211,7 @@ TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, in
     return r->dry || !wanted ? TE_OK : te__recompute_input(r, i, &to);
 }
 /* Called if the kernel that produces linear i's input has computed only the input's amax (TE_VALUE_amax_only). Updates
- * the scale, then runs that kernel a second time; this time the kernel stores the input, in FP8, to y. */
+ * the scale, then runs that kernel a second time, which now stores the input in FP8 to y. */
 TE_IF_USED TE_API te_status te__fp8_run_producer(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_recompute_target to = {y, 0, te__saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
@@ -230,7 +235,7 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
     return TE_OK;
 }
 /* Sets *xt to the transpose of linear i's input, for the weight's gradient: the saved transpose, or one that is
- * computed here. If the weight is not trained in this call (trains 0), the function acquires the same memory but
+ * computed here. trains: 0: the weight is not trained in this call; the function then acquires the same memory but
  * launches nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
@@ -282,10 +287,10 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
                                                   : te__tensorwise_backward(w, x, r, i, dy);
 }
 
-/* Defines the FP8 kernels of a list that names `recipe`, and the table of them, `name`##_fp8. An op may have another
- * recipe than its list, but fp8_block and fp8_row are allowed only where the list names the same recipe
- * (te/ops/linear.h). weights, rounding: the list's options (declare.h). backward: te__fp8_backward, or 0 if the list is
- * for inference only. */
+/* Defines the FP8 kernels of a model that names `recipe`, and the table of them, `name`##_fp8. An op may have another
+ * recipe than its model, but fp8_block and fp8_row are allowed only where the model names the same recipe
+ * (te/ops/linear.h). weights, rounding: the model's options (declare.h). backward: te__fp8_backward, or 0 if the model
+ * is for inference only. */
 #define TE_FP8_OPS(name, dtype, weights, rounding, recipe, backward)       \
     TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, rounding, backward)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current

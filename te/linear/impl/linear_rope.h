@@ -5,9 +5,9 @@
  * writes a table of the cosines and sines of all rows, [rows, rotary_dim] in f32. If the GEMM's epilogue computed the
  * cosines and sines itself, it would need double precision and would repeat the work for each head. With 8192 rows and
  * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. The epilogue of the GEMM
- * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated
- * (te__sm90_gemm_pairing). With up to eight rows, and if pairs are not interleaved, the skinny kernel runs alone: each
- * of its blocks computes the cosines and sines itself.
+ * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated. With
+ * up to eight rows, and if pairs are not interleaved, the skinny kernel runs alone: each of its blocks computes the
+ * cosines and sines itself.
  *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head
  * sizes that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
@@ -43,16 +43,16 @@ TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int
                   te_lanes_here(TE_ROPE_THREADS, &group), te_rope_table_of(rotary / 2, rotary, scaled, 1));
 }
 
-/* The kernels of a step that consists of linear and rope. rope: the separate rope kernel; table: the kernel that writes
- * the table of cosines and sines; fused: the GEMM with rope in its epilogue. A null member means that there is no such
- * kernel. */
+/* The kernels of a step that consists of a linear, perhaps a bias, and rope. rope: the kernel of rope alone; table:
+ * the kernel that writes the table of cosines and sines; fused: the GEMM with rope in its epilogue. A null member
+ * means that there is no such kernel. */
 typedef struct te__rope_kernels {
-    te__linear_kernels linear; /* the kernels of the linear and its bias, for running the step without rope in the
-                                * epilogue */
+    /* the kernels of the linear and its bias, for calls in which rope runs as a separate step */
+    te__linear_kernels linear;
     te_rope_launch_fn rope, table;
     te_product_kernels *fused;
-    /* number of columns of q and k together; columns below this number are rotated, the columns of v, which follow, are
-     * not */
+    /* the number of columns of q and k together: the columns below this number are rotated; the columns after them,
+     * those of v, are not */
     int rotated_columns;
 } te__rope_kernels;
 
@@ -60,12 +60,15 @@ typedef struct te__rope_kernels {
 
 typedef struct te_rope_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; };
-    te_rope_args positions; /* for the skinny kernel: the positions of the rows, and the frequencies */
+    /* only for the skinny kernel, which computes its cosines and sines itself: the positions of the rows, and the
+     * frequencies of the pairs */
+    te_rope_args positions;
     int n;
     const void *bias;   /* [n]; null: there is no bias */
     void *y;            /* [m, n] */
     const float *table; /* table of cosines and sines, [m, rotary] */
-    int rotated_columns;         /* number of columns of q and k together, which are rotated */
+    /* number of columns of q and k together, which are rotated */
+    int rotated_columns;
 } te_rope_product;
 
 /* The compile-time constants of the heads that are rotated. dtype: a 16-bit format; TE_f32 means that the kernel does
@@ -94,8 +97,8 @@ TE_FN void te__rope_rotate_interleaved(float v[8], const float *table, int dim, 
     const float cosine[4] = {c.x, c.y, c.z, c.w}, sine[4] = {s.x, s.y, s.z, s.w};
     te_rotate_interleaved8(v, cosine, sine);
 }
-/* The epilogue for sixteen elements of one head in row `row`: w holds the eight columns from `col` on, and u the eight
- * columns from `other` on. Adds the bias, rotates the pairs and stores the results. table: the row's cosines and
+/* The epilogue for sixteen elements of row `row`, all of one head: w holds the eight columns from `col` on, and u the
+ * eight columns from `other` on. Adds the bias, rotates the pairs and stores the results. table: the row's cosines and
  * sines. */
 TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const uint32_t w[4], const uint32_t u[4],
                              int row, int col, int other, const te_rope_heads h) {
@@ -104,7 +107,8 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const
     float v[8], mate[8], cosine[8], sine[8];
     if (far && h.table_is_shared) {
         TE_UNROLL for (int i = 0; i < 8; i++) cosine[i] = table[dim + i], sine[i] = table[pairs + dim + i];
-    } else if (far) { /* cosines and sines are loaded early, so that they have arrived when te_rotate8 needs them */
+    /* load cosines and sines before the elements to be rotated, so that they have arrived when te_rotate8 needs them */
+    } else if (far) {
         te_load8(cosine, table, dim, 8, 1, TE_f32);
         te_load8(sine, table, pairs + dim, 8, 1, TE_f32);
     }
@@ -119,7 +123,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const float *table, const
     te_store8(p->y, (int64_t)row * p->n + other, mate, 8, 1, h.dtype);
 }
 
-/* The epilogue as a template. Its only template arguments are the constants of the heads, so all lists and passes with
+/* The epilogue as a template. Its only template arguments are the constants of the heads, so all models and passes with
  * the same heads share one kernel. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
@@ -128,8 +132,8 @@ TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint3
     const te_rope_product *product = (const te_rope_product *)p;
     te__rope_epilogue(product, product->table + (int64_t)row * ROTARY, w, u, row, col, other, h);
 }
-/* The skinny kernel's table of cosines and sines, [TE_SKINNY_ROWS, ROTARY] in shared memory, and the functions that
- * fill and read it. */
+/* The skinny kernel's table of cosines and sines, [TE_SKINNY_ROWS, ROTARY] in shared memory. te_rope_skinny_prepare
+ * fills it; te_rope_skinny_epilogue reads it. */
 template <int ROTARY> TE_FN float *te__rope_skinny_table(void) {
     __shared__ float table[TE_SKINNY_ROWS * ROTARY];
     return table;
@@ -156,9 +160,10 @@ static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int SCALED), te_rope_skinny, (T, DIM, ROTARY, SCALED),
              te_rope_product)
-/* Says whether the two columns of a pair lie 128 apart, in different halves of a tile. If so, the kernel swaps the
- * second and the third 64 columns of the tile, so that both columns of the pair are in the same half (swap_middle of
- * te__sm90_gemm_pairing). */
+/* CROSSED: whether the two columns of a pair lie 128 columns apart, in different halves of a tile. If so, the kernel
+ * swaps the second and the third 64 columns of the tile, so that both columns of a pair are in the same half
+ * (swap_middle of te__sm90_gemm_pairing). APART: the distance between the two columns of a pair after this swap, in
+ * vectors of eight columns; 0: both columns are in one vector. */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
@@ -167,7 +172,7 @@ TE_SM90_GEMM_KERNEL_PAIRS(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DI
                          (te_rope_pair_epilogue<T, DIM, ROTARY, NEAR>), T != TE_f32)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_gemm, (T, DIM, ROTARY, NEAR),
              te_rope_product)
-/* There is no skinny kernel for interleaved pairs. */
+/* Returns the kernels with rope in the epilogue. There is no skinny kernel for interleaved pairs. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
         {(const void *)te_rope_gemm_if<T, DIM, ROTARY, NEAR>(), 0, 0},
@@ -182,9 +187,9 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_produ
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
-/* name##_fits: whether the kernel with rope in the epilogue exists. A row of the GEMM's result, in 16 bits, must have
- * at least as many bytes as a row of the table, in f32, because the table is stored in the memory that the two separate
- * steps would use for the GEMM's result. */
+/* name##_fits: whether the kernel with rope in the epilogue exists. One of the conditions is that a row of the table,
+ * in f32, has at most as many bytes as a row of the GEMM's result, in 16 bits, because the table is stored in the
+ * memory that two separate steps would use for the GEMM's result. */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, rope)                                                               \
     enum {                                                                                                           \
         name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
@@ -192,8 +197,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_produ
             && (int)TE_WIDTH_IN(model, rope) >= 2 * TE__ROTARY(rope)                                                 \
             && TE__ROPE_FITS(TE_ARG3(rope, 0), TE__ROTARY(rope), TE__INTERLEAVED(rope))                              \
     };
-/* Defines the kernels for the linear and its bias without rope: a skinny kernel and, if the kernel with rope in the
- * epilogue does not exist, a persistent kernel. */
+/* Defines the kernels of the linear and its bias without rope. The persistent one is defined only if the kernel with
+ * rope in the epilogue does not exist. */
 #define TE__ROPE_BIAS_fixed(name, dtype)                                                                             \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)

@@ -11,15 +11,16 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the GEMM y = x weight^T of linear i, with its sizes and formats, for operands in the list's format. */
+/* Returns the GEMM y = x weight^T of linear i, with its sizes and formats, for operands in the model's number
+ * format. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
     g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype, g.trans_b = 1;
     return g;
 }
-/* Sets the operands of g, the GEMM y = x weight^T of linear i. x is the current value, converted to the list's
- * format. */
+/* Sets the operands of g, the GEMM y = x weight^T of linear i, which is not in FP8. x is the current value, converted
+ * to the list's dtype. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
@@ -49,13 +50,13 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Computes dx = dy weight, then, starting from dx, the backward of the step's other ops, which come before the linear
- * in the list. x: the GEMM for dx. */
+/* Computes dx = dy weight, and then the backward of the step's other ops, which come before the linear in the list and
+ * therefore start from dx. x: the GEMM for dx. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
     te_gemm fused = *x;
     te_value dx, converted;
-    fused.fast = 1; /* fast accumulation, because in FP8 the library's GEMM always accumulates in the tensor cores */
+    fused.fast = 1; /* the fused kernel accumulates in the tensor cores if the operands are FP8 (fast accumulation) */
     const int is_fused = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->fused, &fused, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te__acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
@@ -66,8 +67,8 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     TE_TRY(te__end_converted(&dx, &converted, r));
     return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
-/* Computes dx[rows, in] = dy weight. If the step has a second op, a fork whose output the linear reads, also adds the
- * gradient from the fork's other use. x: the GEMM for dx. */
+/* Computes dx[rows, in] = dy weight. If the step has a second op, it is a fork whose output the linear reads; the GEMM
+ * then also adds the gradient of the fork's other uses (r->edge). x: the GEMM for dx. */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, converted;
@@ -115,15 +116,14 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     if (!te__needs_input_grad(r, i)) return te__set_current(r, te__no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    /* run the deferred GEMM of a weight gradient, unless that GEMM has run during the gather (it has not with
-     * te__overlap_memory.serial) */
+    /* run the deferred GEMM of a weight gradient if it has not run during the gather, for example in tests that let
+     * the gather and the GEMM run one after the other (te__overlap_memory.serial) */
     TE_TRY(te__wgrad_now(r));
     if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }
 
-/* Separate functions run the step in forward and in backward, so that an inference-only program compiles no backward
- * code. */
+/* Forward and backward have separate functions, so that an inference-only program compiles no backward code. */
 TE_IF_USED TE_API te_status te__linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                    te_pointwise_shape k, te_product_kernels *fused,
                                                    te_product_kernels *unfused) {

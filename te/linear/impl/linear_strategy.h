@@ -6,15 +6,12 @@
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
 
-#include "../../gemm/impl/gemm_quantized.h" /* te__quantized_run */
-#if TE_CUDA
-#include "../../gemm/impl/gemm_quantized_cuda.h" /* te__quantized_run */
-#endif
 #include "../../ops/elementwise.h" /* te_scale_options */
 #include "linear_epilogue.h" /* te__product_step_forward, te__unfused_gemm_run */
 
-/* The kernels of a step that begins with a linear. launch, shape: the pointwise kernel that runs after the GEMM; fused:
- * the GEMM with the ops in its epilogue; unfused: the GEMM alone. A member is null if the step has no such kernel. */
+/* The kernels of a step that begins with a linear. launch, shape: the pointwise kernel that runs after the GEMM, and
+ * its shape; fused: GEMM kernels with the step's other ops in the epilogue; unfused: GEMM kernels without other ops. A
+ * pointer is null if the step has no such kernel. */
 typedef struct te__linear_kernels {
     te_pointwise_launch_fn launch;
     te_pointwise_shape shape;
@@ -22,7 +19,7 @@ typedef struct te__linear_kernels {
 } te__linear_kernels;
 
 /* Returns whether one kernel for the whole step can store the step's result in the format that the consumer reads. Such
- * a kernel can store FP8 only if the list names a recipe. Under a recipe, a step with a gated op runs as one kernel
+ * a kernel can store FP8 only if the model names a recipe. Under a recipe, a step with a gated op runs as one kernel
  * only in inference (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
@@ -30,32 +27,20 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
-/* The functions of a list with the option (weights, quantized). On CUDA each dtype has its own, so that a program has
- * only the kernels of its lists. */
-#if TE_CUDA
-template <te_dtype T>
-static const te_quantized_ops te__quantized_ops = {te__quantized_scratch, te__quantized_run<T>,
-                                                  te__quantized_lookup<0>};
-#define TE__QUANTIZED_OPS_OF(dtype) &te__quantized_ops<TE_##dtype>
-#else
-static const te_quantized_ops te__quantized_ops TE_UNUSED = {te__quantized_scratch, te__quantized_run,
-                                                             te__quantized_lookup};
-#define TE__QUANTIZED_OPS_OF(dtype) &te__quantized_ops
-#endif
-
-/* Which of a GEMM's sizes, m or k, is the number of rows of the call. */
+/* Which of a GEMM's sizes, m or k, is the call's number of rows: m for y and dx, k for the weight's gradient. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
 /* Runs the GEMM g: by one of the library's kernels `unfused` (may be null), if one of these is chosen for g, else by
- * the back end. On the host the GEMM gets scratch memory from the workspace. rows: the size of the GEMM that is the
- * call's number of rows. */
+ * the back end (such as cuBLASLt). On the host the GEMM gets scratch memory from the workspace. rows: which size of g
+ * is the call's number of rows. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
-    te_gemm capacity = *g; /* a copy of the GEMM that has as many rows as the workspace is sized for */
+    /* g with as many rows as the workspace is sized for, so that the memory does not depend on the call */
+    te_gemm capacity = *g;
     *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
     const te_quantized_ops *quantized = r->plan->quantized;
     size_t bytes = g->b_quantized ? 0 : te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
-    /* If the weight is not quantized it may be later, so the workspace is sized for both. */
+    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both. */
     if (quantized && quantized->scratch)
         bytes = (size_t)te_max((int64_t)bytes, (int64_t)quantized->scratch(&capacity));
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
@@ -69,10 +54,11 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     return te__gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
-/* Makes the result of a GEMM that adds C independent of where D lies: cuBLASLt rounds differently if C and D are the
- * same matrix, but a call with y in x's place must have the same bits as a call with a separate y. If g is such a GEMM,
- * D becomes other memory: `elsewhere` or, if that is null, new scratch memory. te__end_converted then copies the result
- * from there. made: the value that is stored at g->d. Call this before te__linear_gemm, when g->c and g->d are set. */
+/* If the GEMM g adds a matrix C, makes its result D independent of whether C and D are the same matrix: cuBLASLt rounds
+ * differently if they are, but a call must have bitwise identical results whether or not the caller passes the same
+ * memory for x and y. If g is such a GEMM, g->d is set to other memory: to `elsewhere` or, if that is null, to new
+ * scratch memory, from which te__end_converted later copies the result. made: the value that is stored at g->d. Call
+ * this before te__linear_gemm, when g->c and g->d are set. */
 TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewhere, te_run *r,
                                         te_product_kernels *unfused) {
     if (!te__gemm_depends_on_place(g) || te_gemm_is_custom(unfused, g, r->ctx)) return TE_OK;
@@ -87,7 +73,8 @@ TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewh
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Returns whether all values that the step's ops write, and all fork values that they add, are in the list's format. */
+/* Returns whether all values that the step's ops write, and all fork values that they add, are in the model's number
+ * format. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
@@ -104,8 +91,8 @@ TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
     return te__gemm_supports(g, r->ctx);
 }
-/* Sets up g's epilogue as `strategy` requires. Returns how many of the step's ops this epilogue does, or -1 if the back
- * end has no such epilogue for this step. */
+/* Sets up g's epilogue as `strategy` requires. Returns how many of the step's ops after the linear this epilogue does,
+ * or -1 if the back end has no such epilogue for this step. */
 TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_gemm_strategy strategy) {
     const int rest = s->count - 1;
     int j = 1;
@@ -167,7 +154,8 @@ TE_API te_status te__linear_then_pointwise(te_run *r, const te_step *s, const te
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
     return te__pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
-/* Run the forward step by the chosen strategy. taken: how many of the step's ops the GEMM's epilogue computes. */
+/* Runs the forward step by the chosen strategy. taken: how many of the step's ops after the linear the GEMM's epilogue
+ * does. */
 TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                   te_gemm_strategy strategy, int taken) {
     const te_op *linear = &r->plan->op[s->op[0]];

@@ -22,7 +22,7 @@
 #include "../loss_scale.h"     /* te_loss_scale_state, te__loss_scale_update */
 #include "../param_groups.h"   /* te_chunk_tensor, TE_KERNEL */
 
-/* A tensor, as an entry of the table that the kernels read. */
+/* One entry of the table of tensors, which lies in target memory and which the kernels read. */
 typedef struct te__adamw_tensor {
     float *master; /* the master weights: if the dtype is f32, the parameter itself; null: none */
     void *m, *v;   /* the moments, in the format te_adamw_config.moments; v is null if the rule has no second moment */
@@ -251,7 +251,7 @@ typedef struct te__adamw_args {
     te_adamw_state *state;
     const double *norm;             /* the gradient norm, which te_grad_norm_run has computed; null: the norm is not
                                        needed (max_norm and skip_nonfinite are 0) */
-    te_loss_scale_state *scaler;    /* dynamic loss scaling; null: none */
+    te_loss_scale_state *scaler;    /* the state of dynamic loss scaling; null: there is no loss scaling */
     te_adamw_config config;
 } te__adamw_args;
 
@@ -302,7 +302,7 @@ TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
 }
 TE_KERNEL_IF_USED(te__adamw_begin, 1, 1, te__adamw_args, te__adamw_begin_body(te_args))
 
-/* Copies the weights to the master weights, for tensors that are not f32: all of them (at initialisation), or only
+/* Copies weights to the master weights, for tensors that are not f32. all: 1: all weights (at initialisation); 0: only
  * those that differ from the rounded master weight. */
 TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b, int all) {
     int group;
@@ -319,7 +319,8 @@ TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b, int a
 }
 TE_KERNEL_IF_USED(te__adamw_init_master, TE__ADAMW_THREADS, 1, te__adamw_args,
                   te__adamw_init_master_body(te_args, te_at, 1))
-/* After weights were written by something else: copies the weights to the master weights that do not round to them. */
+/* After something other than the optimizer has written weights: copies each weight to its master weight, unless the
+ * master weight rounds to the weight. */
 TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
                   te__adamw_init_master_body(te_args, te_at, 0))
 
@@ -328,9 +329,9 @@ TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
 /* Moments in e4m3, with a scale for each block of 128 elements. The block scales are those of Dettmers et al., "8-bit
  * optimizers via block-wise quantization", ICLR 2022, but the elements are in a floating-point format:
  *
- *     m = s_m q_m,    v = (s_v q_v)^2        q_m, q_v: the stored e4m3 numbers of an element; s_m, s_v: the scales of
- *                                            its block, the smallest powers of two with max |m| <= 448 s_m and
- *                                            max sqrt(v) <= 448 s_v
+ *     m = s_m q_m,    v = (s_v q_v)^2        q_m, q_v: the stored e4m3 numbers (codes) of an element; s_m, s_v: the
+ *                                            scales of its block, the smallest powers of two with
+ *                                            max |m| <= 448 s_m and max sqrt(v) <= 448 s_v
  *
  * - A scale is a power of two, so that most changes of the block's amax do not change the scale. As long as the scale
  *   stays the same, moments that do not change keep their codes.
@@ -346,7 +347,7 @@ TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  * Shards of ZeRO-1 begin at multiples of TE_MOMENT_BLOCK elements. */
 
 enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
-       TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* the number of elements of a block in a lane */ };
+       TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* elements of a block that a lane holds */ };
 
 TE_BOTH int te__moments_8bit(te_dtype moments) { return moments == TE_e4m3; }
 /* Bytes that the m or the v of a tensor takes. For several tensors, pass the sum of their elements, each tensor's
@@ -436,8 +437,8 @@ TE_FN void te__adamw8_load(te__adamw8_block *r, const te__adamw_tensor *t, int64
         }
     }
 }
-/* Computes the block's largest |m| and v. A NaN counts as 0 (the weight of its element is NaN, too). After the
- * reduction every lane has read the old scales, so they may be overwritten. */
+/* Computes the largest |m| and the largest v of a block of 128 elements. A NaN counts as 0 (the weight of its element
+ * is NaN, too). After the reduction every lane has read the old scales, so they may be overwritten. */
 TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *lanes, te_rule rule) {
     amax[0] = amax[1] = 0.0f;
     TE_UNROLL for (int k = 0; k < TE__ADAMW8_VECS; k++)
@@ -450,8 +451,8 @@ TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *l
     if (rule == TE_RULE_adamw) te_lanes_max(&amax[1], lanes);
 }
 /* Store the moments of one vector. The random numbers are the same as for moments in bf16. The square roots are
- * computed in a separate loop for the reason given at te__adamw_math. inverse_m, inverse_v: 1 / s_m and 1 / s_v of the
- * block. */
+ * computed in a separate loop, because the compiler does not vectorise a loop that calls sqrtf. inverse_m, inverse_v: 1
+ * / s_m and 1 / s_v of the block. */
 TE_FN void te__adamw8_store_moments(const te__adamw_vec *p, const te__adamw_tensor *t, int64_t at, float inverse_m,
                                     float inverse_v, const te_adamw_state *s, const te_adamw_config *c, te_rule rule) {
     uint32_t *const m = (uint32_t *)(void *)((uint8_t *)t->m + at);
@@ -548,9 +549,10 @@ TE_FN void te__moments_to_bf16_body(const te__moments_args *a, te_block b) {
     TE_UNROLL for (int k = 0; k < TE__MOMENT_PER_LANE; k++)
         if (at + k >= a->from && at + k < a->from + a->count) a->bf16[at + k - a->from] = te_bf16_of_float(v[k]);
 }
-/* The first and the last block may have elements outside the range [from, from + count). These elements are quantized
- * again with the block's new scale, which changes them only if the scale has grown. Therefore a block that was 0 and is
- * then loaded in several parts gets exactly the codes that it had when it was saved. */
+/* Converts elements [from, from + count) from bf16. The first and the last block may also have elements outside this
+ * range; these are quantized again with the block's new scale, which changes them only if the scale has grown.
+ * Therefore a block that was 0 and is then loaded in several parts gets exactly the codes that it had when it was
+ * saved. */
 TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);

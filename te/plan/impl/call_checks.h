@@ -37,8 +37,8 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     return TE_OK;
 }
 
-/* Check te_batch.memory_seq, the number of rows per sequence that a decoder attends to. The function is called for
- * lists with an extra input that has such rows, declared as (input, .., (rows, memory)). */
+/* Check te_batch.memory_seq, the number of rows per sequence that cross_attention attends to (the encoder's output).
+ * The function is called for lists with an extra input that has such rows, declared as (input, .., (rows, memory)). */
 TE_API te_status te__check_memory(const te_batch *b, const char *name, te_context *ctx) {
     TE_REQUIRE(b->memory_seq > 0, ctx, TE_ERROR_SHAPE,
                "%s: batch.memory_seq is %d; a list with an input of (rows, memory) needs a positive one", name,
@@ -97,18 +97,18 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
     return TE_OK;
 }
 
-/* Set *found to the entry of te_batch.edges that belongs to the op (input, name) or (output, name). Returns an error if
- * there is no such entry. While only sizes are measured, there is no batch, and *found becomes null. */
+/* Set *found to the entry of te_batch.edges that has the name of `op`, an (input, name) or (output, name). Returns an
+ * error if there is no such entry. While only sizes are measured, there is no batch, and *found becomes null. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
-    if (!r->batch) return TE_OK; /* while only sizes are measured, there is no batch, so *found stays null */
+    if (!r->batch) return TE_OK;
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* Set *v to the caller's tensor for `op`, an extra input or output of the list: with grad 0 to the tensor that has the
- * value of this input or output, with grad 1 to the tensor that has the gradient of this value. The tensor must have
- * the shape and format of `like`. If the caller has passed no tensor for the gradient, v->data becomes null. While only
- * sizes are measured, v->data is the address of x, as a placeholder. */
+/* Set *v to the caller's tensor for `op`, an extra input or output of the list. grad 0: the tensor that holds its
+ * value; grad 1: the tensor that holds the gradient of that value, for which v->data becomes null if the caller has
+ * passed none. The tensor must have the shape and format of `like`. While only sizes are measured, v->data is the
+ * address of x, as a placeholder. */
 TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
@@ -119,9 +119,9 @@ TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, 
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* Describe, without any data, a value with `cols` columns for `op`, an op with a second operand besides its own input.
- * The rows and the format are those of the second operand, which is the value of an earlier (fork, ..) or of an extra
- * (input, ..) of the list. */
+/* Return the shape and format (no data) of a value with `cols` columns that fits the second operand of `op`: the rows
+ * and the format are those of that operand, which is the value of an earlier (fork, ..) or of an extra (input, ..) of
+ * the list. */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY      ? TE_ROWS_memory
@@ -131,7 +131,7 @@ TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) 
     return te__value_of(0, op->edge_dtype, te__rows_in(r, rows), cols);
 }
 /* Set *v to the second operand of `op`, besides its own input: the value of an earlier (fork, ..), or of an extra
- * (input, ..) of the list. This works in forward, inference and backward. */
+ * (input, ..) of the list. The function works in forward, inference and backward. */
 TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     if (fork->flags & TE_IS_INPUT) return te__edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
@@ -149,11 +149,13 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
  * A call writes y, te_saved.memory, the workspace and the values of extra outputs; backward writes dx, the gradients of
  * the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of these overlaps
  * another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. There is one exception, a call
- * that runs in place:
- *   In inference y may be x itself, and in backward dx may be dy itself: the same address, shape and format. The last
- *   step must then not read the memory that it writes, unless it works element by element or row by row. Therefore a
- *   list cannot run in place if it ends in a cross_attention, or if it consists of a single step that works neither
- *   element by element nor row by row (only a linear, attention or rope).
+ * in place: in inference y may be x itself, and in backward dx may be dy itself, with the same address, shape and
+ * format.
+ *
+ * The last step of a call in place must not read what it overwrites, unless it works element by element or row by row.
+ * Therefore a list cannot run in place if it ends in a cross_attention, or if its only step works neither element by
+ * element nor row by row (a linear, attention or rope alone).
+ *
  * Two tensors that are only read may overlap. But if backward reads the forward's x or y, or writes y
  * (te_saved.loss_in_backward), then dy and dx must not overlap that x or y. */
 
@@ -162,8 +164,8 @@ typedef struct te__region {
     const char *begin;
     size_t bytes;
     int written;
-    int end; /* which end of the pass the tensor is: 1: its input, x or dy; 2: its result, y or dx; 0: neither. If the
-              * call runs in place, a region with `end` 1 and a region with `end` 2 may be the same memory */
+    int end; /* 1: the region is the input of the pass (x or dy); 2: it is the result of the pass (y or dx); 0: neither.
+              * In a call in place, a region with `end` 1 and a region with `end` 2 may be the same memory */
 } te__region;
 enum { TE__MAX_REGIONS = 16 };
 typedef struct te__regions {
@@ -190,7 +192,8 @@ TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
-/* Whether backward may read the value of the fork that an op uses. All ops that use a fork but an add do. */
+/* Return whether backward may read the value of the fork that `op` uses. It may for every op that uses a fork except
+ * add, whose gradients do not depend on the fork's value. */
 TE_API int te__rereads_fork(const te_op *op) { return op->edge >= 0 && !(op->flags & TE_IS_ADD); }
 /* Return whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks)
  * saves its input or is recomputed, or if an op later in the list uses a fork of x. */
@@ -203,18 +206,20 @@ TE_API int te__reads_x(const te_plan *p) {
     return (p->op[i].flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i) ||
            (p->region_count && p->region[0].first <= i);
 }
-/* Whether backward reads the forward's y. */
+/* Return whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
 TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
-/* Check a region against the parameters and gradients that lie outside of the instance's two buffers: those of a tied
- * parameter, a mapped file, weights in FP8. */
+/* Return an error if the memory region *to overlaps a parameter or gradient that lies neither in the instance's buffer
+ * of parameters nor in that of gradients: that of a tied parameter, a weight in a mapped file, or a weight in FP8. */
 TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
     const te_model *m = all->model;
     const te_param *p = m->param;
-    if (!to->written && all->run->pass != TE_BACKWARD) return TE_OK; /* parameters may be read, and have no gradients */
+    if (!to->written && all->run->pass != TE_BACKWARD) return TE_OK; /* a region that is only read may overlap
+                                                                      * parameters, and outside of backward there are no
+                                                                      * gradients */
     for (int i = 0; i < m->plan->op_count; i++)
         for (int k = 0; k < m->plan->op[i].params; k++, p++) {
             const te_recipe recipe = m->plan->op[i].recipe;
@@ -262,8 +267,8 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
     if (all->count < TE__MAX_REGIONS) all->region[all->count++] = to;
     return TE_OK;
 }
-/* The kind of the edge with this name: TE_IS_INPUT if it is an extra input of the list, TE_IS_OUTPUT if it is an extra
- * output, 0 if the list has no edge with this name. */
+/* Return TE_IS_INPUT if the list has an extra input with this name, TE_IS_OUTPUT if it has an extra output with this
+ * name, else 0. Attention's max_logit counts as an output. */
 TE_API int te__edge_kind(const te_plan *p, const char *name) {
     for (int k = 0; name && k < p->op_count; k++) {
         const int flags = p->op[k].flags;
@@ -286,8 +291,7 @@ TE_API te_status te__regions_edges(te__regions *all) {
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
-        int is_read = 0; /* 1: an op of the list reads the value of this extra input, so that backward reads the value,
-                          * too */
+        int is_read = 0; /* 1: backward reads the value of this extra input, because an op of the list does */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
             is_read |= te__rereads_fork(op) && (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
@@ -296,8 +300,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
-        /* The table is full. Remove this list's edges from it; later edges are then not compared with the removed
-         * ones. */
+        /* If the table is full, remove the extra inputs and outputs from it; later ones are then not compared with the
+         * removed ones. */
         if (all->count == TE__MAX_REGIONS) all->count = before;
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));

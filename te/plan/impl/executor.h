@@ -18,8 +18,8 @@
  * the first op, in list order, that computes a gradient which is needed: the gradient of a trained parameter, of x, or
  * of an extra input. */
 
-/* Return whether op i is an extra input of the list whose gradient the caller wants, so that backward must compute this
- * gradient. */
+/* Return whether op i uses the value of an extra input of the list whose gradient the caller wants. If so, backward
+ * must run op i to compute this gradient. */
 TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     if (op->edge < 0 || !(r->plan->op[op->edge].flags & TE_IS_INPUT)) return 0;
@@ -27,8 +27,8 @@ TE_API int te__wants_edge_grad(const te_run *r, int i) {
     return e && e->grad.data;
 }
 /* Compute te_run.backward_stop, the index of the op at which backward ends. If no gradient is needed, the result is the
- * number of ops, because backward has nothing to compute. There is one exception: if forward has left the computation
- * of the loss to backward, the result is then the index of the last op, which computes the loss. */
+ * number of ops: backward then has nothing to compute. But if forward has left the loss to backward, backward must run
+ * the last op, which computes the loss, so the result is then the index of that op. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
     if (r->dx.data) return TE_BACKWARD_STOP_dx;
@@ -39,7 +39,8 @@ TE_API int te__backward_stop_of(const te_run *r) {
     }
     return r->loss_in_backward ? count - 1 : count;
 }
-/* The number of steps that backward runs: all steps up to and including the one that contains the backward stop. */
+/* Return the number of steps that backward runs: all steps up to and including the one that contains the backward
+ * stop. */
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
@@ -67,8 +68,8 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
  * while it runs the region's steps. Backward opens it, too, and fills its memory by running the region's forward steps
  * again. */
 
-/* Acquire the memory in which recompute region k saves values. Forward needs this memory, too, because a forward step
- * stores the values that are to be saved without knowing whether anything will read them. */
+/* Acquire the memory in which recompute region k saves values. Forward needs this memory, too: its steps always store
+ * the values that backward would read, although forward discards them when it closes the region. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);
@@ -78,8 +79,8 @@ TE_API te_status te__recompute_open(te_run *r, int k) {
     (void)te__place(r, (char *)v.data, 0, s->first, s->last, k);
     return TE_OK;
 }
-/* Release the memory of region k. The values saved in this memory then have no address any more. Only forks at the
- * beginning of the region keep the address of their value, because this value is the region's input. */
+/* Release the memory of region k. The addresses of the values that were saved in it become null, except those of forks
+ * at the beginning of the region: their value is the region's input, which lies elsewhere. */
 TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
@@ -100,9 +101,9 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
         for (int j = 0; j < plan->forward[i].count; j++)
             if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
 }
-/* In backward: open region k and fill its memory by running the region's forward steps on a copy of *r, in which all
- * values have the same addresses as in *r. The output of the region's last op has already been saved; so if the step of
- * this op runs again, it stores the output in the workspace, and stores no row statistics. */
+/* In backward: open region k, and fill its memory by running the region's forward steps on a copy of *r, in which all
+ * values have the same addresses as in *r. The output of the region's last op is still saved from forward. If the step
+ * of that op runs again, its output therefore goes to the workspace, and its row statistics are not stored. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -156,8 +157,8 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te__reduce_columns_now(r)); /* add up the sums deferred so far, because the list of deferred sums may
-                                            * have no space left for those of this step */
+        TE_TRY(te__reduce_columns_now(r)); /* the list of deferred sums may have no space left for the sums of this
+                                            * step, so add up those deferred so far */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -200,9 +201,9 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
-/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored it there. This happens in two
- * cases: if the ops of the last step do not change the value and so write nothing (a fork; in backward also
- * `positions`), or if y has another format than the one in which the last op stores its result. */
+/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored it there. There are two such
+ * cases: the ops of the last step do not change the value and so store nothing (a fork; in backward also `positions`),
+ * or y has another format than the one in which the last op stores its result. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;
@@ -217,12 +218,11 @@ TE_API te_status te__run_from(te_run *r, te_value now) {
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te__no_value();
     return te__run_pass(r);
 }
-/* Make the dry run. A workspace that was measured for more rows than this call has may nevertheless be too small for
- * the call, because smaller blocks can leave gaps that other blocks do not fit into (te__pool_take). Therefore, if the
- * workspace does not suffice, the dry run is repeated with blocks that are sized for more and more rows. Once they are
- * sized for as many rows as the measurement had, if not earlier, all blocks have the same offsets as in the
- * measurement, and so the workspace suffices. */
-enum { TE__MAX_CAPACITY = 8 }; /* the dry run is repeated for at most this many times the rows of the call */
+/* Make the dry run, and return an error if the workspace is too small. A workspace that was measured for more rows than
+ * this call has may still be too small: smaller blocks can leave gaps into which other blocks do not fit
+ * (te__pool_take). In that case the dry run is repeated, each time with blocks for TE_ROW_PAD more rows. When the
+ * blocks are as large as in the measurement, they get the same offsets as in the measurement, and these fit. */
+enum { TE__MAX_CAPACITY = 8 }; /* the largest capacity, in multiples of this call's rows, that te__dry_run tries */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
     TE_TRY(te__run_from(r, now));

@@ -16,39 +16,42 @@ typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 enum { TE_BACKWARD_STOP_dx = -1 }; /* the value of te_run.backward_stop if the caller wants dx: backward then runs the
                                     * whole list */
 
-/* Where a forward step that te__recompute_input runs a second time must store its result. The result is an FP8 operand
- * of a GEMM, either as it is (`data`) or transposed (`transposed`); the other one of the two pointers is null. */
+/* The memory to which a forward step stores its result when te__recompute_input runs the step a second time. The result
+ * is an FP8 operand of a GEMM: stored row-major to `data`, or transposed to `transposed`. Exactly one of these two
+ * pointers is not null. */
 typedef struct te_recompute_target {
     void *data;           /* the operand in FP8, [rows, cols] */
     void *transposed;     /* memory for the operand's transpose in FP8, [cols, rows rounded up to a multiple of 16] */
-    float *inverse_scale; /* written by the step. If `data` is not null: two numbers, 1 / scale and the scale. If
-                           * `transposed` is not null, under fp8_block: 1 / scale of each tile of the transpose */
-    const float *scale;   /* read by the step: the one scale of the tensor; null (fp8_block): the step computes a scale
-                           * for each tile */
-    int rounds_first;     /* 1: round to the list's format first and then to FP8, because forward rounded the operand in
-                           * these two steps, too */
+    float *inverse_scale; /* output: the step stores the inverse scales here. With `data`: two numbers, 1 / scale and
+                           * the scale. With `transposed` under fp8_block: 1 / scale of each tile of the transpose */
+    const float *scale;   /* input: the tensor's FP8 scale, one number. Null (fp8_block): the step computes a scale for
+                           * each tile */
+    int rounds_first;     /* 1: the step rounds to the list's format first and then to FP8. Forward rounded the operand
+                           * twice in this way, so backward gets the same bits */
 } te_recompute_target;
 
-/* The deferred work that will complete the current value. te_value.state says which work that is (value.h). */
+/* Work that the next step must still do to complete the current value (te_run.current). The value's `state` says which
+ * work that is (te_value_state in value.h). */
 typedef struct te_deferred_work {
     te_value from;   /* the input of the deferred work, whose memory is held until the work is done. For deferred_gather
                       * it is this rank's rows of the current value; for deferred_product it is operand A of the GEMM */
     te_gemm product; /* for deferred_product: the GEMM whose output, its matrix D, is the current value */
-    struct te_product_kernels *kernels; /* deferred_product: the kernels that run the GEMM if it does not overlap with a
-                                         * collective */
+    struct te_product_kernels *kernels; /* for deferred_product: the kernels that run the GEMM if it does not overlap
+                                         * with a collective */
 } te_deferred_work;
 
 /* A GEMM that computes a weight gradient, and that is deferred until a later step gathers rows over the ranks: the GEMM
  * then runs while the rows are being copied (te/linear/impl/linear_comm_overlap.h). */
 typedef struct te_deferred_wgrad {
-    int is_there, runs; /* is_there: 1: a GEMM is deferred. runs: 0: the GEMM is not launched because its weight is
-                         * frozen for now; its memory is acquired nevertheless */
+    int is_there, runs; /* is_there: 1 if a GEMM is deferred. runs: 0 if this GEMM must not be launched because its
+                         * weight is frozen for now; its memory is acquired even then, so that freezing does not change
+                         * the size of the workspace */
     te_gemm product;
     te_value a, b;      /* the GEMM's operands, whose workspace blocks are held until the GEMM has run */
 } te_deferred_wgrad;
 
-/* A column sum: total[c] (+)= the sum of partial[i, c] over all i < count, for each column c. A kernel has stored
- * partial[count, width], one row of partial sums for each of its blocks (gradients.h). */
+/* A column sum: for each column c, total[c] (+)= the sum of partial[i, c] over all i < count. Each thread block of the
+ * kernel that produced `partial` has stored one of its `count` rows (gradients.h). */
 enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* TE_SUMS_A_STEP: the largest number of column sums that one step has:
                                              * dgamma, dbeta, dbias */ };
 typedef struct te_sum_job {
@@ -62,20 +65,19 @@ typedef struct te_run {
     /* the call */
     const te_plan *plan;
     const te_batch *batch;
-    const te_model *model;         /* null where only sizes are measured */
+    const te_model *model;         /* the instance; null while only sizes are measured */
     te_context *ctx;
     te_pass pass;
     int dry;                       /* 1: this is a dry run, which makes checks, measures the workspace and launches
                                     * nothing */
     const te_group *tensor, *data; /* the tensor group and the data group of this rank */
     int64_t tokens, sequences, memory; /* the numbers of rows of the kinds TE_ROWS_tokens, TE_ROWS_sequences and
-                                        * TE_ROWS_memory. If only sizes are measured, `sequences` equals `tokens`; so
+                                        * TE_ROWS_memory. While only sizes are measured, `sequences` equals `tokens`; so
                                         * does `memory`, if the list has an input with rows of kind TE_ROWS_memory */
-    int64_t capacity;              /* workspace blocks are sized for at least this many rows, even if the call has
-                                    * fewer */
+    int64_t capacity;              /* each block of the workspace is sized for at least this many rows, even if the call
+                                    * has fewer (te__dry_run) */
     te_value x, y, dx, dy;         /* the caller's tensors */
-    int loss_in_backward;          /* 1: forward does not compute the loss; backward computes the loss and writes it to
-                                    * y */
+    int loss_in_backward;          /* 1: forward leaves the loss to backward, which computes it and writes it to y */
     int backward_stop;             /* where backward ends: the index of the first op of the list that computes a
                                     * gradient that is needed (executor.h) */
 
@@ -88,19 +90,20 @@ typedef struct te_run {
     /* values */
     te_value current;              /* the value that the next step reads: in forward an activation, in backward a
                                     * gradient (its data is null if this gradient is not needed) */
-    te_value edge[TE_MAX_OPS];     /* for each fork: in inference the fork's value; in backward the gradient of this
-                                    * value, summed over those uses of the fork that backward has passed */
+    te_value edge[TE_MAX_OPS];     /* for each fork: in inference the fork's value (forward saves it in te_saved
+                                    * instead); in backward the gradient of this value, summed over those uses of the
+                                    * fork that backward has passed */
     te_deferred_work deferred;     /* the work that remains to be done on `current`; meaningful unless the state of
                                     * `current` is TE_VALUE_ready */
     const te_recompute_target *recompute; /* not null: backward runs the current forward step again, to recompute the
                                            * output of the step's last op and store it to this target */
     struct te_kernel_shape *describe; /* not null: the step launches nothing, but stores here the shape of its pointwise
                                        * kernel */
-    const void *pass_input, *last_step_input; /* addresses of the inputs of the pass's first step (pass_input) and of
-                                               * its last step (last_step_input), which te__in_place compares */
+    const void *pass_input, *last_step_input; /* addresses of the inputs of the first step of the pass (pass_input) and
+                                               * of its last step (last_step_input); te__in_place compares the two */
     te_pool pool;                  /* the workspace */
 
-    /* the values that forward saves: their addresses in te_saved or, while a recompute region is open, in the
+    /* the addresses of the values that forward saves: in te_saved or, while a recompute region is open, in the
      * workspace */
     te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps again
                                     * for a recompute region */
@@ -112,15 +115,15 @@ typedef struct te_run {
                                     * which te__saved_input_of() locates */
     uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM it is 1 if the GEMM's input is saved
                                             * transposed */
-    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: its block of the workspace; null `data`:
-                                                * the region is closed */
+    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: the workspace block in which its values are
+                                                * saved; null `data`: the region is closed */
 
     /* random numbers */
     te_rng *rng;                   /* the copy of the random state that belongs to this forward; it lies in te_saved, so
                                     * that backward draws the same numbers */
-    te_rng_args take;              /* if `taken` is not null, the context's random state must still be copied to `rng`
-                                    * and advanced. The first pointwise kernel of the pass does this, or else a separate
-                                    * kernel */
+    te_rng_args take;              /* if `take.taken` is not null, the context's random state must still be copied to
+                                    * `rng` and advanced. The first pointwise kernel of the pass does this, or else a
+                                    * separate kernel (te__take_random_state) */
 
     /* gradients */
     te_sum_args sums;              /* deferred column sums: kernels have stored the partial sums, which must still be
@@ -129,15 +132,15 @@ typedef struct te_run {
                                     * sums */
     const te_param *sum_of[TE_SUM_JOBS]; /* for each deferred column sum: the parameter whose gradient it is */
     int sum_count;
-    te_sum_args columns;           /* a second stage of sums, for gradients that are a single number: after `sums` has
-                                    * computed one sum for each column, this stage adds up the columns */
+    te_sum_args columns;           /* a second stage of sums, for a parameter that is a single number: after `sums` has
+                                    * produced one sum for each column, this stage adds up the columns */
     int column_count;
     te_deferred_wgrad deferred_wgrad;
     te_watch *watch;               /* the listener that backward tells which gradients are final; null: there is none */
 } te_run;
 
-/* The policy of op i in the current pass: in which format the op's operand is stored, and whether it is saved for
- * backward. */
+/* Return the policy of op i in the current pass: in which format the op's operand is stored, and whether it is saved
+ * for backward. */
 TE_API const te_operand_policy *te__policy(const te_run *r, int i) {
     return &r->policy[r->pass == TE_BACKWARD][i];
 }
@@ -150,15 +153,16 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens * te__rows_per_token(rows);
     }
 }
-/* The index of this rank's first row of kind `rows`. te__first_row: its index among the rows of the batch;
- * te__first_row_of_all: its index among the rows of all ranks of the data group. */
+/* The index of this rank's first row of kind `rows`, counted within the batch, which all ranks of the tensor group
+ * share. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
+/* The index of this rank's first row of kind `rows`, counted through the batches of all ranks of the data group. */
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
-/* Return, as a te_sequences, the rows at which the sequences of the batch begin and end. */
+/* Return the rows at which the sequences of the batch begin and end, as a te_sequences (core/tensor.h). */
 TE_API te_sequences te__sequences_of(const te_run *r) {
     const te_batch *b = r->batch;
     te_sequences s;
@@ -168,9 +172,9 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
 }
 /* Return the number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
-/* The number of rows for which each block of the workspace is sized, whichever kind of rows the block's value has.
- * Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that run
- * did not know the number of sequences. */
+/* Return the number of rows for which each block of the workspace is sized, whichever kind of rows the block's value
+ * has. Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that
+ * run did not know the number of sequences. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
@@ -214,8 +218,9 @@ TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int co
     v->inverse_scale = (float *)(void *)((char *)v->data + capacity * cols);
     return TE_OK;
 }
-/* Replace *root, a value that outlives steps, by v. From now on the blocks of v are held. The blocks of the old *root
- * are freed at the end of the step, unless another value holds them. */
+/* Assign v to *root, a member of te_run that outlives the step, such as te_run.current. From now on the workspace
+ * blocks of v are held. The blocks of the value that *root had before are freed at the end of the step, unless another
+ * value holds them. */
 TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
     te__pool_root(&r->pool, v.block, 1);
     te__pool_root(&r->pool, v.transposed_block, 1);
@@ -225,8 +230,8 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 }
 /* Make v the current value, the one that the next step reads. */
 TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
-/* Returns v without its transpose. If the run holds only the returned value, the workspace block of the transpose may
- * be freed. */
+/* Return v without its transpose. Where only the returned value is held, the workspace block of the transpose is
+ * freed. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;
@@ -237,19 +242,20 @@ TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value fro
     v->state = state;
     te__set_root(r, &r->deferred.from, te__without_transposed(from));
 }
-/* Call this when the deferred work of the current value is done or enqueued. Marks the value as ready, and releases the
- * input of the work. */
+/* Mark the current value as ready, and release the input of its deferred work. Call this when that work is done or
+ * enqueued. */
 TE_API void te__finish_deferred(te_run *r) {
     r->current.state = TE_VALUE_ready;
     te__set_root(r, &r->deferred.from, te__no_value());
 }
-/* Keep v, without its transpose, for later steps: as the value of fork number `fork`, or in backward as the gradient of
- * that value. v = te__no_value() releases the value that was kept before. */
+/* Hold v, without its transpose, for later steps: in inference as the value of fork number `fork`, in backward as the
+ * gradient of that value. The value that was held before is released; with v = te__no_value() nothing is held any
+ * more. */
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
-/* Called in forward when op i has read the value of its fork: releases that value if op i is the last op that uses
- * it. */
+/* Called when op i has read the value of its fork. In inference this releases the value if op i is the last op that
+ * uses it; in forward te_run.edge holds no values. */
 TE_API void te__release_fork(te_run *r, int i) {
     if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());
 }
@@ -288,8 +294,8 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     memset(r->saved_transposed, 0, sizeof r->saved_transposed);
     memset(&r->columns, 0, sizeof r->columns);
-    memset(&r->sums, 0, sizeof r->sums); /* the jobs that are not used must be zero, too, because graph_replay.h
-                                          * compares the arguments of kernels byte by byte */
+    memset(&r->sums, 0, sizeof r->sums); /* zero the unused jobs, too, because graph_replay.h compares the arguments of
+                                          * kernels byte by byte */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te__no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te__no_value();
     r->use = TE_USE_off;
@@ -301,7 +307,7 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
     te_param *p = m->param;
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }
-/* Returns a te_run for a dry run with this many rows, which only measures how many bytes of te_saved.memory and of
+/* Return a te_run for a dry run with this many rows, which only measures how many bytes of te_saved.memory and of
  * workspace a call with these rows needs. */
 TE_API te_run te__run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
     te_run r;

@@ -3,7 +3,8 @@
  * written again.
  *
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
- * launch at the end of backward adds up the partial sums of all steps.
+ * launch at the end of backward adds up the partial sums of all steps. If the list of deferred sums (TE_SUM_JOBS) has
+ * no space left before, a launch between two steps adds up those deferred so far.
  *
  * Floor: each partial sum is read once, i.e. blocks * width floats for a gradient with `width` columns.
  */
@@ -15,11 +16,11 @@
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
-/* A block adds up TE_SUM_LANES columns, or twice as many if each thread has two columns. Its threads form TE_SUM_GROUPS
- * groups, each of which adds up every TE_SUM_GROUPS-th partial sum. A thread has up to TE_SUM_AHEAD loads in flight,
- * which often are all of its loads: a kernel with two blocks on each of 132 multiprocessors leaves 264 partial sums per
- * column, 17 for each group. If a sum has TE_SUM_WIDE or more columns, each thread has two columns: adding up 12288
- * columns of 132 partial sums each then takes 2.8 us instead of 4.2 us. */
+/* A thread block adds up TE_SUM_LANES columns, or 2 * TE_SUM_LANES if each thread has two columns. Its threads form
+ * TE_SUM_GROUPS groups; group g adds up the partial sums g, g + TE_SUM_GROUPS, g + 2 * TE_SUM_GROUPS, ... A thread
+ * issues up to TE_SUM_AHEAD loads before it uses the first one. Often these are all of its loads: a kernel with two
+ * blocks on each of 132 SMs leaves 264 partial sums per column, 17 for each group. Sums of TE_SUM_WIDE or more columns
+ * have two columns per thread: 12288 columns of 132 partial sums each then take 2.8 us instead of 4.2 us. */
 enum {
     TE_SUM_GROUPS = TE_CUDA ? 16 : 1,
     TE_SUM_LANES = TE_CUDA ? 32 : 1,
@@ -28,9 +29,9 @@ enum {
 };
 typedef struct te_two_floats { float v[2]; } __attribute__((aligned(8))) te_two_floats;
 
-/* Compute total[col] = the sum of partial[i][col] over all i, or add it to total[col]. The order of the additions
- * depends only on the number of partial sums. columns: how many columns a thread adds up, a compile-time constant that
- * is 1 or 2; with 2, all widths must be even. */
+/* For each job of *a: total[col] = the sum of partial[i][col] over all i < count, or total[col] += that sum if the job
+ * says `accumulate`. The order of the additions depends only on `count`, so results are reproducible. columns: how many
+ * columns a thread adds up, a compile-time constant, 1 or 2; with 2, all widths must be even. */
 TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
     int group;
     const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
@@ -104,19 +105,20 @@ TE_IF_USED TE_API te_status te__reduce_columns_now(te_run *r) {
     for (int i = 0; i < count; i++) TE_TRY(te__notify_final(r, r->sum_of[i]));
     return TE_OK;
 }
-/* Split the column sum of job *j, for a parameter that is a single number, into two stages: job *j now stores the sum
- * of each column to `columns`, and a second job adds up these sums to get the gradient. */
+/* The gradient of a parameter that is a single number is the sum over all rows and all columns. Therefore split job *j,
+ * which sums over rows, into two stages: *j now stores the sum of each column to `columns`, and a second job adds up
+ * these sums to get the gradient. */
 TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
     te_sum_job *c = &r->columns.job[r->column_count++];
     *c = *j;
     c->partial = columns, c->width = 1, c->count = j->width;
     j->total = columns, j->accumulate = 0;
 }
-/* Set *partial to memory for `blocks` partial sums of p's gradient, [blocks, width]; they are added up before this
- * backward ends. The memory is sized for max_blocks, the number of blocks for the largest batch, so a workspace that
- * was measured for the largest batch suffices for every smaller one. If p is frozen, the memory is acquired
- * nevertheless, but the partial sums are not added up. Returns TE_ERROR_STATE if the step has more than TE_SUMS_A_STEP
- * sums. */
+/* Set *partial to memory for [blocks, width] partial sums of p's gradient, one row for each thread block of the
+ * caller's kernel; they are added up before this backward ends. The memory is sized for max_blocks, the number of
+ * blocks for the largest batch, so a workspace that was measured for the largest batch suffices for every smaller one.
+ * If p is frozen, the memory is acquired all the same, but nothing is added up. Returns TE_ERROR_STATE if the step has
+ * more than TE_SUMS_A_STEP sums. */
 TE_API te_status te_defer_column_sum(te_run *r, float **partial, const te_param *p, int width, int blocks,
                                      int max_blocks) {
     TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a step sums more than %d gradients",

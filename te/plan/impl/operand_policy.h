@@ -14,10 +14,13 @@
 #include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
-/* Which GEMMs run in FP8, among those that have a recipe. as_bound: those whose weight is bound in FP8; every call uses
- * this. The other values are assumptions with which sizes are computed. off: no GEMM runs in FP8. on: all GEMMs do, and
- * separate kernels cast their operands to FP8. stored: all GEMMs do, and the kernels that produce the operands store
- * them in FP8. common: like stored, and all ranks have the same scales. */
+/* Which GEMMs run in FP8, among those that have a recipe. Every call uses as_bound. The other values are assumptions
+ * with which the sizes of te_saved and of the workspace are computed:
+ *     as_bound  the GEMMs whose weight is bound in FP8
+ *     off       none
+ *     on        all; separate kernels cast their operands to FP8
+ *     stored    all; the kernels that produce the operands store them in FP8
+ *     common    as stored, and all ranks have the same scales, so that operands can be gathered in FP8 */
 typedef enum te_recipe_use {
     TE_USE_as_bound,
     TE_USE_off,
@@ -31,7 +34,7 @@ typedef enum te_recipe_use {
 typedef enum te_input_source {
     TE_INPUT_not_needed,   /* backward does not read x in FP8: it computes no weight gradient, or computes it in the
                             * list's format */
-    TE_INPUT_saved_fp8,    /* forward saves the input x in FP8, as it is or transposed */
+    TE_INPUT_saved_fp8,    /* forward saves the input x in FP8, row-major or transposed */
     TE_INPUT_saved_for_others, /* forward saves the input x in the list's format anyway, because another op's backward
                                 * needs it; backward casts x to FP8, with the scale that forward used */
     TE_INPUT_recomputed    /* backward recomputes the input x: it runs the kernel that produced x once more, from that
@@ -46,14 +49,14 @@ typedef struct te_operand_policy {
                              * scale is known before the kernel runs */
     unsigned char amax_by_producer;  /* 1: the kernel that produces the operand computes the operand's amax, which
                                       * determines the scale */
-    unsigned char gathered;          /* 1: if the operand is gathered over the ranks, it can be gathered in FP8, because
-                                      * all ranks have the same scale */
-    unsigned char input;             /* a te_input_source, which says where backward gets the input of this GEMM from;
-                                      * the records of both passes have the same value */
+    unsigned char gathered;          /* 1: all ranks have the same scale for the operand, so a collective that gathers
+                                      * the operand can gather it in FP8 */
+    unsigned char input;             /* the te_input_source of this GEMM: where backward gets the GEMM's input from; the
+                                      * records of both passes have the same value */
     unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves this output; the records of
                                       * both passes have the same value */
-    unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because output_read is 1 or
-                                      * because the output is the input of a recompute region */
+    unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because backward reads it
+                                      * (output_read) or because it is the input of a recompute region */
 } te_operand_policy;
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
@@ -67,16 +70,16 @@ TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
 /* Return whether an op with these flags changes the gradient, i.e. whether the gradient of its input differs from that
  * of its output. */
 TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED); }
-/* The distance, in ops, from an op to the op that consumes its result: 1 (the next op), or 2 if the next op only passes
- * the value through. next_flags: the flags of the next op. passes_through: the flag of ops that only pass values
- * through: TE_PASSES_VALUE in forward, TE_PASSES_GRAD in backward. No two such ops follow each other. */
+/* The distance, in ops, from an op to the op that consumes its result: 1 if this is the next op; 2 if the next op only
+ * passes the value through (no two such ops follow each other). next_flags: the flags of the next op. passes_through:
+ * the flag of such ops, which is TE_PASSES_VALUE in forward and TE_PASSES_GRAD in backward. */
 TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return next_flags & passes_through ? 2 : 1; }
-/* How a recipe scales operands: with one scale per tensor, one per row, or one per 1 x 128 tile. */
+/* Return how a recipe scales operands: with one scale per tensor, per row, or per 1 x 128 tile. */
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
-/* Return whether a kernel that stores an operand in FP8 can compute the scales itself: it can if each scale belongs to
- * one row or to a part of one row. */
+/* Return whether a kernel that stores an operand in FP8 can compute the operand's scales itself. It can if each scale
+ * depends on one row at most, because the kernel has the whole row at hand. */
 TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
@@ -87,9 +90,10 @@ TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
 }
-/* The forward step whose last op is op i and whose kernel can recompute the output of op i without running the step's
- * other ops; null: there is no such step. The kernel can do this if the input of op i has the same width and format as
- * the input of the step's pointwise kernel, or if op i is the norm of that kernel. */
+/* Return the forward step whose last op is op i, if its kernel can recompute the output of op i alone; else null. The
+ * kernel then reads op i's saved input in place of the step's input, and skips the other ops. This is possible if the
+ * input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the norm of
+ * that kernel. */
 TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
@@ -106,7 +110,7 @@ TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
 
 /* ---- the records ------------------------------------------------------------------------------------------------- */
 
-/* For a GEMM i whose weight gradient is computed in FP8: where backward gets the GEMM's input x from. */
+/* Return where backward gets the input x of GEMM i from, if the GEMM's weight gradient is computed in FP8. */
 TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const int from = te__producer_of(p, i);
     /* If the list has recompute regions, the input may lie in the memory of a region, and this region may be closed
@@ -115,7 +119,7 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const te_op *op = &p->op[from];
     if ((op->flags & TE_SAVES_OUTPUT) || ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)))
         return TE_INPUT_saved_for_others;
-    /* 1: the list has kernels that can store the transpose of an operand without storing the operand itself */
+    /* Whether the list has kernels that can store the transpose of an operand without storing the operand itself. */
     const int has_kernels = p->fp8->fixed_widths && !p->fp8->quantize_rowwise;
     const int is_pointwise = op->op_class != TE_CLASS_gemm && op->op_class != TE_CLASS_custom;
     if (has_kernels && is_pointwise && te__is_recomputable(op->flags, op->out_dtype, p->dtype) &&
@@ -123,7 +127,8 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
         return TE_INPUT_recomputed;
     return TE_INPUT_saved_fp8;
 }
-/* Return whether GEMM i runs in FP8 in forward or in inference, under the assumption or choice `use`. */
+/* Return whether GEMM i runs in FP8 in forward or in inference. use: which GEMMs run in FP8 (te_recipe_use). param[i]:
+ * the first parameter of op i. */
 TE_API int te__recipe_is_on(const te_plan *p, int i, te_recipe_use use, te_param *const *param) {
     if (p->op[i].recipe == TE_RECIPE_none) return 0;
     return use == TE_USE_as_bound ? param[i]->fp8.on : use != TE_USE_off;
@@ -134,23 +139,23 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     te_operand_policy o = {0, 0, 0, 0, 0, 0, 0, 0};
     if (!te__recipe_is_on(p, i, use, param)) return o;
     const te_fp8_product *bound = use == TE_USE_as_bound ? &param[i]->fp8 : 0;
-    const int trains = !TE_IS_ROWWISE(op->recipe); /* 0 under fp8_row, which uses FP8 only in forward; backward then
+    const int trains = !TE_IS_ROWWISE(op->recipe); /* false under fp8_row, which uses FP8 in forward only; backward then
                                                     * runs in the list's format */
     if (trains && !(op->flags & TE_IS_FROZEN)) o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe((int)op->recipe);
     if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
-    /* Only a separate cast can round stochastically. Therefore a gradient that is rounded stochastically is not stored
-     * in FP8 by its producer. */
+    /* Only a separate cast kernel can round stochastically, so a producer does not store in FP8 a gradient that is to
+     * be rounded in this way. */
     o.stored_by_producer = scale_is_known && (!backward || !p->fp8 || p->fp8->rounding == TE_ROUNDING_nearest);
     o.amax_by_producer = bound && bound->current;
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
-/* Return whether backward reads the output of op i in the list's format, or a fork saves this output. backward: the
- * policies of backward. If a GEMM consumes the output, and the backward of this GEMM runs in FP8, then backward reads
- * the GEMM's FP8 input instead. */
+/* Return whether backward reads the output of op i in the list's format, or a fork saves this output. (It does not if a
+ * GEMM consumes the output and runs in FP8 in backward: backward then reads the GEMM's FP8 input instead.) backward:
+ * the policies of backward. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & TE_PASSES_VALUE)) i++;
@@ -158,17 +163,17 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     if (te__recomputes_logits(p, i) || te__is_regathered(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
-/* Return whether backward has to recompute something of op i in recompute region k: its output, its FP8 input or its
- * row statistics, which forward would have saved without the region. The last op of a region never needs this, because
- * its output is saved for the ops behind the region. */
+/* Return whether backward must recompute something of op i because op i lies in recompute region k: its output, its FP8
+ * input or its row statistics. Without the region, forward would have saved them. The last op of a region never needs
+ * this, because its output is saved for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;
     return op->stats || forward[i].input == TE_INPUT_saved_fp8 ||
            (forward[i].output_read && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
-/* Compute the records of all ops: policy[0] for forward and inference, policy[1] for backward. An additional record
- * behind that of the last op is all zeros. */
+/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. The entry behind that
+ * of the last op is all zeros, so that code may read the policy of the op behind any op. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
     const int on = p->fp8 && use != TE_USE_off;
@@ -181,8 +186,8 @@ TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const
         for (int pass = 0; pass < 2; pass++)
             policy[pass][i].output_read = policy[pass][i].output_saved = (unsigned char)read;
     }
-    for (int k = 0; k < p->region_count; k++) { /* forward saves the output of the op before each recompute region,
-                                                 * because it is the region's input */
+    for (int k = 0; k < p->region_count; k++) { /* if anything of region k must be recomputed, forward saves the output
+                                                 * of the op before the region, which is the region's input */
         const int before = p->region[k].first - 1;
         for (int j = before + 1; before >= 0 && j < p->region[k].last; j++)
             if (te__is_lost(p, policy[0], k, j)) policy[0][before].output_saved = policy[1][before].output_saved = 1;

@@ -10,8 +10,9 @@
 
 /* Return whether backward must compute the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* The op that reads the result of op i, i.e. its output in forward or the gradient of its input in backward. This op is
- * the next one in the order of the pass or, if the next op only passes the value through, the op after that. */
+/* Return the index of the op that reads the result of op i: its output in forward, the gradient of its input in
+ * backward. That is the next op in the order of the pass or, if the next op only passes the value through, the op after
+ * that. If the caller reads the result, the index is -1 in backward and the number of ops in forward. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
@@ -20,9 +21,8 @@ TE_API int te__consumer_of(const te_run *r, int i) {
     }
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
 }
-/* The index of the GEMM that reads, in FP8, the rows that op i gathers from all ranks. (Rows are gathered by an
- * all_gather in forward, and by a reduce_scatter in backward.) -1: op i gathers no rows, or gathers them in the list's
- * format. */
+/* Return the index of the GEMM that reads, in FP8, the rows that op i gathers from all ranks; -1 if op i gathers no
+ * rows or gathers them in the list's format. (An all_gather gathers rows in forward, a reduce_scatter in backward.) */
 TE_API int te__gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
@@ -32,8 +32,8 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     return te__policy(r, next)->gathered ? next : -1;
 }
 /* Return whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's
- * amax. The kernel does not do so while backward runs the forward steps of a recompute region again, because these
- * steps may end before the GEMM that would read the amax. */
+ * amax. While backward runs forward steps again for a recompute region, it does not: these steps may end before the
+ * GEMM that would read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
@@ -44,14 +44,13 @@ TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
 /* The input x of an FP8 GEMM, in the form in which forward saves it for backward. In inference and for a frozen_linear
  * nothing is saved: both pointers are null. */
 typedef struct te_saved_input {
-    float *inverse; /* the scales of the saved input. Tensorwise recipes: two numbers, 1 / scale and the scale;
-                     * fp8_block: 1 / scale of each tile of the transpose */
-    void *x;        /* the saved input in e4m3: [rows, in] or, if te_run.saved_transposed says so, the transpose [in,
-                     * rows rounded up to a multiple of 16]; null: forward does not save the input
-                     * (te_operand_policy.input) */
+    float *inverse; /* the scales of the saved input. For recipes with one scale per tensor: two numbers, 1 / scale and
+                     * the scale; for fp8_block: 1 / scale of each tile of the transpose */
+    void *x;        /* the saved input in e4m3: [rows, in] or, if its bit in te_run.saved_transposed is set, the
+                     * transpose [in, rows rounded up to a multiple of 16]; null: forward does not save the input in FP8
+                     * (te_operand_policy.input says where backward gets it from) */
 } te_saved_input;
-/* te__saved_scale_bytes: the bytes of te_saved_input.inverse for GEMM i. te__saved_input_bytes: the bytes of
- * te_saved_input.inverse and x together. */
+/* Return the bytes of te_saved_input.inverse for GEMM i. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const te_input_source input = (te_input_source)r->policy[0][i].input;
@@ -61,6 +60,7 @@ TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     const int64_t n = te_scaling_count(TE_SCALING_BLOCKWISE_1D, op->in, te__padded_rows(r, op->in_rows));
     return (size_t)te_round_up(n * (int64_t)sizeof(float), TE_ALIGN);
 }
+/* Return the bytes of te_saved_input.inverse and of te_saved_input.x together, for GEMM i. */
 TE_API size_t te__saved_input_bytes(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int saved = r->policy[0][i].input == TE_INPUT_saved_fp8;
@@ -74,15 +74,15 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     k.x = r->saved_input[i] && saved ? r->saved_input[i] + te__saved_scale_bytes(r, i) : 0;
     return k;
 }
-/* Return whether the input of GEMM i is saved transposed. There is one bit for each GEMM, which the GEMM's forward
- * sets. */
+/* Return whether the input of GEMM i is saved transposed. `transposed` is a bit set with one bit for each op; the
+ * forward of a GEMM sets its bit. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
-/* Run once more the forward step that produced the input of GEMM i. This time the step stores only that input, to the
- * memory that `to` describes. */
+/* Run the forward step that produced the input of GEMM i once more. This time the step stores only that input, to the
+ * memory that *to describes. */
 TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target *to) {
     const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
     const te_pass pass = r->pass;
@@ -94,11 +94,12 @@ TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target
 
 /* ---- outputs and inputs of ops, and conversions of values -------------------------------------------------------- */
 
-/* te__output_of: the value that op i outputs in forward. te__input_of: the value that op i reads in forward. */
+/* Return the value that op i outputs in forward. Its `data` is null if forward does not save it. */
 TE_API te_value te__output_of(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return te__value_of(r->act[i], op->out_dtype, te__rows_in(r, op->out_rows), op->out);
 }
+/* Return the value that op i reads in forward. */
 TE_API te_value te__input_of(const te_run *r, int i) { return i ? te__output_of(r, i - 1) : r->x; }
 
 /* If *v has another format than `dtype`, replace it by a copy in that format, which exists until the end of the
@@ -111,15 +112,16 @@ TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     *v = to;
     return TE_OK;
 }
-/* For a kernel that can store its result only in the format `dtype`, although the value *v may have another format.
- * te__begin_converted sets *made to the memory that the kernel must store to: that of *v or, if the formats differ,
- * scratch memory. After the kernel, te__end_converted converts *made to *v if the formats differ. */
+/* For a kernel that can store its result only in the format `dtype`, where the value *v may have another format: set
+ * *made to the memory that the kernel must store to. This is the memory of *v or, if the formats differ, scratch
+ * memory, which te__end_converted converts to *v after the kernel. */
 TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;
     made->dtype = dtype;
     return te__scratch(r, &made->data, (size_t)(te__capacity_of_value(r, v) * v->cols) * te_dtype_bytes(dtype));
 }
+/* Convert *made to *v if te__begin_converted has given *made memory of its own. */
 TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_run *r) {
     if (v->data == made->data || r->dry) return TE_OK;
     return r->plan->convert(v->data, v->dtype, made->data, made->dtype, v->rows * v->cols, r->ctx);
@@ -127,25 +129,25 @@ TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_r
 
 /* ---- the layout of te_saved -------------------------------------------------------------------------------------- */
 
-/* The index of the recompute region in whose memory the saved values of op i lie; -1: they lie in te_saved. The result
- * is also -1 for the last op of a region, because the ops behind the region read the output of this op. */
+/* Return the index of the recompute region in whose memory the saved values of op i lie; -1 if they lie in te_saved.
+ * For the last op of a region the result is -1, too, because the ops behind the region read its output. */
 TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->region_count; k++)
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;
     return -1;
 }
-/* The address of the value that the op `load` outputs: the value of a fork or of an extra input. A fork's value lies
- * where forward saves it; an input's value lies in the caller's memory. If only sizes are computed, there is no batch,
- * and the function returns the address of x as a placeholder. */
+/* Return the address of the value that the op `load` outputs, which is the value of a fork or of an extra input of the
+ * list. A fork's value lies where forward saves it; an extra input lies in the caller's memory. While only sizes are
+ * computed, there is no batch, and the address of x is returned as a placeholder. */
 TE_API void *te__loaded(const te_run *r, const te_op *load) {
     const te_op *fork = &r->plan->op[load->edge];
     const te_edge *e = te__edge_named(r, fork->name);
     if (!(fork->flags & TE_IS_INPUT)) return r->act[load->edge];
     return e ? e->value.data : r->batch ? 0 : r->x.data;
 }
-/* Assign addresses to all values that the ops [from, to) save, beginning at base + at. region: a recompute region, or
- * -1 for te_saved; only ops whose saved values belong there get memory. Returns the offset from base at which the last
- * value ends. */
+/* Assign addresses to the values that the ops [from, to) save, beginning at base + at. region: the index of a recompute
+ * region, or -1 for te_saved; only values that are saved there get memory, all others get null. Returns the offset from
+ * base at which the last value ends. */
 TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int region) {
     const te_plan *plan = r->plan;
     for (int i = from; i < to; i++) {

@@ -32,8 +32,8 @@ typedef struct te_value {
     int block;   /* the id of the workspace block that holds the matrix; -1: the matrix is not in the workspace */
     te_value_state state;
     te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE: the value is in the list's format */
-    float *inverse_scale; /* 1 / scale of an FP8 value, for each row or for each 1 x 128 tile; null: there is only one
-                           * scale, which is in the te_scales of the GEMM that reads the value */
+    float *inverse_scale; /* 1 / scale of an FP8 value, one for each row or for each 1 x 128 tile; null: the value has a
+                           * single scale, which is in the te_scales of the GEMM that reads the value */
     const float *amax;    /* the amax of the value, computed by its producer; null: the amax has not been computed */
     void *transposed;     /* the transpose in FP8, [cols, rows rounded up to a multiple of 16]; null: not stored */
     float *transposed_inverse_scale; /* fp8_block: 1 / scale of each 1 x 128 tile of `transposed` */
@@ -50,8 +50,7 @@ TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols)
 }
 TE_API te_value te__no_value(void) { return te__value_of(0, TE_f32, 0, 0); }
 TE_API te_value te__value_of_tensor(te_tensor t) { return te__value_of(t.data, t.dtype, t.rows, (int)t.cols); }
-/* Make `transposed`, which was a te_value of its own, the transpose of v. The workspace block of `transposed` then
- * belongs to v. */
+/* Make the value `transposed` the transpose of *v. Its workspace block then belongs to *v. */
 TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
     v->transposed_block = transposed.block;
@@ -64,18 +63,18 @@ enum { TE_MAX_LIVE = 48 }; /* the largest number of workspace blocks that are in
 typedef struct te_block_info {
     size_t at, bytes;
     int id;
-    int roots; /* the number of values that lie in this block and outlive the step; 0: the block is scratch memory,
-                * freed when the step ends */
+    int roots; /* the number of values that lie in this block and outlive the step (a reference count); 0: the block is
+                * scratch memory, freed when the step ends */
 } te_block_info;
 
 /* The workspace, in which blocks are allocated by first fit. The array `block` is sorted by address. A step acquires
  * blocks, but does not release them. When the step ends, all blocks are freed, except those that hold a value which
  * outlives the step (te__set_current, te__set_edge, te_defer_column_sum). */
 typedef struct te_pool {
-    char *base;  /* start of the workspace; null in the dry run, where addresses are offsets plus a constant, so that no
-                  * address is 0 */
-    size_t high; /* high-water mark of the call: offset in bytes, from the base, of the highest end that any block has
-                  * had */
+    char *base;  /* start of the workspace; null in the dry run, which hands out the block's offset plus TE_ALIGN as its
+                  * address, so that no address is null */
+    size_t high; /* the largest offset from `base`, in bytes, at which a block of this call has ended: the workspace
+                  * that the call needs */
     int count, next_id;
     te_block_info block[TE_MAX_LIVE];
 } te_pool;
@@ -102,7 +101,7 @@ TE_API int te__pool_block_at(const te_pool *p, const void *memory) {
         if (base + p->block[i].at == (uintptr_t)memory) return p->block[i].id;
     return -1;
 }
-/* Add `by` to the number of values that hold the block with this id. If id is -1 (no block), do nothing. */
+/* Add `by`, which is 1 or -1, to the reference count of the block with this id. If id is -1 (no block), do nothing. */
 TE_API void te__pool_root(te_pool *p, int id, int by) {
     for (int i = 0; id >= 0 && i < p->count; i++)
         if (p->block[i].id == id) {
@@ -110,7 +109,7 @@ TE_API void te__pool_root(te_pool *p, int id, int by) {
             return;
         }
 }
-/* Free all blocks that no value holds. The function is called at the end of each step. */
+/* Free all blocks whose reference count is 0. The function is called at the end of each step. */
 TE_API void te__pool_sweep(te_pool *p) {
     int live = 0;
     for (int i = 0; i < p->count; i++)

@@ -9,7 +9,7 @@
  *
  * Roles: pointwise_elementwise.h and pointwise_norm.h contain the bodies of the kernels; pointwise_quantize.h and
  * pointwise_quantize_transpose.h store FP8 operands with scales; pointwise_kernel.h picks a body; pointwise_macros.h
- * generates the kernels of a list; pointwise_step.h fills in the arguments and launches the kernels.
+ * generates the kernels of a model; pointwise_step.h fills in the arguments and launches the kernels.
  *
  * Floor (lower bound of the time): the bytes that a kernel reads and writes, divided by the memory's bandwidth.
  * Measurements: docs/notes/pointwise.md.
@@ -27,51 +27,60 @@
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
 /* Where and how a kernel stores its result in FP8, for a consumer that uses one scale per tensor. If y is null, the
- * result is not stored in FP8; `amax` then receives the amax of the result in the list's format, for the cast that
- * follows. All pointers are to target memory. */
+ * result is not stored in FP8; `amax` then receives the amax of the result in the list's dtype, for a later
+ * cast to FP8. All pointers are to memory of the target: the GPU, or the host in CPU builds. */
 typedef struct te_pointwise_fp8 {
-    void *y;            /* [rows, out], the result: e4m3 in forward, in backward the format that the list chooses for
-                         * gradients */
+    /* [rows, out], the result: e4m3 in forward; in backward e4m3 or e5m2, as the model chooses for gradients */
+    void *y;
     const float *scale; /* the scale: y = the result * scale */
-    float *amax;        /* raised to the largest |result|, if that is larger than its old value; null: no amax is
-                         * computed */
+    /* raised to the largest |result|, if that is larger than the old value of *amax; null: no amax is computed */
+    float *amax;
     float *inverse;     /* [2]: receives 1 / scale and the scale (te_scale_save); null: they are not stored */
 } te_pointwise_fp8;
 
-/* How a kernel stores its result under a recipe with one scale per tensor: in the list's format; in FP8; or in the
- * list's format together with its amax. The third form is for fp8_current, whose scale is computed from the result
- * itself. */
+/* How a kernel stores its result under a recipe with one scale per tensor. y: in the list's dtype; fp8: in
+ * FP8; amax: in the list's dtype, together with its amax, for fp8_current, whose scale is computed from the
+ * result itself. */
 typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } te_pointwise_result;
 
 /* Where and how a kernel stores its result in FP8 with scales that the kernel computes, one for each 1 x 128 elements
  * or for each row (pointwise_quantize.h), and the transpose of the result (pointwise_quantize_transpose.h). If y is
- * null, the FP8 result is not stored. All pointers are to target memory. */
+ * null, the FP8 result is not stored. All pointers are to memory of the target: the GPU, or the host in CPU builds. */
 typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
     float *inverse; /* the inverses, 1 / scale, of the scales of y; te_scaling_count returns how many there are */
     te_scale_rule rule;
-    int tiles; /* 1: the tile kernel of pointwise_quantize_transpose.h runs, which can store a transpose */
-    int64_t yt_cols;    /* number of columns of the transpose: the number of rows of y, rounded up to a multiple of
-                         * 16 */
+    /* 1: launch the tile kernel of pointwise_quantize_transpose.h, which can store the transpose; 0: only the row
+     * kernel */
+    int tiles;
+    /* number of columns of the transpose: the number of rows of y, rounded up to a multiple of 16 */
+    int64_t yt_cols;
     void *yt;           /* the transpose of the result in FP8, [out, yt_cols]; null: it is not stored */
     float *yt_inverse;  /* the inverses, 1 / scale, of the scales of the transpose */
     const void *norm_x; /* the input of the kernel's norm */
-    int from;           /* the index of the first op of the kernel that runs; x is the input of that op */
-    const float *scale; /* the only scale of the transpose; null: the transpose has a scale for each 1 x 128 elements */
-    /* 1: the result is rounded to the list's format before it is multiplied by `scale` above or by fp8.scale */
+    /* the kernel skips the ops in front of the op with this index; x is the input of the op with this index */
+    int from;
+    /* the one scale of the whole transpose; null: the transpose has a scale for each 1 x 128 elements */
+    const float *scale;
+    /* 1: the result is rounded to the list's dtype before it is multiplied by `scale` above or by fp8.scale,
+     * as if it had been stored in that format and then cast to FP8 */
     int rounded;
 } te_pointwise_quantize;
 
 /* The arguments of a pointwise kernel. */
 typedef struct te_pointwise {
     const void *x; /* [rows, in] */
-    void *y;       /* [rows, out], memory for the result in the list's format; null: it is not stored in this format */
+    /* [rows, out], memory for the result in the list's dtype; null: it is not stored in this format */
+    void *y;
     te_pointwise_fp8 fp8;
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
-    int half; /* the value of te_pointwise_shape.half, for kernels whose width is known only at run time */
-    te_rng_args take; /* the arguments with which the kernel advances the random state in forward; take.taken null:
-                       * another kernel advances it */
+    /* te_pointwise_shape.half, the number of columns of one half of a row, for kernels whose width is known only at run
+     * time */
+    int half;
+    /* the arguments with which this kernel advances the random state in forward; take.taken null: another kernel does
+     * it */
+    te_rng_args take;
     te_pointwise_quantize scaled;
 } te_pointwise;
 
@@ -84,15 +93,17 @@ typedef struct te_lane {
     te_place at;
 } te_lane;
 
-/* The type of a function that runs the ops [from, to) of a kernel on one te_lane. A macro generates the function, with
- * one call for each op. */
+/* The type of a function that runs the ops [from, to) of a kernel on the eight elements in *l (16 if the row has two
+ * halves). A macro generates the function, with one call for each op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
 /* The properties for which a kernel is compiled. All members are compile-time constants, with one exception: if the
- * list's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
+ * model's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
-    int half, in_halves, out_halves; /* widths: a row of x has half * in_halves columns, a row of y half * out_halves */
+    /* widths: a row of x has half * in_halves columns, a row of y half * out_halves. One of the two is 2 if there is a
+     * gated op */
+    int half, in_halves, out_halves;
     int aligned;               /* whether half is a multiple of eight */
     int norm;                  /* the position of the norm among the ops of the kernel; -1: there is no norm */
     te_norm_options norm_options;
@@ -111,7 +122,7 @@ typedef struct te_kernel_shape {
     int resident;              /* the number of blocks per multiprocessor that the kernel is compiled for */
     int smem_gamma;            /* bytes of shared memory that hold gamma; 0: gamma is held in registers */
     /* the FP8 format, a te_dtype, in which the result may be stored; 0: the result is never stored in FP8, because the
-     * list names no recipe */
+     * model names no recipe */
     int fp8;
     te_scaling scaled;         /* the kind of scales that the kernel computes itself for its FP8 result
                                 * (pointwise_quantize.h) */
@@ -145,13 +156,15 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
 #define TE__POINTWISE_SCALING_FACTS(model, name) \
     name##_scaled = TE__POINTWISE_SCALING(model, name), name##_row_at = TE__POINTWISE_WHOLE_ROW(name)
 
-/* The maximum number of rows that a lane loads at once in a kernel without a norm (te_map_batch). */
+/* The largest number of rows that a lane loads at once in a kernel without a norm; te_map_batch returns the number for
+ * a certain kernel. */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 /* Return the number of rows that a lane loads at once in kernel k, which has no norm. */
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
-    /* with four rows (gated: two), the scale of each row's tile is computed by a different lane */
+    /* Sixteen lanes share a tile of 1 x 128, and one of them computes the tile's scale. Four rows (gated: two) are
+     * loaded at once, so that several of these lanes compute scales at the same time, each for another row. */
     if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
@@ -162,8 +175,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-/* Macros that compute a kernel's constants; pointwise_macros.h defines enumerators with these values. w: the number of
- * columns of a row. norm and sums: te_pointwise_shape.norm and .sums, which are -1 if there is no such op. */
+/* Macros that compute a kernel's constants; pointwise_macros.h defines enumerators with these values. A vector is eight
+ * neighbouring elements of a row. w: the number of columns of a row. norm and sums: te_pointwise_shape.norm and .sums,
+ * which are -1 if there is no such op. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
 /* The number of lanes that share a row in a kernel with a norm. Forward: a row of up to 1024 columns is processed by
@@ -174,12 +188,12 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
-/* The number of lanes of a group in the norm kernel for forward calls with at most as many rows as multiprocessors: one
- * lane for each vector of a row. In these calls latency dominates: most of the kernel's time is spent on instruction
- * cache misses, because the GEMM before the kernel has evicted the kernel's code from the L2. With one vector per
- * thread the kernel has half the instructions. With 64 rows, a GPT block (a Transformer layer) of 4096 columns takes
- * 127.5 us, and 130.2 us with the norm kernel for many rows. With many rows the kernel described here is the slower
- * one: a LayerNorm of 8192 rows takes 58 us instead of 35. */
+/* The number of lanes of a group in the low-latency norm kernel, which runs in forward if there are at most as many
+ * rows as multiprocessors: one lane for each vector of a row. In these calls most of the time is spent on instruction
+ * cache misses, because the GEMM before the kernel has evicted the kernel's code from the L2; with one vector per lane
+ * the code is half as long. With 64 rows, a Transformer layer of 4096 columns takes 127.5 us, instead of 130.2 with
+ * the kernel for many rows. With 8192 rows, the low-latency kernel would be slower: 58 us for a LayerNorm, instead of
+ * 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* In a kernel without a norm and without sums over rows, a block takes a few neighbouring rows, and as many columns of
  * each as it can. If a block takes rows that lie far apart, or few columns of many rows, the kernel takes up to a tenth
@@ -191,10 +205,10 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
 #define TE_POINTWISE_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_POINTWISE_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
-/* The number of blocks per multiprocessor that a kernel is compiled for; the number bounds the registers of a thread.
- * The number is chosen so that a multiprocessor has enough threads to keep the memory busy, but fewer threads if a lane
- * holds more vectors of a row. A kernel that sums gradients is launched with no more blocks than fit on the device at
- * once (te__max_blocks). */
+/* The number of blocks per multiprocessor that a kernel is compiled for; it bounds the registers of a thread. The
+ * macros aim at enough threads per multiprocessor to keep the memory busy (TE_NORM_THREADS), but at fewer if a lane
+ * holds more vectors of a row and so needs more registers. A kernel that sums gradients is launched with no more blocks
+ * than fit on the device at once (te__max_blocks). */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
     ? TE_NORM_THREADS(chunks) / (threads) : 1)
@@ -280,8 +294,8 @@ TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], floa
     TE_UNROLL for (int i = 0; i < 8; i++) w[i] = te_fp8_scaled(v[i], scale);
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
-/* The type of a function that stores a kernel's result: in the list's format or, under a recipe, in the forms that the
- * arguments ask for. *amax_bits: the bits of the largest |y| so far. */
+/* The type of a function that stores a kernel's result: in the list's dtype or, under a recipe, in the forms
+ * that the arguments ask for. *amax_bits: the bits of the largest |y| so far. */
 typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *amax_bits);
 TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
                                     uint32_t *amax_bits) {
@@ -306,9 +320,9 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
     te__pointwise_store_fp8(c, l->v, scale, l->at, k, amax_bits);
     if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, amax_bits);
 }
-/* The rows that a group of lanes works on, and the registers and shared memory that it uses. sums:
- * [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], which the pointers of te_norm_registers point into; smem_gamma:
- * k.smem_gamma bytes of shared memory. */
+/* Which rows a group of lanes works on, and its registers and shared memory. sums: the lane's sums, [TE_SUM_SLOTS]
+ * [chunks][8]; rows: registers for rows, [5][chunks] (in the backward of a norm: dy and x of the current and of the
+ * next row, and gamma); smem_gamma: k.smem_gamma bytes of shared memory. */
 typedef struct te_pointwise_part {
     int tile; /* index, within a row, of the first vector of eight elements on which the block works */
     int64_t first, step; /* first: the index of the group's first row; step: the distance, in rows, to the group's next
@@ -323,8 +337,8 @@ typedef struct te_pointwise_part {
 TE_FN uint32_t te_amax_rounded(uint32_t amax_bits, te_dtype to) {
     return amax_bits > 0x7f800000u ? amax_bits : te_amax_bits(te_round_to(te_float_of_bits(amax_bits), to));
 }
-/* Called at the end of a kernel: raises the amax of the tensor to the block's largest |y| if that is larger, and saves
- * the scale. block_lanes: all lanes of the block. */
+/* Called at the end of a kernel: raises *c->fp8.amax to the block's largest |y|, if that is larger. Block 0 also stores
+ * 1 / scale and the scale to c->fp8.inverse. block_lanes: all lanes of the block. */
 TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes block_lanes,
                                    uint32_t amax_bits) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;

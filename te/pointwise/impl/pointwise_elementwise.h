@@ -51,13 +51,13 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
 
 /* A lane has four sums over its rows for each of its columns, in these slots: the gradient of a parameter such as a
  * bias; that gradient for the second half of a row; dgamma; dbeta. An op with two or three parameters uses the first
- * slots for the gradients of its parameters, one slot each. The sums are [slot][chunk][8] floats in registers
- * (TE__POINTWISE_KERNEL). */
+ * slots for the gradients of its parameters, one slot each. The sums lie in registers: [TE_SUM_SLOTS][chunks][8]
+ * floats, where `chunks` is the number of vectors of eight columns that the lane has. */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* Eight columns of the rows row, row + step, row + 2 step, and so on, on which a lane works. vector: the columns are 8
- * * vector to 8 * vector + 7; sums: the sums of these columns over the rows; amax_bits: the bits of the largest |y| so
- * far (te_store_fn). */
+/* Eight columns of the rows row, row + step, row + 2 step, and so on, on which a lane works. vector: the index of the
+ * first column divided by eight; sums: the sums of these columns over the rows; amax_bits: the bits of the largest |y|
+ * that the lane has stored so far. */
 typedef struct te_map_slice {
     int64_t row, step;
     int vector;
@@ -68,8 +68,8 @@ typedef struct te_map_slice {
  * the first of them is computed, so that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
-    const int second = 8 * k.chunks; /* index, within the lane's sums, at which those for the second half of the row
-                                      * begin */
+    /* where the sums of the second slot begin in the lane's sums: the gradient for the second half of a row */
+    const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
     TE_UNROLL for (int r = 0; r < count; r++) {
@@ -86,7 +86,8 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
  * after each of its rows skips the rows that the other blocks of the grid work on. */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
-/* Return the i-th slice (eight columns of several rows) of part p on which this lane of the group works. */
+/* Return the slice number i (eight columns of several rows) on which this lane of group g works. p: the rows of the
+ * group, and the first of its columns. */
 TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *g, int i) {
     te_map_slice s;
     s.row = p->first, s.step = p->step, s.vector = p->tile + g->id + i * g->count;

@@ -21,7 +21,8 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
         if (group || !out) continue;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const te_place at = te_place_of(k, block, tile + g.id + i * g.count, halves);
-            if (of_norm && k.norm_columns) { /* a norm of some columns: a partial sum has only these */
+            /* the norm normalises only norm_columns columns, so a partial sum has only these */
+            if (of_norm && k.norm_columns) {
                 const int64_t part = (int64_t)block * k.norm_columns + at.col - k.norm_first;
                 if (at.col < k.half && te_norm_has_columns(k, at.col))
                     te_store8(out, part, sums + slot * size + 8 * i, 8, 1, TE_f32);
@@ -33,7 +34,7 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
     }
 }
 
-/* The type of a function that runs a kernel's ops on the rows of one group of lanes. p: says which rows these are. */
+/* The type of a function that runs a kernel's ops on the rows of one group of lanes. p: which rows these are. */
 typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p);
 TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,

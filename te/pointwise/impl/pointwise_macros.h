@@ -9,7 +9,7 @@
  */
 #ifndef TE_POINTWISE_MACROS_H
 #define TE_POINTWISE_MACROS_H
-#if defined __GNUC__ && !defined __clang__ && !defined TE_LIST_WARNINGS
+#if defined __GNUC__ && !defined __clang__ && !defined __CUDACC__ && !defined TE_LIST_WARNINGS
 #pragma GCC system_header
 #endif
 
@@ -111,9 +111,10 @@
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-/* Sets the bit of an op that reads, in addition to its input, a tensor with the shape of the kernel's rows and in the
- * list's format. A GEMM may prefetch such a tensor for its epilogue. The bit is not set if this same kernel has stored
- * the tensor. */
+/* Builds the bit mask name##_tensor_loads: the bit of an op is set if the op reads, in addition to its input, a tensor
+ * with the shape of the kernel's rows and in the list's dtype. A GEMM may prefetch such a tensor for its
+ * epilogue. The bit is not set if the kernel itself has stored the tensor, because then a prefetch would come too
+ * early. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
@@ -124,8 +125,8 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* Says whether a fork and its use are in the same pattern. If so, this same kernel has stored the fork's value (in
- * backward, the gradient from its use). */
+/* Says whether a fork and its use are in the same pattern. If so, the kernel of this pattern has itself stored the
+ * fork's value (in backward, the gradient from its use) before it reads it. */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \
@@ -236,7 +237,7 @@
     TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
         kernel##_body)
 
-/* Defines the kernel of a step in a list with constant widths: it is compiled for exactly the width of the step. */
+/* Defines the kernel of a step in a model with constant widths: it is compiled for exactly the width of the step. */
 #define TE__POINTWISE_FIXED(name, dtype, pass, eps, ...)                                                              \
     TE__POINTWISE_BY_NORM(pass, __VA_ARGS__)(name, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)
 #define TE__POINTWISE_BY_NORM(pass, ...)                                                                              \
@@ -247,8 +248,9 @@
     TE__POINTWISE_KERNEL(kernel, name, exists)
 #define TE__POINTWISE_NORM_backward TE__POINTWISE_MAP
 #if TE_CUDA
-/* Defines the second kernel of a forward step with a norm, for calls with at most as many rows as multiprocessors. The
- * step has no second kernel if both kernels would use the same number of lanes for a row. */
+/* Defines two kernels of a forward step with a norm: `bulk`, for many rows, and `low_latency`, for calls with at most
+ * as many rows as multiprocessors. If both would use the same number of lanes for a row, low_latency is empty and never
+ * launched. */
 #define TE__POINTWISE_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                     \
     TE__POINTWISE_MAP(kernel##_bulk, name, dtype, pass, eps, lanes, exists)                                           \
     TE__POINTWISE_MAP(kernel##_low_latency, name, dtype, pass, eps, TE_LOW_LATENCY_LANES,                             \
@@ -291,12 +293,12 @@
 #define TE__POINTWISE_LAUNCH_IF(name, suffix, columns, is_aligned)                                                    \
     if (TE__POINTWISE_FITS(name, columns, is_aligned)) return name##_##suffix##_launch(ctx, grid, c);
 
-/* ---- kernels of lists under a recipe ----------------------------------------------------------------------------- */
+/* ---- kernels of models under a recipe ---------------------------------------------------------------------------- */
 
-/* Each macro defines the kernels of one kind of list. The macro's suffix says whether the widths are constants (fixed)
- * or known only at run time (dims), and whether the list names a recipe. The macros TE__PRODUCT_fixed etc. in
- * linear_epilogue.h have the same suffixes. Only a kernel whose consumer reads scales for rows or tiles contains code
- * that computes such scales. */
+/* Each macro defines the kernels of a step in one kind of model. The macro's suffix says whether the model's widths are
+ * constants (fixed) or known only at run time (dims), and whether the model names a recipe (fp8). The macros
+ * TE__PRODUCT_fixed etc. in linear_epilogue.h have the same suffixes. Only a kernel whose consumer reads scales for
+ * rows or tiles contains code that computes such scales. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
@@ -306,10 +308,10 @@
 #define TE__POINTWISE_NO_CONSUMER(name) \
     TE_BOTH int name##_local_scales(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
-/* The recipe of the op that consumes the result of op i (in backward, the gradient of op i's input). te__consumer_of
- * finds the same op at run time. step: the direction in which the pass runs through the list, 1 in forward and -1 in
- * backward; passes_through: the flag of ops that pass the result on unchanged; the op behind such an op is the
- * consumer. */
+/* The recipe of the op that consumes the result of op i (in backward, the gradient of op i's input), found at compile
+ * time; te__consumer_of finds the same op at run time. step: 1 in forward and -1 in backward, the direction in which
+ * the pass runs through the list; passes_through: the flag of ops that pass the result on unchanged. Such ops are
+ * skipped: the op behind them is the consumer. */
 #define TE__CONSUMER_RECIPE(model, i, step, passes_through)                                                           \
     (~(int)TE_PASSES_THROUGH &                                                                                       \
      model##_facts_at((i) + (step) * te__consumer_distance(model##_facts_at((i) + (step)), passes_through)))
@@ -329,8 +331,8 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
         return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe()));                                      \
     }                                                                                                                  \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
-/* Defines the kernels of a step in a list that has constant widths and trains under a recipe: a row kernel and a tile
- * kernel (pointwise_quantize_transpose.h). The launch runs one of them or both. */
+/* Defines the kernels of a step in a model that has constant widths and trains under a recipe: a row kernel and a tile
+ * kernel (pointwise_quantize_transpose.h). name##_launch launches one of them or both. */
 #define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
     TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \
     TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }              \

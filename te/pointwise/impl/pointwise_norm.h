@@ -8,14 +8,14 @@
 #include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
 /* Return whether column `col` lies beyond the end of the row. In kernels that may store FP8, the answer is the constant
- * 0 if the lanes cover the row exactly, so that the compiler removes the branches on it: the time of these kernels is
- * limited by the number of their instructions. */
+ * 0 if the lanes cover the row exactly; the compiler then removes the branches that depend on it. This matters because
+ * the number of instructions limits the speed of these kernels. */
 TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
-/* Whether the norm normalises the eight columns from `col` on. It does not if it is a norm of other columns of the row:
- * then these columns pass through unchanged. */
+/* Return whether the norm normalises the eight columns from `col` on. It does not if it is a norm of some other columns
+ * of the row; the eight columns then pass through unchanged. */
 TE_FN int te_norm_has_columns(const te_pointwise_shape k, int col) {
     return !k.norm_columns || (col >= k.norm_first && col < k.norm_first + k.norm_columns);
 }
@@ -31,9 +31,9 @@ TE_FN void te_load_gamma(te_vec8 *gamma, const te_stage *s, te_place at, const t
     if (te_norm_has_gamma(k.norm_options.code)) te_load_norm_param(gamma, s->w[0], at, k);
 }
 
-/* A function that loads a row to registers and runs the ops before the norm on this row. source: an extra argument,
- * which only some load functions need; else null. A load function with a source also loads gamma, to row_x[k.chunks
- * ..]. */
+/* A function that loads a row to registers and runs the ops before the norm on this row. source: an extra argument of
+ * some load functions; null for the others. A load function that gets a source also loads gamma, to row_x[k.chunks ..].
+ */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
@@ -74,9 +74,9 @@ TE_FN void te_norm_of8(float y[8], const float x[8], te_row_stats row, int col, 
 typedef struct te_norm_row {
     int64_t row;
     te_vec8 *x;          /* the input of the norm for one row, in registers (te_norm_row_load) */
-    uint32_t *amax_bits; /* the bits of the largest |y| that this lane has stored so far (te_store_fn) */
+    uint32_t *amax_bits; /* the bits of the largest |y| that this lane has stored so far */
     const void *source;  /* an extra argument of the load function, or null (see te_norm_load_fn) */
-    float mean, rstd;    /* set by te_norm_forward */
+    float mean, rstd;    /* of this row; te_norm_forward sets them */
 } te_norm_row;
 TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, const void *source) {
     te_norm_row n;
@@ -115,8 +115,8 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     const te_quantized_rows result = {n->row, 0, 0, n->x, k.chunks};
     if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
-/* The type of a function that stores the result of a kernel. te_norm_store uses `store`; te_norm_store_quantized stores
- * FP8 with computed scales in calls that ask for it, and uses `store` in other calls. */
+/* The type of a function that normalises row n, runs the ops after the norm and stores the result. te_norm_store passes
+ * each vector to `store`; te_norm_store_quantized instead stores FP8 with computed scales, in calls that ask for it. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_norm_row *n);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -170,15 +170,15 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The registers of a lane in backward. The kernel declares them (TE__POINTWISE_KERNEL). They hold the lane's columns of
- * the rows that the lane's group works on, in the format of the tensors in memory. A backward kernel begins with its
- * norm; a group of lanes works on one row after another, and each lane sums its columns over these rows. */
+/* The registers of a lane in the backward of a norm. They hold the lane's columns of the rows that the lane's group
+ * works on, in the format of the tensors in memory. The norm is the first op of the kernel. A group of lanes works on
+ * one row after another, and each lane sums its columns over these rows. */
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* dy and x of the current row, `chunks` vectors of each */
     te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded while the current row is computed */
     te_vec8 *gamma;            /* gamma of the lane's columns in registers, if gamma is not in shared memory */
-    uint32_t *amax_bits;            /* the bits of the largest |y| that this lane has stored so far (te_store_fn) */
-    float *sums;               /* the lane's sums of its columns over rows, in the slots of TE_SUM_SLOTS */
+    uint32_t *amax_bits;       /* the bits of the largest |y| that this lane has stored so far */
+    float *sums;               /* the lane's sums of its columns over rows, [TE_SUM_SLOTS][chunks][8] */
     /* gamma in shared memory, if k.smem_gamma is not 0, because the registers are needed for the sums */
     te_smem16 *smem_gamma;
 } te_norm_registers;
@@ -220,15 +220,16 @@ TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape 
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        /* if the edge is not null, the op after the norm in backward is a fork, which reads the tensor of the edge */
+        /* If op[1], the next op of the kernel, reads another gradient (a fork reads the gradient of its uses), prefetch
+         * that gradient while the previous row is computed. */
         if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in);
     }
     return n;
 }
 
-/* Compute the backward of a norm. With xhat = (x - mean) rstd and d = dy gamma: dx = rstd (d - mean(d) - xhat mean(d
- * xhat)); rmsnorm has no mean(d), l2norm has sums in place of means. dgamma = sum over rows of dy xhat, dbeta = sum
- * over rows of dy. The lane's parts of the sums over rows are in m->sums, in the slots of TE_SUM_SLOTS. */
+/* Compute the backward of a norm for one row. With xhat = (x - mean) rstd and d = dy gamma: layernorm: dx = rstd (d -
+ * mean(d) - xhat mean(d xhat)); rmsnorm: the same without mean(d); l2norm: dx = rstd (d - xhat sum(d xhat)). The row's
+ * contributions to dgamma = sum over rows of dy xhat, and to dbeta = sum over rows of dy, are added to m->sums. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_row_stats n, const te_norm_registers *m) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
@@ -263,8 +264,8 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         if (l.at.col >= k.half) continue;
         te_vec8_opaque(&dy[i], k.in), te_vec8_opaque(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
-        te_vec8_floats(xhat, &x[i], k.norm_in); /* at this point the variable xhat holds x itself, which is not yet
-                                                 * normalised */
+        /* here the variable xhat receives x itself; `shift` and `a` below contain the normalisation */
+        te_vec8_floats(xhat, &x[i], k.norm_in);
         te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {

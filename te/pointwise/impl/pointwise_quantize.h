@@ -1,10 +1,10 @@
 /* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one for
- * each 1 x 128 (fp8_block) or one for each row (fp8_row). A group of lanes holds all numbers of such a tile or row in
- * registers, so the kernel that produces a GEMM's operand also quantizes the operand, without another pass over it.
- * The result is bitwise identical to that of two passes, which round the result to the list's format and then quantize
- * it with quantize_blockwise.h or quantize_rowwise.h.
+ * each tile of 1 x 128 elements (fp8_block) or one for each row (fp8_row). A group of lanes holds all elements of such
+ * a tile or row in registers, so the kernel that produces a GEMM's operand also quantizes it, without another pass. The
+ * result is bitwise identical to that of two passes, which round the result to the list's dtype and then
+ * quantize it with quantize_blockwise.h or quantize_rowwise.h.
  *
- * Floor (lower bound of the time): a copy of as many bytes. For each element, a kernel in a 16-bit list reads 2 bytes
+ * Floor (lower bound of the time): a copy of as many bytes. For each element, a kernel in a 16-bit model reads 2 bytes
  * of x and writes 1 byte of y and 1/32 byte of tile scales; two passes read and write 7 bytes. Measurements:
  * docs/notes/pointwise.md.
  */
@@ -22,8 +22,8 @@ TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_sh
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
 
-/* Some rows of a tensor in registers, in the list's format. A lane has k.chunks vectors of eight elements of each
- * row. */
+/* Some rows of a tensor in registers, in the list's dtype. A lane has k.chunks vectors of eight elements of
+ * each row. */
 typedef struct te_quantized_rows {
     int64_t row, step; /* row: index of the first row; step: distance, in rows, to the next row */
     int first;         /* index, within a row, of the first vector of eight elements that the first lane has */
@@ -58,9 +58,9 @@ TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwis
     return scale;
 }
 #if TE_CUDA
-/* Quantizes `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES lanes share k.chunks tiles of each row:
- * each of these lanes has one vector of each of the tiles. A lane computes the scales of some of the tiles and passes
- * these scales to the other lanes by shuffles. */
+/* Quantizes `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES = 16 lanes share k.chunks tiles of each
+ * row: each of these lanes has one vector of each of the tiles. The 16 lanes divide the tiles among themselves: a lane
+ * computes the scales of its tiles, and passes each scale to the other 15 lanes by a shuffle. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
@@ -109,7 +109,7 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
         amax_bits = bits > amax_bits ? bits : amax_bits;
     }
     float amax =
-        /* a NaN is replaced by infinity, because the maximum over the lanes would drop the NaN */
+        /* replace a NaN by infinity, because te_lanes_max would drop the NaN */
         te_float_of_bits(amax_bits < 0x7f800000u ? amax_bits : 0x7f800000u);
     te_lanes_max(&amax, g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), TE_E4M3_MAX, &c->scaled.rule);
@@ -117,8 +117,8 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
-/* Stores `count` rows in FP8 and, if c->y is not null, in the list's format as well. `count` is a constant; it is 1 if
- * the kernel computes one scale for each row. All lanes of the group must call this function. */
+/* Stores `count` rows in FP8 and, if c->y is not null, in the list's dtype as well. `count` is a constant; it
+ * is 1 if the kernel computes one scale for each row. All lanes of the group must call this function. */
 TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes *g) {
     if (c->y)
@@ -166,7 +166,7 @@ TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_
     if (scaled) te_pointwise_store_quantized(c, k, result, count, g);
 }
 /* The body of the kernel: a group of lanes works on the rows from p->first on, p->step apart. If `adjacent` is 1, the
- * group works on only one batch of these rows, else on all of them up to the last row. */
+ * group works on only one batch of te_map_batch(k) rows, else on all rows up to the last row of the tensor. */
 TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                              te_lanes *g, const te_pointwise_part *p, const int adjacent, const int scaled) {
     const int batch = te_map_batch(k);

@@ -1,6 +1,7 @@
 /* pointwise_quantize_transpose.h -- tile kernels: they store the result of a pointwise kernel in FP8, both untransposed
  * and transposed, in one pass. The GEMM for the weight's gradient reads the transpose. The result is bitwise identical
- * to rounding to the list's format followed by a separate quantize pass (quantize_blockwise.h) or a separate transpose.
+ * to rounding to the list's dtype followed by a separate quantize pass (quantize_blockwise.h) or a separate
+ * transpose.
  *
  *   fp8_block, training           both layouts, each with a scale for each 128 elements of a row of that layout
  *   recipes with one scale per    a gradient in both layouts, with the scale known beforehand, the gradient's
@@ -8,15 +9,16 @@
  *   recompute in backward         where forward saved no transpose: the transpose alone, under any recipe
  *
  * A block works on a tile of 128 x 128. Each lane runs the kernel's ops on pieces of 8 x 8 elements of the tile, and
- * holds the pieces in registers. If the pattern has a norm, the row kernel runs first and stores y and the statistics;
- * the tile kernel then normalises the norm's input again and stores the transpose of the result. If the kernel sums a
- * gradient over rows, each tile stores one partial sum for each of its columns.
+ * holds the pieces in registers. If the pattern has a norm, the row kernel (the ordinary pointwise kernel, in which a
+ * group of lanes works on a row) runs first and stores y and the statistics; the tile kernel then normalises the norm's
+ * input again and stores the transpose of the result. If the kernel sums a gradient over rows, each tile stores one
+ * partial sum for each of its columns.
  *
- * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit list
- * under fp8_block: gelu 2 + 1 + 1, and 1/16 for scales; its backward, which reads x as well, 6.06; a norm 6.06. With
- * one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that its ops read, and 2 + 1 for a recomputed
- * transpose. The speed of the kernels is limited by the number of their instructions. Measurements, including those of
- * a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
+ * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit model
+ * under fp8_block: gelu 2 (x) + 1 (y) + 1 (its transpose) + 1/16 (scales); gelu's backward, which reads dy and x, 6.06;
+ * a norm, for which two kernels run, 6.06. With one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that
+ * its ops read; 2 + 1 for a transpose alone. The speed of the kernels is limited by the number of their instructions.
+ * Measurements, including those of a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -25,8 +27,8 @@
 #include "pointwise_elementwise.h" /* te_stages_fn, te_lane */
 #include "pointwise_norm.h" /* te_norm_of8 */
 
-/* The elements of a tile that a lane holds in registers. half[0]: in a row's first or only half; half[1]: in the second
- * half of the row, in the backward of a gated op. */
+/* The elements of a tile that a lane holds in registers. half[0]: elements of the first (or only) half of each row;
+ * half[1]: elements of the second half, in the backward of a gated op. */
 typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_pointwise_tiles_held;
 
 /* A piece of 8 x 8 elements. row: its first row; vector: its columns are 8 * vector to 8 * vector + 7; rows: how many
@@ -72,17 +74,17 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* The statistics of a row. Together with gamma and beta of a piece's columns they are what the norm needs in addition
- * to x. These statistics are loaded together with x, because a load that is issued after the stores of a row would wait
- * for these stores. */
+/* What the norm of a piece of 8 x 8 elements reads in addition to x: gamma and beta of the piece's eight columns, and
+ * the statistics of its eight rows. All of this is loaded together with x, because a load that is issued after the
+ * stores of a row would wait for these stores. */
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
     te_row_stats row[8];
 } te__piece_norm;
 TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
                                          te__tile_piece p) {
-    if (!TE_CUDA) memset(n, 0, sizeof *n); /* avoids a warning of gcc; those elements of *n that are not loaded are
-                                            * never read */
+    /* This avoids a warning of gcc. The elements of *n that are not loaded below are never read. */
+    if (!TE_CUDA) memset(n, 0, sizeof *n);
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
     const int has_mean = te_norm_has_mean(k.norm_options.code);
@@ -107,7 +109,7 @@ TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, 
     te_store_saved(l, s, k.norm_out);
     stages(l, c, k.norm + 1, TE_MAX_PATTERN);
 }
-/* A piece in registers. */
+/* A piece of 8 x 8 elements in registers. */
 typedef struct te__piece {
     te__tile_piece at;
     /* x[0]: the eight rows of the piece; x[1]: for a gated op, the same rows in the second half of the columns */
@@ -155,7 +157,7 @@ TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, c
     te__pointwise_tiles_load_norm(&p->norm, c, k, at);
     TE_UNROLL for (int j = 0; j < 16; j++) p->sums[j] = 0;
 }
-/* Run the kernel's ops on a piece. */
+/* Run the kernel's ops on a piece of 8 x 8 elements. */
 TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                      te__piece *p) {
     te__piece_ahead ahead;
@@ -171,9 +173,9 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
         if (k.out_halves == 2) te_vec8_of_pairs(&p->x[1][r], l.g, k.out);
     }
 }
-/* The address in shared memory of one lane's sum over its eight rows, for one column. down: the lane's position, from
- * the top of the tile, among the lanes that have this column; the sums of these lanes are then added up. The sums use
- * the memory of the tile's amaxes, which are computed later. */
+/* Return the address in shared memory of the sum of one column over the eight rows of a piece. down: the index of the
+ * piece among the pieces that contain this column, from the top of the tile; their sums are added up later. The sums
+ * use the shared memory of the tile's amaxes, which are computed only after the sums have been read. */
 TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
     return (float *)(void *)s->u.amax + (half * TE_BLOCKWISE_LANES_A_SIDE + down) * TE_FP8_TILE + col;
 }
@@ -237,7 +239,8 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 /* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
 /* Rounds the eight elements v to FP8 and returns them in x. If the elements belong to a gradient, the function also
- * stores them untransposed. rounded (a constant): whether the elements are first rounded to the list's format. */
+ * stores them untransposed. rounded (a constant): whether the elements are first rounded to the model's number
+ * format. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
@@ -247,9 +250,8 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
 /* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows beyond
- * the last row of the tensor are computed like the other rows. Computing these rows is safe: the results for these rows
- * are not stored, and the only tensor that an op reads there is the input, whose elements beyond the last row count as
- * zero. */
+ * the last row of the tensor are computed like the other rows. This does no harm: their results are
+ * not stored, and the only tensor that an op reads there is the input, which was loaded as zeros. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
@@ -258,11 +260,11 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        /* skip rows beyond the tensor, which were loaded as zeros; zero has the same bits in FP8 */
+        /* skip rows beyond the tensor: they were loaded as zeros, whose bits are also those of zeros in FP8 */
         if (k.backward && r >= at.rows) continue;
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
-        /* the place of the row in the result: after a gated op, a row of the result has half as many columns as a row
-         * of x */
+        /* the coordinates of the row in the result: after a gated op, a row of the result has half as many columns as a
+         * row of x */
         l.at = te_place_of(k, at.row + r, at.vector, 1);
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
@@ -314,8 +316,10 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_
     if (k.backward) te_pointwise_store_amax(c, k, b, g, amax_bits);
 }
 
-/* The type of a function that launches the kernels which a call needs: the row kernel, the tile kernel, or both. */
+/* The type of a function that launches one kernel of a step, either its row kernel or its tile kernel. */
 typedef te_status (*te__pointwise_rows_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
+/* Launches the kernels that a call needs: the row kernel (`rows`), the tile kernel (`tiles`) or, if a norm's result is
+ * stored in both layouts, first the row kernel and then the tile kernel. */
 TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c,
                                             const te_pointwise_shape k, te__pointwise_rows_fn rows,
                                             te__pointwise_rows_fn tiles) {

@@ -3,8 +3,8 @@
  *
  * The kernel runs the ops of the step on values in registers. Some intermediate values must be in memory as well,
  * because backward reads them or because they are the values of forks; the op that produces such a value stores it to
- * te_stage.out. The policy of the op that consumes the step's result decides how that result is stored: in the list's
- * format, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
+ * te_stage.out. The policy of the op that consumes the step's result decides how that result is stored: in the model's
+ * number format, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
  */
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
@@ -16,11 +16,12 @@
 
 typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
 
-/* The kernel of one step, and the state of filling in its arguments. */
+/* The pointwise kernel of one step, while its arguments (*args) are filled in. */
 typedef struct te_pointwise_work {
     const te_step *step;
-    int skip;    /* the number of ops at the beginning of the step that are not part of this kernel: 1 if the step
-                  * begins with a GEMM or a collective, else 0 */
+    /* the number of ops at the beginning of the step that are not part of this kernel: 1 if the step begins with a GEMM
+     * or a collective, else 0 */
+    int skip;
     int applied; /* how many ops, from index `skip` on, the GEMM's epilogue has already computed (a bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
@@ -47,20 +48,23 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 /* In which form the kernel stores the result of the step. */
 typedef enum te_result_form {
     TE_RESULT_in_list_format,
-    TE_RESULT_in_fp8,      /* in FP8 with the scale of the consuming GEMM, which is known before the kernel runs */
-    TE_RESULT_with_scales  /* in FP8, with a scale for each row or for each 1 x 128 tile; the kernel computes these
-                            * scales */
+    /* the result is stored in FP8 with one scale: that of the consuming GEMM, which is known before the kernel runs */
+    TE_RESULT_in_fp8,
+    /* the result is stored in FP8 with a scale for each row or for each 1 x 128 tile; the kernel computes the scales */
+    TE_RESULT_with_scales
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
     /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with forks */
     int consumer;
-    int gathered; /* the index of the GEMM that reads the result after it was gathered in FP8; -1: there is none */
+    /* the index of the GEMM that reads the result in FP8 behind an all_gather; -1: there is none */
+    int gathered;
 } te_pointwise_exit;
 
 /* Returns whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
- * forward also saves the result in the list's format. In training under fp8_block, backward needs the transpose of the
- * operand as well, and only a tile kernel stores the transpose. */
+ * forward also saves the result in the list's dtype. If the transpose of the operand is needed as well
+ * (training under fp8_block), only a tile kernel can store both; a step without a tile kernel leaves the quantizing to
+ * the GEMM's step. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -68,8 +72,8 @@ TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_sh
     if (o->scaling != TE_SCALING_BLOCKWISE_1D || saved) return 0;
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
-/* Decides how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the format of the
- * result in the list; saved: as for te__pointwise_quantizes. */
+/* Decides how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the number format
+ * of the result in the model; saved: whether forward also saves the result in that format. */
 TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
@@ -99,8 +103,8 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     return TE_OK;
 }
 /* For TE_RESULT_with_scales: makes the kernel store v, the operand of GEMM i, in FP8 with scales that the kernel
- * computes. If v->data is not null, the kernel stores v there as well, in the list's format. On return *v describes the
- * FP8 tensor. */
+ * computes. If v->data is not null, the kernel stores v there as well, in the list's dtype. On return *v
+ * describes the FP8 tensor. */
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
                                                const te_pointwise_shape k) {
     c->y = v->data;
@@ -149,7 +153,8 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
-/* Makes the kernel compute the amax of v, the operand of GEMM i, which the kernel stores in the list's format. */
+/* Makes the kernel compute the amax of v, the operand of GEMM i, which the kernel stores in the model's number
+ * format. */
 TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -186,7 +191,7 @@ TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwi
     return TE_OK;
 }
 /* Sets the tensors that op i reads or writes in addition to its input and output: an add or a mul reads the value of
- * its fork, an (output, ..) writes the caller's tensor. */
+ * its fork, an (output, ..) op writes a tensor of the caller. */
 TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i];
     te_value v;
@@ -297,13 +302,13 @@ TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, i
     } else if (te__changes_gradient(op->flags)) g->changed = 1;
     return TE_OK;
 }
-/* The number of partial sums that a step's kernel stores, one for each of its blocks. count: the number in this call;
- * max: the number with the largest batch, for which the workspace has memory. */
+/* How many partial sums of each column a step's kernel stores, one for each of its blocks. count: in this call; max:
+ * with the largest batch, for which the workspace has memory. */
 typedef struct te_sum_blocks { int count, max; } te_sum_blocks;
 /* Reserves memory for the partial column sums that add up to the gradients of op i's parameters. */
 TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_stage *st, te_sum_blocks blocks) {
     const te_op *op = &r->plan->op[i];
-    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* parameters */
+    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* the largest allowed number */
     TE_REQUIRE(op->params <= most, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s): a map sums the gradients of its parameters (TE_SUMS), at most three", r->plan->name,
                op->kind, op->name);
@@ -336,9 +341,9 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* If the condition below holds, no kernel reads the gradient itself; only its sums over rows are needed. In
-         * this case, too, the tile kernel computes these sums, so that the order of the additions is the same as when
-         * the gradient is stored. */
+        /* If this condition holds, no kernel reads the gradient itself; only its column sums are needed. The tile
+         * kernel computes them nevertheless, because it adds them in the same order as when the gradient is stored, so
+         * that the sums are bitwise identical in both cases. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
@@ -411,9 +416,9 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     return launch(r->ctx, te__grid_of(1, 1), c);
 }
 /* Returns whether the kernel computes only the amax of the result and does not store the result. Once the scale is
- * known, the kernel runs a second time and stores the result in FP8 (TE_VALUE_amax_only). Two runs pay if the last op
- * reads no more than it writes, and if the ops before the last one do nothing in the second run (a bias, whose
- * parameter is null in that run). */
+ * known, the kernel runs a second time and stores the result in FP8. Two runs pay only if the last op reads no more
+ * bytes than it writes, and if the second run needs no op but the last one. The ops before it may therefore only be
+ * biases, whose results forward has saved. */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
