@@ -1,12 +1,15 @@
 // Mixture of experts: (router, ..), (expert_linear, ..), (expert_bias, ..) and (combine, ..) against the reference, with any routing: experts
 // without rows, ties, NaN in the logits.
+#include "folder.h"
 #include "harness.h"
 #include "te/layers.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
 #include "te/ops/cross_entropy.h"
 #include "te/ops/embedding.h"
+#include "te/io/packed.h"
 #include "te/ops/expert_linear.h"
+#include "te/ops/head_norm.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/recompute.h"
@@ -47,7 +50,10 @@
     X(language_model, f32, (embedding, tokens, 40, 32), (fork, x), (rmsnorm, n1, 32), (linear, qkv, 32, 4 * 16), (rope, p, 2, 1, 16),            \
       (attention, attn, 2, 1, 16), (linear, proj, 32, 32), (add, x), (fork, y), (rmsnorm, n2, 32), (router, r, 32, 8, (top_k, 2),                \
       (renormalise, 1), (aux_loss, 0.01f)), (expert_linear, up, 32, 2 * 16, 8), (swiglu, act), (expert_linear, down, 16, 32, 8), (combine, r),   \
-      (add, y), (rmsnorm, n3, 32), (linear, head, 32, 40), (cross_entropy, loss, 40))
+      (add, y), (rmsnorm, n3, 32), (linear, head, 32, 40), (cross_entropy, loss, 40))                                                            \
+    X(mixtral_block, f32, TE_MIXTRAL_BLOCK(b0, 32, 24, 2, 1, 16, 10000.0f, 8, 2))                                                                \
+    X(qwen3_moe_block, f32, TE_QWEN3_MOE_BLOCK(b0, 32, 16, 2, 1, 16, 10000.0f, 8, 3))                                                            \
+    X(mixtral_block_16, bf16, TE_MIXTRAL_BLOCK(b0, 32, 24, 2, 1, 16, 10000.0f, 4, 1))
 
 #define MOE_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
 #define MOE_SUBJECT(name, ...) &name##_subject,
@@ -269,4 +275,51 @@ TEST_CASE("a choice bias changes the choice, not the weights, and has the gradie
     for (int j = 0; j < 3; j++) CHECK(std::fabs((double)weight[j] - reference::sigmoid(logit[j])) < 1e-6);
     const reference::vec g = numbers::loaded(grads.raw().data(), (size_t)(m.r.choice_bias.grad - (float *)grads.data()), 8, TE_f32);
     for (double e : g) CHECK(e == 0);
+}
+
+TEST_CASE("a file with a tensor for each expert is loaded into one weight, and written", "[moe]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
+    const folder f;
+    const std::string file = f / "experts.safetensors";
+    std::vector<uint8_t> before, after;
+    for (int pass = 0; pass < 2; pass++) {
+        instance m(mixtral_block_subject, ctx);
+        source random(fresh_seed());
+        m.draw(random);
+        // the names of Mixtral: w1 is the gate, w3 goes up, w2 down
+        std::vector<std::string> names;
+        for (int e = 0; e < 8; e++)
+            for (int k : {1, 3, 2}) names.push_back("experts." + std::to_string(e) + ".w" + std::to_string(k) + ".weight");
+        std::vector<te_packed> parts = {{"gate.weight", "b0_router", "weight", 0, 0}};
+        for (size_t i = 0; i < names.size(); i++)
+            parts.push_back({names[i].c_str(), i % 3 == 2 ? "b0_fc2" : "b0_fc1", "weight", i % 3 == 2 ? 32 : 24, 0});
+        te_packed_list list = te_packed_none();
+        REQUIRE(te_packed_add(&list, m.model(), parts.data(), (int)parts.size(), "model.layers.0.block_sparse_moe.", ctx) == TE_OK);
+        CHECK(list.count == 25);
+        const te_param *fc1 = &((mixtral_block *)m.memory.data())->b0_fc1.weight, *fc2 = &((mixtral_block *)m.memory.data())->b0_fc2.weight;
+        CHECK((fc1->rows == 8 * 48 && fc1->cols == 32 && fc2->rows == 8 * 32 && fc2->cols == 24));
+        const auto bytes = [&] {
+            std::vector<uint8_t> v((size_t)(fc1->rows * fc1->cols + fc2->rows * fc2->cols) * 4);
+            const size_t first = (size_t)(fc1->rows * fc1->cols) * 4;
+            REQUIRE((te_copy(ctx, v.data(), fc1->data, first) == TE_OK && te_copy(ctx, v.data() + first, fc2->data, v.size() - first) == TE_OK));
+            REQUIRE(te_synchronize(ctx) == TE_OK);
+            return v;
+        };
+        if (!pass) {
+            before = bytes();
+            REQUIRE(te_safetensors_write(file.c_str(), list.tensor, list.count, nullptr, 0, ctx) == TE_OK);
+        } else {
+            CHECK(bytes() != before);
+            te_safetensors s;
+            REQUIRE(te_safetensors_open(&s, file.c_str(), ctx) == TE_OK);
+            const te_safetensor *w = te_safetensors_find(&s, "model.layers.0.block_sparse_moe.experts.5.w3.weight");
+            REQUIRE(w);
+            CHECK((w->shape[0] == 24 && w->shape[1] == 32));
+            REQUIRE(te_safetensors_load(&s, list.tensor, list.count, 1, ctx) == TE_OK);
+            te_safetensors_close(&s);
+            CHECK(bytes() == before);
+        }
+        te_packed_free(&list);
+    }
 }

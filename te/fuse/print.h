@@ -133,9 +133,8 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * te__out_bytes(op, size);
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += te__out_bytes(op, size);
-    const int bytes_of_gradient = leaves_gradient && s->count == 1 ? 3 : 2;
-    if ((op->flags & TE_IS_ADD) && joins) n += bytes_of_gradient * te__out_bytes(op, size);
-                                                                       * which is written and, if `joins`, also read */
+    /* the fork's value, and the fork's gradient, which is written and, if `joins`, also read */
+    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * te__out_bytes(op, size);
     return n;
 }
 /* Return a lower bound of the bytes per row that a step reads and writes: its input and output, the values that forward
