@@ -49,26 +49,21 @@ template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(co
     return te__grouped_run<T, KIND>(g, r->ctx);
 }
 #define TE__GROUPED(dtype, kind) te__grouped_step<TE_##dtype, TE_GROUPED_##kind>
-#define TE__ROUTED_GATHER_KERNEL(name, dtype)
-#define TE__ROUTED_GATHER(name) 0 /* the products gather the rows */
 #else
 TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
     return te__grouped_run(g, r->plan->product, r->ctx);
 }
 #define TE__GROUPED(dtype, kind) te__grouped_step
-#define TE__ROUTED_GATHER_KERNEL(name, dtype) \
-    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))
-#define TE__ROUTED_GATHER(name) name##_launch
 #endif
 #define TE_CUSTOM_expert_linear_forward(name, model, dtype, op)                                                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         return te__expert_linear_forward(r, s, TE__GROUPED(dtype, FORWARD));                                         \
     }
 #define TE_CUSTOM_expert_linear_backward(name, model, dtype, op)                                                     \
-    TE__ROUTED_GATHER_KERNEL(name##_gather, dtype)                                                                   \
+    TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_expert_kernels kernels = {TE__GROUPED(dtype, DGRAD), TE__GROUPED(dtype, WGRAD),                     \
-                                           TE__ROUTED_GATHER(name##_gather)};                                        \
+                                           name##_gather_launch};                             \
         return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
 
@@ -84,7 +79,7 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
         return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
     }
 
-/* The kernels of the backward of an expert_linear. gather: te_routed_gather, on the host. */
+/* The kernels of the backward of an expert_linear. gather: te_routed_gather. */
 typedef struct te_expert_kernels {
     te__grouped_fn dgrad, wgrad;
     te_routed_launch_fn gather;
@@ -155,37 +150,35 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         te_store8(a->y, row * a->width + c, v, 8, 1, dtype);
     }
 }
-/* Sets *x to the input of expert_linear i, in the list's dtype, for the product g. If the input is the output of the
- * router, which forward has not saved, it is made of the router's input: on CUDA by g, on the host by a kernel. */
-TE_API te_status te__expert_input(te_value *x, te_grouped *g, te_run *r, int i, te_routed_launch_fn gather) {
+/* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has not
+ * saved, it is gathered from the router's input: to `place` or, if that is null, to scratch memory. */
+TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te_routed_launch_fn gather) {
     const te_op *op = &r->plan->op[i];
-    const te_routing routing = te__routing_of(r, te__router_of(r->plan, i));
     te_routed_args a;
-    if (!te__is_regathered(r->plan, i - 1)) {
-        *x = te__input_of(r, i);
-        return te__convert_value(x, r, r->plan->dtype);
-    }
-    *x = te__input_of(r, i - 1);
-    TE_TRY(te__convert_value(x, r, r->plan->dtype));
-    if (!gather) return g->slot = routing.slot, g->top_k = te__rows_per_token(op->in_rows), TE_OK;
+    *x = te__input_of(r, i);
+    if (!te__is_regathered(r->plan, i - 1)) return te__convert_value(x, r, r->plan->dtype);
+    te_value from = te__input_of(r, i - 1);
+    TE_TRY(te__convert_value(&from, r, r->plan->dtype));
+    if (place) *x = te__value_of(place, r->plan->dtype, te__rows_in(r, op->in_rows), op->in);
+    else TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
     memset(&a, 0, sizeof a);
-    a.at = routing, a.x = x->data;
-    TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
-    a.y = x->data, a.rows = x->rows, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
+    a.at = te__routing_of(r, i - 1), a.x = from.data, a.y = x->data;
+    a.rows = x->rows, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
     return r->dry ? TE_OK : gather(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1), &a);
 }
 TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const te_expert_kernels *kernels) {
-    const int i = s->op[0], router = te__router_of(r->plan, i), trains = te_is_trained(r->param[i]);
+    const int i = s->op[0], router = te__router_of(r->plan, i), needs_dx = te__needs_input_grad(r, i);
     te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router);
     te_grouped g = te__expert_product(r, TE_GROUPED_DGRAD, i, router);
-    te_value dy = r->current, x, dx = te__no_value(), made;
+    te_value dy = r->current, x, dx = te__no_value(), made = te__no_value();
     TE_TRY(te__convert_value(&dy, r, w.dtype));
-    TE_TRY(te__expert_input(&x, &w, r, i, kernels->gather));
+    if (needs_dx) TE_TRY(te__gradient(&dx, r, s, i));
+    if (needs_dx) TE_TRY(te__begin_converted(&made, &dx, r, g.dtype));
+    /* the memory of dx has place for x until dx is computed */
+    TE_TRY(te__expert_input(&x, r, i, made.data, kernels->gather));
     w.a = dy.data, w.b = x.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
-    TE_TRY(te__expert_run(r, &w, kernels->wgrad, trains));
-    if (te__needs_input_grad(r, i)) {
-        TE_TRY(te__gradient(&dx, r, s, i));
-        TE_TRY(te__begin_converted(&made, &dx, r, g.dtype));
+    TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
+    if (needs_dx) {
         g.a = dy.data, g.b = r->param[i]->data, g.d = made.data;
         TE_TRY(te__expert_run(r, &g, kernels->dgrad, dx.data != 0));
         if (dx.data) TE_TRY(te__end_converted(&dx, &made, r));

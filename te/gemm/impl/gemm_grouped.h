@@ -27,7 +27,7 @@ typedef struct te_grouped {
     const void *b;         /* forward and dgrad: weight; wgrad: x */
     void *d;               /* y, dx or dweight */
     const int32_t *offset; /* [groups + 1], target memory */
-    const int32_t *slot;   /* forward and wgrad on CUDA: row i is row slot[i] / top_k of x; null: it is row i */
+    const int32_t *slot;   /* forward on CUDA: row i is row slot[i] / top_k of x; null: it is row i */
     float *scratch;        /* on the host: te__grouped_scratch(g) floats */
     int64_t rows;          /* of all groups */
     te_grouped_kind kind;
@@ -125,26 +125,17 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
         B_COPIES = B_ROWS * B_VECTORS / TE_GROUPED_THREADS,
         A_BYTES = M * K * 2, STAGE = A_BYTES + N * K * 2, STAGES = TE_GROUPED_SHARED / STAGE
     };
-    /* The state of the copies. at: of forward and dgrad, the rows of A that this thread copies; row: of wgrad, the rows
-     * of x that this thread copies next */
+    /* at: the rows of A that this thread copies, unless A is transposed */
     struct state {
         const uint16_t *a, *b;
         int64_t at[A_COPIES];
-        int row[B_COPIES];
     };
     TE_FN int lines(const te_grouped *g) { return WGRAD ? g->out : 0; }
     TE_FN int columns(const te_grouped *g) { return KIND == TE_GROUPED_FORWARD ? g->out : g->in; }
     TE_FN int depth(const te_grouped *g) { return KIND == TE_GROUPED_FORWARD ? g->in : g->out; }
 
-    TE_FN void find_rows(state *s, const te_grouped *g, const te_grouped_tile *t, int step) {
-        TE_UNROLL for (int i = 0; i < B_COPIES; i++) {
-            const int row = t->first + step * K + (i * TE_GROUPED_THREADS + (int)threadIdx.x) / B_VECTORS;
-            s->row[i] = row < t->end ? (int)te__grouped_row(g, row) : 0;
-        }
-    }
     TE_FN void begin(state *s, const te_grouped *g, const te_grouped_tile *t) {
         s->a = (const uint16_t *)g->a, s->b = (const uint16_t *)g->b;
-        if (WGRAD) find_rows(s, g, t, 0);
         if (!WGRAD) s->b += (int64_t)t->e * g->out * g->in;
         TE_UNROLL for (int i = 0; !WGRAD && i < A_COPIES; i++) {
             const int row = t->first + (i * TE_GROUPED_THREADS + (int)threadIdx.x) / A_VECTORS;
@@ -171,13 +162,11 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
                 const int index = i * TE_GROUPED_THREADS + (int)threadIdx.x, row = index / B_VECTORS;
                 const int vector = index % B_VECTORS;
                 const int x = (B_TRANSPOSED ? t->col : k) + vector * 8;
-                const int y = WGRAD ? s->row[i] : (B_TRANSPOSED ? k : t->col) + row;
-                const int exists = WGRAD ? t->first + k + row < t->end && x < g->in
-                                   : B_TRANSPOSED ? y < g->out && x < g->in : y < g->out && x < g->in;
+                const int y = WGRAD ? t->first + k + row : (B_TRANSPOSED ? k : t->col) + row;
+                const int exists = y < (WGRAD ? t->end : g->out) && x < g->in;
                 te__grouped_copy(te__grouped_address(stage + A_BYTES, row, vector, B_VECTORS),
                                  s->b + (exists ? (int64_t)y * g->in + x : 0), exists);
             }
-            if (WGRAD) find_rows(s, g, t, step + 1);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
@@ -275,7 +264,7 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
             a[ka][la] = !has_a ? 0.0f : WGRAD ? from_a[(int64_t)(t.first + k0 + ka) * g.out + row]
                                               : from_a[te__grouped_row(&g, row) * depth + k0 + ka];
             b[kb][lb] = !has_b                          ? 0.0f
-                        : WGRAD                         ? from_b[te__grouped_row(&g, t.first + k0 + kb) * g.in + col]
+                        : WGRAD                         ? from_b[(int64_t)(t.first + k0 + kb) * g.in + col]
                         : KIND == TE_GROUPED_FORWARD    ? from_b[weight + (int64_t)col * g.in + k0 + kb]
                                                         : from_b[weight + (int64_t)(k0 + kb) * g.in + col];
         }
@@ -315,7 +304,8 @@ enum {
     TE_GROUPED_LAG = 2
 };
 typedef struct te_grouped_sm90 {
-    CUtensorMap b_map; /* forward and dgrad: of the weights of all groups, [groups * out, in] */
+    CUtensorMap a_map; /* wgrad: of dy, [rows, out], ragged */
+    CUtensorMap b_map; /* of the weights of all groups, [groups * out, in]; wgrad: of x, [rows, in], ragged */
     te_grouped g;
 } te_grouped_sm90;
 typedef struct te_grouped_barriers { uint64_t full[TE_GROUPED_STAGES], empty[TE_GROUPED_STAGES]; } te_grouped_barriers;
@@ -333,8 +323,7 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD, M = TE_GROUPED_SM90_M, N = TE_GROUPED_SM90_N, K = TE_GROUPED_DEPTH,
         B_MN_MAJOR = KIND != TE_GROUPED_FORWARD,
-        A_COPIES = M * K / 8 / 128, /* vectors of a stage that a producer thread copies */
-        B_COPIES = N * K / 8 / 128  /* the same of x, in wgrad */
+        A_COPIES = M * K / 8 / 128 /* vectors of a stage that a producer thread copies */
     };
     /* A tile. line: the first row of D in its group's part, or in y; steps: along the sum. */
     struct work { te_grouped_tile t; int line, steps; };
@@ -374,19 +363,21 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
             te__grouped_copy(swizzle(to, row, vector), (const uint16_t *)g->a + from, at[i] >= 0);
         }
     }
-    /* wgrad: copies 64 rows and `64 boxes` columns of dy or x, from column `col` on. A warp copies the rows warp, warp
-     * + 4, ..; lane i has the index of its i-th row. */
-    template <int BOXES>
-    TE_FN void copy_rows(uint32_t to, const void *from, int width, int col, int my_row, int count) {
-        enum { VECTORS = 8 * BOXES, EACH = 32 / VECTORS }; /* rows that a warp copies at once */
-        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, vector = lane % VECTORS;
-        TE_UNROLL for (int i = 0; i < 16; i += EACH) {
-            const int n = i + lane / VECTORS, row = warp + 4 * n, x = col + vector * 8;
-            const int64_t source = __shfl_sync(~0u, my_row, n);
-            const int exists = row < count && x < width;
-            te__grouped_copy(swizzle(to + vector / 8 * 8192, row, vector % 8),
-                             (const uint16_t *)from + (exists ? source * width + x : 0), exists);
-        }
+    /* wgrad: loads a box of 64 rows, of which `count` belong to the group, and 64 columns of dy or x. */
+    TE_FN void load_box(uint32_t to, const CUtensorMap *map, int col, int first, int count, uint32_t bar) {
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                     "l"(map), "r"(col), "r"(te__ragged_row(0, count)), "r"(first + count), "r"((int)TE__RAGGED_ROWS),
+                     "r"(bar)
+                     : "memory");
+    }
+    TE_FN void load_rows(const te_grouped_sm90 *p, const work *w, uint32_t to, int step, uint32_t bar) {
+        const int first = w->t.first + step * K, count = w->t.end - first;
+        te__barrier_arrive_expect_tx(bar, TE_GROUPED_STAGE_BYTES);
+        TE_UNROLL for (int q = 0; q < 2; q++)
+            load_box(to + q * 8192, &p->a_map, w->line + 64 * q, first, count, bar);
+        TE_UNROLL for (int q = 0; q < 4; q++)
+            load_box(to + TE_GROUPED_A_BYTES + q * 8192, &p->b_map, w->t.col + 64 * q, first, count, bar);
     }
     TE_FN void load_b(const te_grouped_sm90 *p, const work *w, uint32_t to, int k, uint32_t bar) {
         const int first = w->t.e * p->g.out;
@@ -403,7 +394,6 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
     }
     TE_FN void produce(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
-        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
         int count = 0; /* stages that were filled */
         work w;
         for (int tile = (int)blockIdx.x; seek(&w, &tile, g); tile += (int)gridDim.x) {
@@ -413,20 +403,22 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
                 at[i] = row < w.t.end ? te__grouped_row(g, row) * (KIND == TE_GROUPED_FORWARD ? g->in : g->out) : -1;
             }
             TE_UNROLL_1 for (int s = 0; s < w.steps; s++) {
-                const int stage = count % TE_GROUPED_STAGES, first = w.t.first + s * K, rows = w.t.end - first;
-                const uint32_t a = ring + (uint32_t)(stage * TE_GROUPED_STAGE_BYTES), b = a + TE_GROUPED_A_BYTES;
-                const int mine = warp + 4 * lane; /* the row of this step whose index this lane loads */
-                int row = 0, source = 0;
-                if (WGRAD && lane < 16 && mine < rows) row = first + mine, source = (int)te__grouped_row(g, row);
+                const int stage = count % TE_GROUPED_STAGES;
+                const uint32_t to = ring + (uint32_t)(stage * TE_GROUPED_STAGE_BYTES);
+                const uint32_t full = te__shared_address(&bars->full[stage]);
                 te__barrier_wait(te__shared_address(&bars->empty[stage]), count / TE_GROUPED_STAGES % 2 ^ 1);
-                if (!WGRAD && threadIdx.x == 0) load_b(p, &w, b, s * K, te__shared_address(&bars->full[stage]));
-                if (!WGRAD) copy_a(g, a, at, s * K);
-                if (WGRAD) copy_rows<2>(a, g->a, g->out, w.line, row, rows);
-                if (WGRAD) copy_rows<4>(b, g->b, g->in, w.t.col, source, rows);
+                count++;
+                if (WGRAD) {
+                    if (threadIdx.x == 0) load_rows(p, &w, to, s, full);
+                    continue;
+                }
+                if (threadIdx.x == 0) load_b(p, &w, to + TE_GROUPED_A_BYTES, s * K, full);
+                copy_a(g, to, at, s * K);
                 asm volatile("cp.async.commit_group;" ::: "memory");
-                if (++count > TE_GROUPED_LAG) pass<TE_GROUPED_LAG>(bars, count);
+                if (count > TE_GROUPED_LAG) pass<TE_GROUPED_LAG>(bars, count);
             }
         }
+        if (WGRAD) return;
         if (count > 1) pass<1>(bars, count);
         if (count > 0) pass<0>(bars, count);
     }
@@ -510,7 +502,7 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         const uint32_t ring = (te__shared_address(te_grouped_stages) + 1023) & ~1023u;
         if (threadIdx.x == 0) {
             TE_UNROLL for (int s = 0; s < TE_GROUPED_STAGES; s++) {
-                te__barrier_init(te__shared_address(&bars->full[s]), WGRAD ? 128 : 129);
+                te__barrier_init(te__shared_address(&bars->full[s]), WGRAD ? 1 : 129);
                 te__barrier_init(te__shared_address(&bars->empty[s]), 8);
             }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -519,7 +511,7 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         te_kernel_begin();
         if (threadIdx.x < 128) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-            produce(p, ring, bars);
+            if (!WGRAD || threadIdx.x < 32) produce(p, ring, bars);
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
             consume(p, ring, bars);
@@ -535,6 +527,12 @@ te_grouped_sm90_product(const __grid_constant__ te_grouped_sm90 p) {
     te_grouped_wgmma<T, KIND>::body(&p, &bars);
 #endif
 }
+/* Makes the tensor map of rows of `width` columns, for boxes of 64 rows that do not reach into the next group. */
+TE_API te_status te__grouped_rows_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int width,
+                                      te_dtype dtype, te_context *ctx) {
+    const te__tensor_shape shape = {2, {(cuuint64_t)width, 0}, {(cuuint64_t)width * 2}, {64, 64}};
+    return te__tensor_map_ragged(map, encode, data, &shape, dtype, ctx);
+}
 /* Launches the kernel above if it runs on the device and takes the product; *is_done says whether it did. */
 template <te_dtype T, te_grouped_kind KIND>
 TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_context *ctx) {
@@ -548,7 +546,10 @@ TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_c
     if (!encode || !te__sm90_kernel_ready(&kernel, TE_GROUPED_SM90_SHARED, ctx->device)) return TE_OK;
     memset(&p, 0, sizeof p);
     p.g = *g;
-    if (KIND != TE_GROUPED_WGRAD)
+    if (KIND == TE_GROUPED_WGRAD) {
+        TE_TRY(te__grouped_rows_map(&p.a_map, encode, g->a, g->out, T, ctx));
+        TE_TRY(te__grouped_rows_map(&p.b_map, encode, g->b, g->in, T, ctx));
+    } else
         TE_TRY(te__tensor_map_matrix(&p.b_map, encode, g->b, (int64_t)g->groups * g->out, g->in,
                                      is_forward ? (int)TE_GROUPED_SM90_N : 64, T, ctx));
     TE_REQUIRE(tiles <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "a product of %lld rows and %d groups",
