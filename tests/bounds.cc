@@ -565,6 +565,9 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         vec total(ew ? ew->size() : 0);
         e.assign(dx.size(), 0.0);
         if (o.kind == "combine") fork_grad[(int)from].assign(q.slot.size(), 0.0), expert_weights.assign(q.slot.size(), 0.0);
+        // In a pattern with a combine, the kernels of an expert_linear round its dx before they multiply it by the weight, and the product of x and
+        // the weight; and the gradient of the weight is a sum over the columns of x, not of y.
+        const bool before = o.kind == "combine" && i && l.ops[i - 1].kind == "expert_linear", combined = o.kind == "expert_linear" && i + 1 < l.ops.size() && l.ops[i + 1].kind == "combine";
         for (size_t r = 0; r < q.slot.size(); r++) {
             const size_t slot = q.slot[r], expert = q.expert[slot];
             const double relative = o.kind == "combine" ? weight_error(l.ops[from], q, slot / q.top_k, v.in(from), nullptr, router) : 0;
@@ -573,13 +576,18 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                 const double off = d[at] + sums * std::fabs(dy[at]);
                 if (o.kind == "combine") {
                     e[to] = q.weight[slot] * (off + relative * std::fabs(dy[at]));
-                    fork_grad[(int)from][slot] += off * std::fabs(x[to]), expert_weights[slot] += dy[at] * x[to];
+                    fork_grad[(int)from][slot] += (off + ulp(std::fabs(dy[at]), dtype)) * std::fabs(x[to]), expert_weights[slot] += dy[at] * x[to];
+                    for (size_t k = 0; before && k < l.ops[i - 1].in; k++) { // the terms of (dy w) x
+                        const double term = std::fabs(params[(size_t)l.ops[i - 1].first_param][(expert * o.in + n) * l.ops[i - 1].in + k] * v.in(i - 1)[r * l.ops[i - 1].in + k]);
+                        fork_grad[(int)from][slot] += (off + (sums + ulp(1, dtype)) * std::fabs(dy[at])) * term;
+                    }
                 } else if (o.kind == "expert_bias") e[to] = d[at], (*ew)[expert * o.out + n] += off;
                 else
                     for (size_t k = 0; k < o.in; k++) {
                         const size_t p = (expert * o.out + n) * o.in + k;
                         e[r * o.in + k] += off * std::fabs((*w)[p]);
                         (*ew)[p] += off * std::fabs(x[r * o.in + k]), total[p] += dy[at] * x[r * o.in + k];
+                        if (combined) (*ew)[p] += std::fabs(dy[at]) * (ulp(std::fabs(x[r * o.in + k]), dtype) + sums * std::fabs(x[r * o.in + k]));
                     }
             }
         }

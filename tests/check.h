@@ -278,7 +278,7 @@ struct trial {
         expected want;
         want.g = reference::backward(m.ops, m.param, ref, dy_ref, out_grads, call, round, held,
                                      [&](size_t i, const reference::vec &d, const reference::vec &to) {
-                                         bound.step(i, d, to, round.at[i], dtype != TE_f32 && is_gemm(i), true);
+                                         bound.step(i, d, to, round.at[i], dtype != TE_f32 && (is_gemm(i) || te__is_combined(plan, (int)i)), true);
                                      });
         m.merge(want.g);
         reference::gradients errors;

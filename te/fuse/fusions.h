@@ -80,6 +80,7 @@
 #define TE_BACKWARD_linear_gated_bias TE_FUSED
 #define TE_BACKWARD_attention_bias TE_FUSED
 #define TE_BACKWARD_rope_head_norm TE_FUSED
+#define TE_BACKWARD_combine_expert_linear TE_FUSED
 
 /* X-lists that repeat all patterns above, for tests and benchmarks; tests/patterns_forward_test.cc fails if a pattern
  * is missing here. */
@@ -97,6 +98,6 @@
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) X(linear_gated)     \
     X(linear_gated_bias) X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param)       \
-    X(dyt_fork) X(rope_head_norm)
+    X(dyt_fork) X(rope_head_norm) X(combine_expert_linear)
 
 #endif

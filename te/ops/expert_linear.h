@@ -186,6 +186,86 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
     return te__set_current(r, dx), TE_OK;
 }
 
+/* ---- combine expert_linear, in backward -------------------------------------------------------------------------- */
+
+/* With a combine directly behind it, forward does not save the output of the expert_linear (Guo et al. 2025, SonicMoE).
+ * A row of y = x weight^T enters the token's output as w y, so with g = dy weight, where dy is the gradient of the
+ * token's output: dw = dy y = g x, dx = w g, and dweight = dy^T (w x). */
+#define TE_PAIR_combine_expert_linear ,
+#define TE_CUSTOM_PAIR_combine_expert_linear_backward(name, model, dtype, a, b)                                      \
+    TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
+    TE_KERNEL(name##_weigh, TE_ROUTER_THREADS, te_routed_args, te_routed_weigh(te_args, te_at, TE_##dtype))          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        const te_expert_kernels kernels = {TE__GROUPED(dtype, DGRAD), TE__GROUPED(dtype, WGRAD),                     \
+                                           name##_gather_launch};                                                    \
+        return te__combine_expert_linear(r, s, &kernels, name##_weigh_launch);                                       \
+    }
+
+/* For each routed row: dw = g x, g becomes w g, and y becomes w x. g is at a->dx; if it is null, only y is computed.
+ * Memory traffic: reads and writes two values like x. A warp has a row. */
+TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) {
+    int group;
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    float sum = 0;
+    if (row >= a->rows) return;
+    const int slot = a->at.slot[row];
+    const float w = a->at.weight[slot];
+    for (int c = g.id * 8; c < a->width; c += g.count * 8) {
+        const int64_t at = row * a->width + c;
+        float x[8], v[8];
+        te_load8(x, a->x, at, 8, 1, dtype);
+        if (a->dx) {
+            te_load8_coherent(v, a->dx, at, 8, 1, dtype);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum += v[i] * x[i], v[i] *= w;
+            te_store8(a->dx, at, v, 8, 1, dtype);
+        }
+        TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= w;
+        te_store8(a->y, at, x, 8, 1, dtype);
+    }
+    if (!a->dx) return;
+    te_lanes_sum(&sum, 1, &g);
+    if (g.id == 0) a->dweight[slot] = sum;
+}
+TE_API te_status te__combine_expert_linear(te_run *r, const te_step *s, const te_expert_kernels *kernels,
+                                           te_routed_launch_fn weigh) {
+    const int i = s->op[1], router = r->plan->op[s->op[0]].edge, needs_dx = te__needs_input_grad(r, i);
+    const te_op *op = &r->plan->op[i];
+    const te_dtype dtype = r->plan->dtype;
+    te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router);
+    te_grouped g = te__expert_product(r, TE_GROUPED_DGRAD, i, router);
+    te_value dy = r->current, rows, x = te__input_of(r, i), weighed, dweight, dx = te__no_value(), made = dx;
+    te_routed_args a;
+    TE_REQUIRE(te__router_of(r->plan, i) == router, r->ctx, TE_ERROR_STATE,
+               "%s: (combine, %s) stands on the rows of another router", r->plan->name, r->plan->op[s->op[0]].name);
+    memset(&a, 0, sizeof a);
+    TE_TRY(te__convert_value(&dy, r, dtype));
+    TE_TRY(te__acquire(r, &rows, op->out_rows, op->out, dtype));
+    a.at = te__routing_of(r, router), a.rows = rows.rows, a.top_k = te__rows_per_token(op->in_rows);
+    a.x = dy.data, a.y = rows.data, a.width = op->out;
+    const te_grid grid = te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1);
+    if (!r->dry) TE_TRY(kernels->gather(r->ctx, grid, &a));
+    if (te__is_regathered(r->plan, i - 1)) TE_TRY(te__expert_input(&x, r, i, 0, kernels->gather));
+    else TE_TRY(te__convert_value(&x, r, dtype));
+    TE_TRY(te__acquire(r, &weighed, op->in_rows, op->in, dtype));
+    if (needs_dx) {
+        TE_TRY(te__gradient(&dx, r, s, i));
+        TE_TRY(te__begin_converted(&made, &dx, r, dtype));
+        g.a = rows.data, g.b = r->param[i]->data, g.d = made.data;
+        TE_TRY(te__expert_run(r, &g, kernels->dgrad, 1));
+        dweight = te__value_of(0, TE_f32, r->tokens, a.top_k);
+        TE_TRY(te__acquire_bytes(r, &dweight, (size_t)(te__capacity_rows(r) * a.top_k) * sizeof(float)));
+        te__set_edge(r, router, dweight);
+        a.dx = made.data, a.dweight = (float *)dweight.data;
+    }
+    a.x = x.data, a.y = weighed.data, a.width = op->in;
+    if (!r->dry) TE_TRY(weigh(r->ctx, grid, &a));
+    w.a = rows.data, w.b = weighed.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
+    TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
+    if (needs_dx) TE_TRY(te__end_converted(&dx, &made, r));
+    return te__set_current(r, dx), TE_OK;
+}
+
 /* ---- (expert_bias, name, width, experts) ------------------------------------------------------------------------- */
 
 #define TE_OP_expert_bias (expert_bias, custom)

@@ -604,6 +604,7 @@ typedef struct te_routed_args {
     const void *dy;
     const void *bias;  /* [experts, width] */
     void *y;           /* forward: y; backward: dx, or null */
+    void *dx;          /* te_routed_weigh: the gradient of the rows */
     float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
     int64_t tokens, rows; /* rows: number of routed rows */
     int width, top_k;

@@ -485,6 +485,14 @@ TE_API int te__is_router(const te_plan *p, int i) {
 TE_API int te__is_regathered(const te_plan *p, int i) {
     return te__is_router(p, i) && i + 1 < p->op_count && p->op[i + 1].experts && (p->op[i + 1].flags & TE_SAVES_INPUT);
 }
+/* Returns whether backward computes the gradients of the router's weights without the output of op i, so that forward
+ * need not save it: op i is an expert_linear in a backward step with the combine behind it. */
+TE_API int te__is_combined(const te_plan *p, int i) {
+    if (!p->op[i].experts || !(p->op[i].flags & TE_SAVES_INPUT) || te__is_router(p, i)) return 0;
+    for (int k = 0; k < p->backward_count; k++)
+        if (p->backward[k].op[0] == i + 1) return p->backward[k].count > 1;
+    return 0;
+}
 TE_API te_rows te__out_rows(const te_plan *p) { return p->op[p->op_count - 1].out_rows; }
 
 #endif
