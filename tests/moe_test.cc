@@ -55,11 +55,20 @@
     X(qwen3_moe_block, f32, TE_QWEN3_MOE_BLOCK(b0, 32, 16, 2, 1, 16, 10000.0f, 8, 3))                                                            \
     X(mixtral_block_16, bf16, TE_MIXTRAL_BLOCK(b0, 32, 24, 2, 1, 16, 10000.0f, 4, 1))
 
+// Widths and numbers of rows for which the kernels of Hopper run, in tiles that are not full; and groups with few rows.
+#define MOE_WIDE(X, dtype)                                                                                                                       \
+    X(wide_##dtype, dtype, (router, r, 64, 3, (top_k, 2)), (expert_linear, up, 64, 2 * 192, 3), (swiglu, act), (expert_linear, down, 192, 72, 3), \
+      (combine, r))                                                                                                                              \
+    X(deep_##dtype, dtype, (router, r, 128, 4, (top_k, 1), (renormalise, 1)), (expert_linear, up, 128, 64, 4), (gelu, act),                      \
+      (expert_linear, down, 64, 264, 4), (combine, r))
+
 #define MOE_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
 #define MOE_SUBJECT(name, ...) &name##_subject,
 MOE_LISTS(MOE_MODEL, f32)
 MOE_LISTS(MOE_MODEL, bf16)
 MOE_LISTS(MOE_MODEL, f16)
+MOE_WIDE(MOE_MODEL, bf16)
+MOE_WIDE(MOE_MODEL, f16)
 MOE_BRANCHES(MOE_MODEL)
 UNFUSED(unfused, bf16, (router, r, 24, 5, (top_k, 2)), (expert_linear, up, 24, 40, 5), (expert_linear, down, 40, 24, 5), (combine, r))
 
@@ -74,6 +83,15 @@ TEST_CASE("routers and experts", "[moe]") {
     }
 }
 
+TEST_CASE("experts of more rows and columns than a tile", "[moe]") {
+    for (const subject *s : {MOE_WIDE(MOE_SUBJECT, bf16) MOE_WIDE(MOE_SUBJECT, f16)}) {
+        check(*s, shape(1, 3));
+        check(*s, shape(1, 60));
+        check(*s, shape(2, 75));
+        if (!brief()) check(*s, shape(3, 131));
+    }
+}
+
 TEST_CASE("experts among branches and in recompute regions", "[moe]") {
     for (const subject *s : {MOE_BRANCHES(MOE_SUBJECT) & unfused_subject}) {
         check(*s, shape(1, 1));
@@ -83,9 +101,9 @@ TEST_CASE("experts among branches and in recompute regions", "[moe]") {
     }
 }
 
-TEST_CASE("forward saves neither the routed rows of a router nor their copies", "[moe]") {
-    // a routed row: the input and output of swiglu, the combine's input, 4 + 8 / 2 + 1 numbers of the routing; a row: the norm's input and output
-    const size_t routed = (48 + 24 + 32) * 4 + 9 * 4, row = 32 * 4 + 4;
+TEST_CASE("forward saves neither the routed rows of a router nor the rows that a combine sums", "[moe]") {
+    // a routed row: the input and output of swiglu, 4 + 8 / 2 + 1 numbers of the routing; a row: the norm's output and its statistics
+    const size_t routed = (48 + 24) * 4 + 9 * 4, row = 32 * 4 + 4;
     CHECK(te_plan_saved_bytes(mixtral_f32_plan(), TE_ROW_PAD) <= (2 * routed + row) * TE_ROW_PAD + TE_ALIGN);
 }
 
@@ -275,6 +293,22 @@ TEST_CASE("a choice bias changes the choice, not the weights, and has the gradie
     for (int j = 0; j < 3; j++) CHECK(std::fabs((double)weight[j] - reference::sigmoid(logit[j])) < 1e-6);
     const reference::vec g = numbers::loaded(grads.raw().data(), (size_t)(m.r.choice_bias.grad - (float *)grads.data()), 8, TE_f32);
     for (double e : g) CHECK(e == 0);
+    // the experts 7, 1 and 2 have a row each, the mean is 3 / 8
+    buffer counts(ctx, 32);
+    counts.write(reference::vec(8, 0.0), TE_f32);
+    REQUIRE(te_router_counts((float *)counts.data(), &saved, "r", ctx) == TE_OK);
+    REQUIRE(te_router_counts((float *)counts.data(), &saved, "r", ctx) == TE_OK); // two micro-batches
+    CHECK(counts.read(TE_f32) == reference::vec{0, 2, 2, 0, 0, 0, 0, 2});
+    REQUIRE(te_router_balance(&m.r.choice_bias, (const float *)counts.data(), 0.25f, ctx) == TE_OK);
+    const size_t at = (size_t)((char *)m.r.choice_bias.data - (char *)params.data()) / 4;
+    CHECK(params.read(TE_f32, at, 8) == reference::vec{-0.75, -0.25, -0.25, 0.25, 0.25, 0.25, 0.25, 1.75});
+    CHECK(te_router_counts((float *)counts.data(), &saved, "q", ctx) == TE_ERROR_VALUE);
+    CHECK(std::string(te_last_error(ctx)).find("has no (router, q, ..)") != std::string::npos);
+    CHECK(te_router_counts(nullptr, &saved, "r", ctx) == TE_ERROR_NULL);
+    CHECK(te_router_balance(&m.r.weight, (const float *)counts.data(), 0.25f, ctx) == TE_ERROR_VALUE);
+    te_saved none;
+    memset(&none, 0, sizeof none);
+    CHECK(te_router_counts((float *)counts.data(), &none, "r", ctx) == TE_ERROR_STATE);
 }
 
 TEST_CASE("a file with a tensor for each expert is loaded into one weight, and written", "[moe]") {

@@ -150,8 +150,8 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         te_store8(a->y, row * a->width + c, v, 8, 1, dtype);
     }
 }
-/* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has not
- * saved, it is gathered from the router's input: to `place` or, if that is null, to scratch memory. */
+/* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has
+ * not saved, it is gathered from the router's input: to `place` or, if that is null, to scratch memory. */
 TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te_routed_launch_fn gather) {
     const te_op *op = &r->plan->op[i];
     te_routed_args a;

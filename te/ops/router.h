@@ -279,10 +279,29 @@ TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t
     te__router_weigh(w, o, t.nan);
     TE_UNROLL for (int j = 0; j < o.top_k; j++) if (g.id == 0) a->at.weight[token * o.top_k + j] = w[j];
 }
+/* Sets start[e] to the routed row of expert e that the first token of chunk b.x with this expert gets. The first block
+ * also stores the offsets of all experts. */
+TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b, const int experts) {
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int each = (experts + TE_ROUTER_THREADS - 1) / TE_ROUTER_THREADS, from = all.id * each;
+    const int to = (int)te_min(experts, from + each);
+    uint64_t mine = 0, total;
+    for (int e = from; e < to; e++) mine += (uint64_t)a->count[e];
+    int32_t offset = (int32_t)te_lanes_scan_u64(&total, mine, &all);
+    for (int e = from; e < to; e++) {
+        start[e] = offset + a->before[(int64_t)b.x * experts + e];
+        if (b.x == 0 && b.y == 0) a->at.offset[e] = offset;
+        offset += a->count[e];
+    }
+    if (b.x == 0 && b.y == 0 && all.id == 0) a->at.offset[experts] = (int32_t)total;
+    te_block_sync();
+}
 /* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
  * logits, writes 12 bytes for each routed row. */
 TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype) {
     TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS]; /* for each expert: one bit for each token of the chunk */
+    TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
     int group, none;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group), all = te_lanes_here(TE_ROUTER_THREADS, &none);
     const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
@@ -297,9 +316,16 @@ TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router
         a->rank[at] = te_popcount_u64(chosen[a->at.expert[at]] & earlier);
     }
     for (int e = all.id; e < o.experts; e += all.count) {
-        const int count = te_popcount_u64(chosen[e]), is_alone = b.nx == 1;
-        a->before[(int64_t)b.x * o.experts + e] = is_alone ? 0 : count; /* a single chunk needs no scan */
-        if (is_alone) a->count[e] = count;
+        const int count = te_popcount_u64(chosen[e]);
+        a->before[(int64_t)b.x * o.experts + e] = b.nx == 1 ? 0 : count;
+        if (b.nx == 1) a->count[e] = count;
+    }
+    if (b.nx > 1) return;
+    te_block_sync(); /* a single chunk, as in decoding, needs no other kernel */
+    te__router_starts(start, a, b, o.experts);
+    for (int i = all.id; i < n * o.top_k; i += all.count) {
+        const int row = start[a->at.expert[i]] + a->rank[i];
+        a->at.row[i] = row, a->at.slot[row] = i;
     }
 }
 /* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
@@ -327,24 +353,6 @@ TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_router_scan, TE_ROUTER_LANES * TE_SCAN_WARPS, 1, te_router_args,
                   te_router_scan_body(te_args, te_at))
-/* Sets start[e] to the routed row of expert e that the first token of chunk b.x with this expert gets. The first block
- * also stores the offsets of all experts. */
-TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b, const int experts) {
-    int none;
-    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
-    const int each = (experts + TE_ROUTER_THREADS - 1) / TE_ROUTER_THREADS, from = all.id * each;
-    const int to = (int)te_min(experts, from + each);
-    uint64_t mine = 0, total;
-    for (int e = from; e < to; e++) mine += (uint64_t)a->count[e];
-    int32_t offset = (int32_t)te_lanes_scan_u64(&total, mine, &all);
-    for (int e = from; e < to; e++) {
-        start[e] = offset + a->before[(int64_t)b.x * experts + e];
-        if (b.x == 0 && b.y == 0) a->at.offset[e] = offset;
-        offset += a->count[e];
-    }
-    if (b.x == 0 && b.y == 0 && all.id == 0) a->at.offset[experts] = (int32_t)total;
-    te_block_sync();
-}
 /* Finds the routed rows of each token, and copies the token's row of x to them if `copies`. Memory traffic: reads x,
  * writes the routed rows and 8 bytes for each of them. */
 TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router_options o, const int width,
@@ -533,6 +541,7 @@ TE_IF_USED TE_API te_status te__router_forward(te_run *r, int i, const te_value 
     const int64_t chunks = te_ceil_div(a.tokens, TE_ROUTER_CHUNK);
     TE_TRY(kernels->first(r->ctx, te__grid_of(chunks, 1), &a));
     if (chunks > 1) TE_TRY(te_router_scan_launch(r->ctx, te__grid_of(te_ceil_div(o.experts, TE_ROUTER_LANES), 1), &a));
+    if (chunks == 1 && !y->data) return TE_OK;
     return kernels->second(r->ctx, te__grid_of(chunks, y->data ? TE_ROUTER_SPLIT : 1), &a);
 }
 TE_IF_USED TE_API te_status te__router_step(te_run *r, const te_step *s, const te_router_kernels *kernels) {
@@ -582,6 +591,88 @@ TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_route
     te__set_edge(r, i, te__no_value());
     te__set_current(r, dx);
     return TE_OK;
+}
+
+/* ---- statistics, and the choice without a loss ------------------------------------------------------------------- */
+
+/* Do this at the end of an optimizer step, for each router with a choice_bias (DeepSeek-V3, arXiv 2412.19437):
+ *     TE_TRY(te_fill(&ctx, counts, 0, E * sizeof(float)));                     // counts: [E] f32, in target memory
+ *     TE_TRY(te_router_counts(counts, &saved, "r", &ctx));                     // of each micro-batch
+ *     TE_TRY(te_router_balance(&block.r.choice_bias, counts, 0.001f, &ctx));
+ */
+typedef struct te_balance_args {
+    float *counts;         /* [experts] */
+    const int32_t *offset; /* [experts + 1] */
+    void *bias;            /* [experts], of `dtype` */
+    te_dtype dtype;
+    int experts;
+    float rate;
+} te_balance_args;
+TE_FN void te_router_count_body(const te_balance_args *a, te_block b) {
+    int none;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
+    (void)b;
+    for (int e = g.id; e < a->experts; e += g.count) a->counts[e] += (float)(a->offset[e + 1] - a->offset[e]);
+}
+TE_KERNEL_IF_USED(te_router_count, TE_ROUTER_LANES, 1, te_balance_args, te_router_count_body(te_args, te_at))
+TE_FN void te_router_balance_body(const te_balance_args *a, te_block b) {
+    int none;
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
+    float mean = 0;
+    (void)b;
+    for (int e = g.id; e < a->experts; e += g.count) mean += a->counts[e] / (float)a->experts;
+    te_lanes_sum(&mean, 1, &g);
+    for (int e = g.id; e < a->experts; e += g.count) {
+        const float less = mean - a->counts[e], step = less > 0 ? a->rate : less < 0 ? -a->rate : 0.0f;
+        te__store_wide(a->bias, e, te__load_wide(a->bias, e, a->dtype) + step, a->dtype);
+    }
+}
+TE_KERNEL_IF_USED(te_router_balance_kernel, TE_ROUTER_LANES, 1, te_balance_args,
+                  te_router_balance_body(te_args, te_at))
+/* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved.
+ * counts: [experts] in f32, in target memory. TE_ERROR_STATE: no forward has filled *saved, or the router stands in a
+ * (recompute, ..), whose values are not saved; TE_ERROR_VALUE: the list has no such router; TE_ERROR_NULL. */
+TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
+                                             te_context *ctx) {
+    te_balance_args a;
+    TE_TRY(te__check_target(ctx, "te_router_counts"));
+    TE_REQUIRE(counts && saved && router, ctx, TE_ERROR_NULL,
+               "te_router_counts: the counts, the te_saved or the router's name is null");
+    TE_REQUIRE(saved->plan, ctx, TE_ERROR_STATE, "te_router_counts: no forward has filled this te_saved");
+    const te_plan *p = saved->plan;
+    int i = 0;
+    while (i < p->op_count && (!te__is_router(p, i) || strcmp(p->op[i].name, router) != 0)) i++;
+    TE_REQUIRE(i < p->op_count, ctx, TE_ERROR_VALUE, "te_router_counts: %s has no (router, %.60s, ..)", p->name,
+               router);
+    te_run r;
+    te__begin(&r, p, TE_FORWARD, (int64_t)saved->batch * saved->seq,
+              saved->sequences ? saved->sequences : saved->batch, ctx);
+    if (te__has_memory(p)) r.memory = saved->memory_rows;
+    te__take_params(&r, saved->model);
+    te__set_recipe_use(&r, TE_USE_as_bound);
+    (void)te__lay_out(&r, (char *)saved->memory);
+    TE_REQUIRE(r.stats[i], ctx, TE_ERROR_STATE, "te_router_counts: (router, %.60s, ..) stands in a (recompute, ..)",
+               router);
+    memset(&a, 0, sizeof a);
+    a.counts = counts, a.offset = te__routing_of(&r, i).offset, a.experts = p->op[i].experts;
+    return te_router_count_launch(ctx, te__grid_of(1, 1), &a);
+}
+/* Adds `rate` to the choice_bias of each expert that has fewer rows than the mean of `counts`, and subtracts it from
+ * that of each expert that has more, so that the next tokens are spread more evenly. In a list of 16 bits a step
+ * smaller than half a unit in the last place of the bias changes nothing. counts: [experts] in f32, in target memory.
+ * TE_ERROR_NULL; TE_ERROR_VALUE: bias is no choice_bias. */
+TE_IF_USED TE_API te_status te_router_balance(te_param *bias, const float *counts, float rate, te_context *ctx) {
+    te_balance_args a;
+    TE_TRY(te__check_target(ctx, "te_router_balance"));
+    TE_REQUIRE(bias && bias->data && counts, ctx, TE_ERROR_NULL,
+               "te_router_balance: the bias is null or not bound, or the counts are null");
+    TE_REQUIRE(!strcmp(bias->field, "choice_bias"), ctx, TE_ERROR_VALUE, "te_router_balance: %s.%s is no choice_bias",
+               bias->op, bias->field);
+    memset(&a, 0, sizeof a);
+    a.counts = (float *)(uintptr_t)counts, a.bias = bias->data, a.dtype = bias->dtype, a.experts = (int)bias->cols;
+    a.rate = rate;
+    TE_TRY(te_router_balance_kernel_launch(ctx, te__grid_of(1, 1), &a));
+    return te__param_written(bias, ctx), TE_OK;
 }
 
 /* ---- (combine, r) ------------------------------------------------------------------------------------------------ */

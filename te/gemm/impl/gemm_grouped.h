@@ -66,7 +66,6 @@ TE_API te_gemm te__grouped_gemm(const te_grouped *g, int e, int64_t first, int64
  * average, as in decoding, 16 rows, and a block then reads the weight of its group once. */
 enum {
     TE_GROUPED_THREADS = 256,
-    TE_GROUPED_TILE_N = 128,
     TE_GROUPED_DEPTH = 64,
     TE_GROUPED_SHARED = 96 << 10, /* bytes of the ring: two blocks fit on a multiprocessor */
     TE_GROUPED_F32_TILE = 64,
@@ -111,13 +110,15 @@ TE_FN void te__grouped_fragment(uint32_t w[4], uint32_t tile, int line, int k, c
     const int vector = transposed ? line / 8 + lower : k / 8 + deeper;
     te__ldmatrix_x4(w, te__grouped_address(tile, row, vector, VECTORS), transposed);
 }
-/* The functions of the kernel for products of kind KIND in dtype T, with tiles of M rows. */
-template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
+/* The functions of the kernel for products of kind KIND in dtype T, with tiles of M x N. */
+template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD,
         B_TRANSPOSED = KIND != TE_GROUPED_FORWARD, /* a row of B's tile is one element along the sum */
-        N = TE_GROUPED_TILE_N, K = TE_GROUPED_DEPTH,
-        WARPS_M = M == 16 ? 1 : 2, WARPS_N = 8 / WARPS_M, WARP_M = M / WARPS_M, WARP_N = N / WARPS_N,
+        K = TE_GROUPED_DEPTH,
+        /* in a small tile, half of the warps compute the second half of each stage's elements along the sum */
+        WARPS_M = M == 16 ? 1 : 2, WARPS_K = M == 16 && N == 64 ? 2 : 1, WARPS_N = 8 / WARPS_M / WARPS_K,
+        WARP_M = M / WARPS_M, WARP_N = N / WARPS_N, WARP_K = K / WARPS_K,
         BLOCKS_M = WARP_M / 16, BLOCKS_N = WARP_N / 8,
         A_VECTORS = (WGRAD ? M : K) / 8, A_ROWS = WGRAD ? K : M, B_VECTORS = (B_TRANSPOSED ? N : K) / 8,
         B_ROWS = B_TRANSPOSED ? K : N,
@@ -170,8 +171,8 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    TE_FN void multiply(float c[BLOCKS_M][BLOCKS_N][4], uint32_t stage, int row, int column) {
-        TE_UNROLL for (int k = 0; k < K; k += 16) {
+    TE_FN void multiply(float c[BLOCKS_M][BLOCKS_N][4], uint32_t stage, int row, int column, int first) {
+        TE_UNROLL for (int k = first; k < first + WARP_K; k += 16) {
             uint32_t a[BLOCKS_M][4], b[BLOCKS_N / 2][4];
             TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
                 te__grouped_fragment<A_VECTORS>(a[i], stage, row + 16 * i, k, 0, WGRAD);
@@ -194,6 +195,17 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
         const float2 old = g->accumulate ? *to : make_float2(0, 0);
         *to = make_float2(old.x + u, old.y + v);
     }
+    /* Adds the sums of the second half of the warps to those of the first half; returns whether this warp has the
+     * totals. */
+    TE_FN int add_halves(float *c, int half) {
+        enum { SUMS = WARPS_K > 1 ? BLOCKS_M * BLOCKS_N * 4 : 1, THREADS = TE_GROUPED_THREADS / 2 };
+        __shared__ float sums[SUMS][THREADS];
+        const int thread = (int)threadIdx.x % THREADS;
+        TE_UNROLL for (int i = 0; half && i < SUMS; i++) sums[i][thread] = c[i];
+        __syncthreads();
+        TE_UNROLL for (int i = 0; !half && i < SUMS; i++) c[i] += sums[i][thread];
+        return !half;
+    }
     TE_FN void body(const te_grouped *g, uint32_t ring) {
         const int tiles_n = (columns(g) + N - 1) / N, at = (int)blockIdx.x;
         te_grouped_tile t;
@@ -203,7 +215,8 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
         t.col = at % tiles_n * N;
         if (!WGRAD && t.first >= t.end) return;
         const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-        const int row = warp / WARPS_N * WARP_M, column = warp % WARPS_N * WARP_N;
+        const int row = warp / WARPS_N % WARPS_M * WARP_M, column = warp % WARPS_N * WARP_N;
+        const int half = warp / (WARPS_M * WARPS_N); /* which part of each stage this warp multiplies */
         const int steps = ((WGRAD ? t.end - t.first : depth(g)) + K - 1) / K;
         float c[BLOCKS_M][BLOCKS_N][4];
         state s;
@@ -215,8 +228,9 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
             __syncthreads(); /* step i has arrived, and all warps have read step i - 1, whose stage is filled next */
             load(&s, g, &t, line, ring, i + STAGES - 1, steps);
-            multiply(c, ring + (uint32_t)(i % STAGES * STAGE), row, column);
+            multiply(c, ring + (uint32_t)(i % STAGES * STAGE), row, column, half * WARP_K);
         }
+        if (WARPS_K > 1 && !add_halves(&c[0][0][0], half)) return;
         TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
             TE_UNROLL for (int j = 0; j < BLOCKS_N; j++)
                 TE_UNROLL for (int h = 0; h < 2; h++)
@@ -224,12 +238,12 @@ template <te_dtype T, int KIND, int M> struct te_grouped_16bit {
                           c[i][j][2 * h], c[i][j][2 * h + 1]);
     }
 };
-template <te_dtype T, int KIND, int M>
+template <te_dtype T, int KIND, int M, int N>
 static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2)
 te_grouped_product(const __grid_constant__ te_grouped g) {
     extern __shared__ uint4 te_grouped_ring[];
     te_kernel_begin();
-    te_grouped_16bit<T, KIND, M>::body(&g, te__shared_address(te_grouped_ring));
+    te_grouped_16bit<T, KIND, M, N>::body(&g, te__shared_address(te_grouped_ring));
 }
 
 /* ---- CUDA: f32 --------------------------------------------------------------------------------------------------- */
@@ -288,9 +302,10 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
 /* ---- Hopper: 16 bits, by wgmma ----------------------------------------------------------------------------------- */
 
 /* A persistent kernel with tiles of 128 x 256, like gemm_sm90.h: two consumer warpgroups accumulate 64 x 256 each, and
- * a producer warpgroup fills a pipeline of four stages, each 64 deep along the sum. Weights are copied by TMA; rows of
- * x and dy by cp.async, which can gather them, and which sets the rows behind the end of the group to 0. The sum must
- * be a multiple of 64 deep, except in wgrad, where it is over the rows. Floor: as for a dense GEMM (gemm_sm90.h). */
+ * a producer warpgroup fills a pipeline of four stages, each 64 deep along the sum. All copies are
+ * made by TMA, except those of gathered rows of x, by cp.async. The sum must be a multiple of 64 deep, except in wgrad,
+ * where it is over the rows of a group, and copies set the rows behind its end to 0. Floor: as for a dense GEMM
+ * (gemm_sm90.h). */
 enum {
     TE_GROUPED_SM90_M = 128,
     TE_GROUPED_SM90_N = 256,
@@ -304,7 +319,7 @@ enum {
     TE_GROUPED_LAG = 2
 };
 typedef struct te_grouped_sm90 {
-    CUtensorMap a_map; /* wgrad: of dy, [rows, out], ragged */
+    CUtensorMap a_map; /* of x or dy, unless its rows are gathered; wgrad: of dy, [rows, out], ragged */
     CUtensorMap b_map; /* of the weights of all groups, [groups * out, in]; wgrad: of x, [rows, in], ragged */
     te_grouped g;
 } te_grouped_sm90;
@@ -379,12 +394,16 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         TE_UNROLL for (int q = 0; q < 4; q++)
             load_box(to + TE_GROUPED_A_BYTES + q * 8192, &p->b_map, w->t.col + 64 * q, first, count, bar);
     }
-    TE_FN void load_b(const te_grouped_sm90 *p, const work *w, uint32_t to, int k, uint32_t bar) {
+    /* Starts the copies by TMA for a stage: of B and, unless its rows are gathered, of A. Rows of A behind the end of
+     * the group do not matter: their rows of D are not stored. */
+    TE_FN void load_stage(const te_grouped_sm90 *p, const work *w, uint32_t to, int k, uint32_t bar) {
         const int first = w->t.e * p->g.out;
-        te__barrier_arrive_expect_tx(bar, N * K * 2);
-        if (!B_MN_MAJOR) te__tma_load(to, &p->b_map, k, first + w->t.col, bar, 0);
+        const uint32_t b = to + TE_GROUPED_A_BYTES;
+        te__barrier_arrive_expect_tx(bar, p->g.slot ? N * K * 2 : (int)TE_GROUPED_STAGE_BYTES);
+        if (!p->g.slot) te__tma_load(to, &p->a_map, k, w->t.first, bar, 0);
+        if (!B_MN_MAJOR) te__tma_load(b, &p->b_map, k, first + w->t.col, bar, 0);
         else TE_UNROLL for (int q = 0; q < 4; q++)
-            te__tma_load(to + q * 8192, &p->b_map, w->t.col + 64 * q, first + k, bar, 0);
+            te__tma_load(b + q * 8192, &p->b_map, w->t.col + 64 * q, first + k, bar, 0);
     }
     /* Passes the stage that was filled `lag` stages before number `count` to the consumers. The fence makes the copies
      * visible to wgmma, which reads shared memory by the async proxy. */
@@ -392,33 +411,43 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LAG) : "memory");
         te__barrier_arrive(te__shared_address(&bars->full[(count - 1 - LAG) % TE_GROUPED_STAGES]));
     }
+    /* Runs in one thread if TMA makes all copies. */
     TE_FN void produce(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
-        int count = 0; /* stages that were filled */
+        int count = 0, tile = (int)blockIdx.x;
         work w;
-        for (int tile = (int)blockIdx.x; seek(&w, &tile, g); tile += (int)gridDim.x) {
-            int64_t at[A_COPIES];
-            TE_UNROLL for (int i = 0; !WGRAD && i < A_COPIES; i++) {
-                const int row = w.t.first + i * 16 + (int)threadIdx.x / 8;
-                at[i] = row < w.t.end ? te__grouped_row(g, row) * (KIND == TE_GROUPED_FORWARD ? g->in : g->out) : -1;
-            }
-            TE_UNROLL_1 for (int s = 0; s < w.steps; s++) {
+        for (; seek(&w, &tile, g); tile += (int)gridDim.x)
+            TE_UNROLL_1 for (int s = 0; s < w.steps; s++, count++) {
                 const int stage = count % TE_GROUPED_STAGES;
                 const uint32_t to = ring + (uint32_t)(stage * TE_GROUPED_STAGE_BYTES);
                 const uint32_t full = te__shared_address(&bars->full[stage]);
                 te__barrier_wait(te__shared_address(&bars->empty[stage]), count / TE_GROUPED_STAGES % 2 ^ 1);
-                count++;
-                if (WGRAD) {
-                    if (threadIdx.x == 0) load_rows(p, &w, to, s, full);
-                    continue;
-                }
-                if (threadIdx.x == 0) load_b(p, &w, to + TE_GROUPED_A_BYTES, s * K, full);
+                if (threadIdx.x) continue;
+                if (WGRAD) load_rows(p, &w, to, s, full);
+                else load_stage(p, &w, to, s * K, full);
+            }
+    }
+    /* Runs in the whole warpgroup, which gathers the rows of A. */
+    TE_FN void produce_gathered(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
+        const te_grouped *g = &p->g;
+        int count = 0, tile = (int)blockIdx.x; /* count: stages that were filled */
+        work w;
+        for (; seek(&w, &tile, g); tile += (int)gridDim.x) {
+            int64_t at[A_COPIES];
+            TE_UNROLL for (int i = 0; i < A_COPIES; i++) {
+                const int row = w.t.first + i * 16 + (int)threadIdx.x / 8;
+                at[i] = row < w.t.end ? te__grouped_row(g, row) * g->in : -1;
+            }
+            TE_UNROLL_1 for (int s = 0; s < w.steps; s++) {
+                const int stage = count % TE_GROUPED_STAGES;
+                const uint32_t to = ring + (uint32_t)(stage * TE_GROUPED_STAGE_BYTES);
+                te__barrier_wait(te__shared_address(&bars->empty[stage]), count / TE_GROUPED_STAGES % 2 ^ 1);
+                if (threadIdx.x == 0) load_stage(p, &w, to, s * K, te__shared_address(&bars->full[stage]));
                 copy_a(g, to, at, s * K);
                 asm volatile("cp.async.commit_group;" ::: "memory");
-                if (count > TE_GROUPED_LAG) pass<TE_GROUPED_LAG>(bars, count);
+                if (++count > TE_GROUPED_LAG) pass<TE_GROUPED_LAG>(bars, count);
             }
         }
-        if (WGRAD) return;
         if (count > 1) pass<1>(bars, count);
         if (count > 0) pass<0>(bars, count);
     }
@@ -502,7 +531,7 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         const uint32_t ring = (te__shared_address(te_grouped_stages) + 1023) & ~1023u;
         if (threadIdx.x == 0) {
             TE_UNROLL for (int s = 0; s < TE_GROUPED_STAGES; s++) {
-                te__barrier_init(te__shared_address(&bars->full[s]), WGRAD ? 1 : 129);
+                te__barrier_init(te__shared_address(&bars->full[s]), p->g.slot ? 129 : 1);
                 te__barrier_init(te__shared_address(&bars->empty[s]), 8);
             }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -511,7 +540,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         te_kernel_begin();
         if (threadIdx.x < 128) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-            if (!WGRAD || threadIdx.x < 32) produce(p, ring, bars);
+            if (KIND == TE_GROUPED_FORWARD && p->g.slot) produce_gathered(p, ring, bars);
+            else if (threadIdx.x < 32) produce(p, ring, bars);
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
             consume(p, ring, bars);
@@ -549,9 +579,11 @@ TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_c
     if (KIND == TE_GROUPED_WGRAD) {
         TE_TRY(te__grouped_rows_map(&p.a_map, encode, g->a, g->out, T, ctx));
         TE_TRY(te__grouped_rows_map(&p.b_map, encode, g->b, g->in, T, ctx));
-    } else
+    } else {
+        if (!g->slot) TE_TRY(te__tensor_map_matrix(&p.a_map, encode, g->a, g->rows, depth, TE_GROUPED_SM90_M, T, ctx));
         TE_TRY(te__tensor_map_matrix(&p.b_map, encode, g->b, (int64_t)g->groups * g->out, g->in,
                                      is_forward ? (int)TE_GROUPED_SM90_N : 64, T, ctx));
+    }
     TE_REQUIRE(tiles <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "a product of %lld rows and %d groups",
                (long long)g->rows, g->groups);
     *is_done = 1;
@@ -566,18 +598,19 @@ TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_c
 /* ---- CUDA: the launch -------------------------------------------------------------------------------------------- */
 
 /* Raises a kernel's limit of dynamic shared memory, once on each device. */
-template <te_dtype T, int KIND, int M> TE_API te_status te__grouped_allow_shared(te_context *ctx) {
+template <te_dtype T, int KIND, int M, int N> TE_API te_status te__grouped_allow_shared(te_context *ctx) {
     static uint64_t allowed; /* one bit for each device */
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&allowed, __ATOMIC_ACQUIRE) & bit) return TE_OK;
-    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute((const void *)te_grouped_product<T, KIND, M>,
+    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute((const void *)te_grouped_product<T, KIND, M, N>,
                                                      cudaFuncAttributeMaxDynamicSharedMemorySize, TE_GROUPED_SHARED),
                            "shared memory of a grouped product"));
     (void)__atomic_fetch_or(&allowed, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-template <te_dtype T, int KIND, int M> TE_API te_status te__grouped_launch(const te_grouped *g, te_context *ctx) {
-    const int size = T == TE_f32 ? (int)TE_GROUPED_F32_TILE : M, n = T == TE_f32 ? size : (int)TE_GROUPED_TILE_N;
+template <te_dtype T, int KIND, int M, int N>
+TE_API te_status te__grouped_launch(const te_grouped *g, te_context *ctx) {
+    const int size = T == TE_f32 ? (int)TE_GROUPED_F32_TILE : M, n = T == TE_f32 ? size : N;
     const int64_t tiles_n = te_ceil_div(KIND == TE_GROUPED_FORWARD ? g->out : g->in, n);
     const int64_t tiles_m = KIND == TE_GROUPED_WGRAD ? te_ceil_div(g->out, size) : g->rows / size + g->groups;
     const te_grid grid = te__grid_of(tiles_m * tiles_n, KIND == TE_GROUPED_WGRAD ? g->groups : 1);
@@ -586,18 +619,24 @@ template <te_dtype T, int KIND, int M> TE_API te_status te__grouped_launch(const
                (long long)g->rows, g->groups);
     if constexpr (T == TE_f32) kernel = (const void *)te_grouped_f32<KIND>;
     else {
-        TE_TRY((te__grouped_allow_shared<T, KIND, M>(ctx)));
-        kernel = (const void *)te_grouped_product<T, KIND, M>;
+        TE_TRY((te__grouped_allow_shared<T, KIND, M, N>(ctx)));
+        kernel = (const void *)te_grouped_product<T, KIND, M, N>;
     }
     const te_launch launch = te__launch_of(kernel, "grouped product", grid, TE_GROUPED_THREADS,
                                            T == TE_f32 ? 0 : (int)TE_GROUPED_SHARED, 1);
     return te__cuda_launch(ctx, launch, g, sizeof *g);
 }
-/* Runs the GEMMs of all groups, in dtype T. Tiles of 16 rows are for groups that have fewer than 32 rows on average. */
+/* Runs the GEMMs of all groups, in dtype T. Tiles of 16 rows are for groups that have fewer than 32 rows on average;
+ * they have 64 columns if tiles of 128 would not keep the device busy. */
 template <te_dtype T, te_grouped_kind KIND>
 TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
-    if constexpr (KIND != TE_GROUPED_WGRAD && T != TE_f32)
-        if (g->rows < 32 * (int64_t)g->groups) return te__grouped_launch<T, KIND, 16>(g, ctx);
+    if constexpr (KIND != TE_GROUPED_WGRAD && T != TE_f32) {
+        const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in;
+        const int64_t tiles = te_min(g->rows, g->groups) * te_ceil_div(columns, 128);
+        if (g->rows < 32 * (int64_t)g->groups)
+            return tiles < 4 * ctx->processors ? te__grouped_launch<T, KIND, 16, 64>(g, ctx)
+                                               : te__grouped_launch<T, KIND, 16, 128>(g, ctx);
+    }
 #ifndef TE_KEEP_CALLS
     if constexpr (T != TE_f32) {
         int is_done;
@@ -605,7 +644,7 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
         if (is_done) return TE_OK;
     }
 #endif
-    return te__grouped_launch<T, KIND, 128>(g, ctx);
+    return te__grouped_launch<T, KIND, 128, 128>(g, ctx);
 }
 #else
 /* The number of floats of g->scratch. */
