@@ -141,6 +141,17 @@
     (fork, b##_x2), (layernorm, b##_norm2, H, (eps, 1e-6f)),                                                         \
     TE__LAYERS_MLP(b, gelu_erf, H, F, F, TE__LAYERS_BIAS, (add, b##_x2))
 
+/* The encoder block of BERT (Devlin et al. 2019), with bidirectional attention. It is post-norm: h = norm(x +
+ * attention(x)), y = norm(h + mlp(h)), so that each norm (b_norm1, b_norm2) is behind an add and in one step with it.
+ * Attention takes packed sequences (te_batch.cu_seqlens), too. EPS: eps of the norms; 1e-12f for BERT, 1e-5f for
+ * RoBERTa. */
+#define TE_BERT_BLOCK(b, H, F, HEADS, P, EPS)                                                                        \
+    (fork, b##_x1), (linear, b##_qkv, H, 3 * (H)), (bias, b##_qkv_bias, 3 * (H)),                                    \
+    (attention, b##_attention, HEADS, HEADS, (H) / (HEADS), (causal, 0), (varlen, 1)), (linear, b##_proj, H, H),     \
+    (bias, b##_proj_bias, H), (dropout, b##_drop1, P), (add, b##_x1), (layernorm, b##_norm1, H, (eps, EPS)),         \
+    (fork, b##_x2), TE__LAYERS_MLP(b, gelu_erf, H, F, F, TE__LAYERS_BIAS, (dropout, b##_drop2, P)), (add, b##_x2),   \
+    (layernorm, b##_norm2, H, (eps, EPS))
+
 /* T5's decoder block (Raffel et al. 2020): self-attention, cross-attention to the encoder's output, and an MLP with
  * relu, each of which ends in dropout with probability P. Attention scores are not scaled, and no linear has a bias.
  * ENC: the name of the encoder's output, which has M columns and is declared earlier in the list as (input, ENC, M,

@@ -29,7 +29,7 @@ refuses() { # WHAT WORDS COMMAND...
 
 compile=("${CC:-gcc}" -std=c11 -O3 -march=native -fopenmp -DTE_KEEP_CALLS -Wall -Wextra -Wshadow -Werror -I.)
 objects=()
-for name in tokenizer tokenizer_file tokenizer_gguf tokenizer_json tokenizer_regex chat; do
+for name in tokenizer tokenizer_file tokenizer_gguf tokenizer_json tokenizer_model tokenizer_regex chat; do
     "${compile[@]}" -c "examples/generate/$name.c" -o "$work/$name.o"
     objects+=("$work/$name.o")
 done

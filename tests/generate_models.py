@@ -8,7 +8,7 @@ them, for tests/generate_models.sh.
     generate_models.py expected NAME         tokens of each prompt, a line each, from generate_models.json
     generate_models.py check                 whether transformers computes the tokens of generate_models.json now, and
                                              configure.py reads the config.json that transformers writes
-    generate_models.py make                  writes generate_models.json
+    generate_models.py make [NAME...]        writes generate_models.json, or these models of it
 
 Weights are random numbers of numpy's RandomState, whose stream never changes, so that no weights need to be stored.
 The config.json files are written as they are published, in older and in newer forms. Greedy decoding of a random model
@@ -33,11 +33,14 @@ LLAMA3_ROPE = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, origin
                    rope_type="llama3")
 GEMMA = dict(SIZES, head_dim=32, hidden_activation="gelu_pytorch_tanh", hidden_act="gelu_pytorch_tanh",
              rms_norm_eps=1e-6, sliding_window=16, attention_bias=False)
+NEOX = dict(SIZES, model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"], layer_norm_eps=1e-5,
+            rotary_emb_base=10000, torch_dtype="float16", tie_word_embeddings=False, rope_scaling=None)
+del NEOX["num_key_value_heads"]
 # name: (config.json, dtype of the files, bytes of a file at most, seed)
 MODELS = {
     "llama": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
                    rope_theta=500.0, rope_scaling=LLAMA3_ROPE, attention_bias=False, mlp_bias=False,
-                   num_key_value_heads=1, tie_word_embeddings=False), "BF16", 60000, 21),
+                   head_dim=None, num_key_value_heads=1, tie_word_embeddings=False), "BF16", 60000, 21),
     "llama_tied": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-6,
                         hidden_act="silu", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
                         tie_word_embeddings=True), "F32", 1 << 30, 2),
@@ -57,6 +60,21 @@ MODELS = {
                     query_pre_attn_scalar=24, rope_theta=1000000.0, rope_local_base_freq=10000.0,
                     rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window_pattern=3),
                "F32", 1 << 30, 257),
+    "phi3": (dict(SIZES, model_type="phi3", architectures=["Phi3ForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
+                  rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, sliding_window=20,
+                  original_max_position_embeddings=160, attention_bias=False, pad_token_id=0, torch_dtype="bfloat16",
+                  tie_word_embeddings=False), "BF16", 1 << 30, 4),
+    "olmo2": (dict(SIZES, model_type="olmo2", architectures=["Olmo2ForCausalLM"], rms_norm_eps=1e-6, hidden_act="silu",
+                   rope_theta=500000, rope_scaling=None, attention_bias=False, torch_dtype="float32",
+                   tie_word_embeddings=False), "F32", 1 << 30, 1),
+    "smollm3": (dict(SIZES, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], rms_norm_eps=1e-6,
+                     hidden_act="silu", rope_theta=5000000.0, rope_scaling=None, attention_bias=False, mlp_bias=False,
+                     num_hidden_layers=3, no_rope_layers=[1, 0, 1], no_rope_layer_interval=4, use_sliding_window=False,
+                     sliding_window=None, layer_types=["full_attention"] * 3, pad_token_id=0,
+                     torch_dtype="bfloat16"), "BF16", 1 << 30, 9),
+    "pythia": (dict(NEOX, rotary_pct=0.25, hidden_act="gelu", use_parallel_residual=True), "F16", 1 << 30, 2),
+    "neox": (dict(NEOX, rotary_pct=0.5, hidden_act="gelu_new", use_parallel_residual=False, layer_norm_eps=1e-6),
+             "BF16", 60000, 6),
     "gpt2": (dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=320, n_positions=160, n_embd=64,
                   n_layer=2, n_head=4, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5),
              "F32", 1 << 30, 48),
@@ -168,6 +186,8 @@ def write_safetensors(path, tensors):
 def name_in_file(name, tensor, vision):
     if vision:
         return "language_model." + tensor
+    if name == "pythia" and tensor == "lm_head.weight":  # as the published files have it
+        return "embed_out.weight"
     return tensor.removeprefix("transformer.") if name == "gpt2" else tensor  # as OpenAI's files have it
 
 
@@ -290,7 +310,8 @@ def main(arguments):
             sys.exit(f"close to a tie, or too uniform; choose other seeds for {bad}")
         made = {name: value for name, (value, _) in made.items()}
         if command == "make":
-            EXPECTED.write_text(dump(made))
+            made = {**json.loads(EXPECTED.read_text()), **made}
+            EXPECTED.write_text(dump({name: made[name] for name in MODELS if name in made}))
         else:
             expected = json.loads(EXPECTED.read_text())
             differs = [name for name in made if made[name] != expected[name]]

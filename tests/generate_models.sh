@@ -28,7 +28,7 @@ models() { "$python" tests/generate_models.py "$@"; }
 
 compile=("${CC:-gcc}" -std=c11 -O1 -DTE_KEEP_CALLS -Wall -Wextra -Wshadow -Werror -I.)
 objects=()
-for name in tokenizer tokenizer_file tokenizer_gguf tokenizer_json tokenizer_regex chat; do
+for name in tokenizer tokenizer_file tokenizer_gguf tokenizer_json tokenizer_model tokenizer_regex chat; do
     "${compile[@]}" -c "examples/generate/$name.c" -o "$work/$name.o"
     objects+=("$work/$name.o")
 done
@@ -73,8 +73,9 @@ for name in "${names[@]}"; do
     same_tokens "$name" "$folder/f32"
 done
 # The same models as GGUF files (tests/generate_models_gguf.py); those have no window in the architecture llama, which is Mistral's there.
+# Of some families only folders are read.
 for name in "${names[@]}"; do
-    [[ $name != mistral ]] || continue
+    [[ " mistral phi3 olmo2 smollm3 pythia neox " != *" $name "* ]] || continue
     folder=$work/$name.gguf
     mkdir "$folder"
     "$python" tests/generate_models_gguf.py "$work/$name" "$folder/model.gguf"
@@ -114,7 +115,7 @@ if [[ -x $nvcc ]] && nvidia-smi -L >/dev/null 2>&1; then
 elif [[ -x $nvcc ]]; then
     "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a -Xcompiler -Wall -I. \
         -DMODEL_CONFIG="\"$folder/model.h\"" -x cu -c examples/generate/generate_model.c -o "$work/cuda.o"
-    ok "nvcc compiles it for $name"
+    ok "nvcc compiles it for ${folder##*/}"
     echo "skipped: the tokens on a GPU, because there is none"
 else
     echo "skipped: the tokens on a GPU, because there is no nvcc"
@@ -208,18 +209,23 @@ sed 's/<|start_header_id|>/<|other|>/' "$model/tokenizer.json" >"$work/json" && 
 refuses "no chat format" "no special tokens of a known chat format" "$model" --chat x
 refuses "another chat format" "no such chat format: llama9" "$model" --chat --format llama9 x
 "$model/f32" --help | grep -q -- --temperature || bad "--help"
-unsupported() { # WHAT SAYS CHANGE: configure.py refuses the config.json of llama after the change
+unsupported() { # WHAT SAYS CHANGE [NAME]: configure.py refuses the config.json of a model, llama, after the change
     local status=0
     mkdir -p "$work/unsupported"
-    sed "$3" "$work/llama/config.json" >"$work/unsupported/config.json"
+    sed "$3" "$work/${4:-llama}/config.json" >"$work/unsupported/config.json"
     "$python" examples/generate/configure.py "$work/unsupported" >"$work/log" 2>&1 || status=$?
     [[ $status == 1 ]] && grep -q -- "$2" "$work/log" || bad "$1: status $status, $(cat "$work/log")"
     ok "$1: $(sed "s,$work/,,g" "$work/log")"
 }
 unsupported "an unknown family" "model_type is mamba; supported are llama," 's/"llama"/"mamba"/'
 unsupported "yarn" "the rope type is yarn; supported are default, linear and llama3" 's/"llama3"/"yarn"/'
+unsupported "longrope" "the rope type is longrope; supported are default," 's/"rope_type": "llama3"/"type": "longrope"/'
+unsupported "dynamic" "the rope type is dynamic; supported are default," 's/"llama3"/"dynamic"/'
+unsupported "partial rope" "partial_rotary_factor is 0.5; only 1" 's/^{/{"partial_rotary_factor": 0.5,/'
 unsupported "experts" "num_experts is 8" 's/^{/{"num_experts": 8,/'
 unsupported "an activation" "hidden_act is relu; only silu is supported" 's/"silu"/"relu"/'
 unsupported "biases" "attention_bias is True; only False is supported" 's/\("attention_bias": \)false/\1true/'
+unsupported "a window in some layers" "use_sliding_window is True; only False" 's/\("use_sliding_window": \)false/\1true/' smollm3
+unsupported "a list that is too short" "no_rope_layers has 3 entries for 4 layers" 's/"num_hidden_layers": 3/"num_hidden_layers": 4/' smollm3
 unsupported "a missing size" "config.json has no intermediate_size" '/intermediate_size/d'
 echo "$passed passed, 0 failed"

@@ -26,6 +26,8 @@
     X(gemma2_block, f32, TE_GEMMA2_BLOCK(a, 64, 40, 4, 2, 16, 0.2f, 4))                                  \
     X(gptj_block, f32, TE_GPTJ_BLOCK(a, 64, 256, 2, 16))                                                 \
     X(vit_block, f32, TE_VIT_BLOCK(a, 64, 96, 4))                                                        \
+    X(bert_block, f32, TE_BERT_BLOCK(a, 64, 96, 4, 0.1f, 1e-12f))                                        \
+    X(bert_blocks_16, bf16, TE_BERT_BLOCK(a, 64, 96, 4, 0.1f, 1e-5f), TE_BERT_BLOCK(b, 64, 96, 2, 0.1f, 1e-5f)) \
     X(gpt_block_16, bf16, TE_GPT_BLOCK(a, 64, 256, 2, 0.1f))                                             \
     X(llama31_block_16, bf16, TE_LLAMA31_BLOCK(a, 64, 88, 4, 2, 16, (scaling, llama3), (factor, 8), (original_length, 64))) \
     X(gptj_block_16, bf16, TE_GPTJ_BLOCK(a, 64, 256, 2, 16))                                             \
@@ -46,6 +48,8 @@ TEST_CASE("ready-made blocks match the reference", "[layers]") {
 }
 
 static_assert((int)gpt_block_forward_steps == 6 && (int)gpt_block_infer_steps == 6 && (int)gpt_block_backward_steps == 8, "as in README.md");
+static_assert((int)bert_block_forward_steps == 7 && (int)bert_block_infer_steps == 7 && (int)bert_block_backward_steps == 7,
+              "each norm is in one step with the add before it, in backward, too; two steps are forks without a kernel");
 static_assert((int)vit_block_forward_steps == 6, "no dropout, as many steps");
 static_assert((int)qwen3_block_forward_steps == (int)llama_block_forward_steps + 1, "the heads' norm and rope are one step; without a norm rope is the linear's");
 static_assert((int)qwen3_block_backward_steps == (int)llama_block_backward_steps, "in backward, too");

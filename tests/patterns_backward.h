@@ -54,6 +54,16 @@
              (fork, x), (linear, p, PATTERN_OUT, PATTERN_OUT), (bias, b, PATTERN_OUT), (dropout, d, 0.1f), (add, x), (fork, z), (kind, n, PATTERN_OUT), \
              (scale, s, 0.75f), (add, z))
 
+#define PATTERN_OF_norm_add_bias PATTERN_NORMS(PATTERN_norm_add_bias)
+#define PATTERN_norm_add_bias(kind, etc)                              \
+    PATTERN_CASE(kind##_add_bias, "norm_add_bias", #kind "_add_bias", \
+             (fork, x), (linear, p, PATTERN_IN, PATTERN_IN), (bias, b, PATTERN_IN), (add, x), (kind, n, PATTERN_IN), (scale, s, 0.75f))
+
+#define PATTERN_OF_norm_add_dropout_bias PATTERN_NORMS(PATTERN_norm_add_dropout_bias)
+#define PATTERN_norm_add_dropout_bias(kind, etc)                                              \
+    PATTERN_CASE(kind##_add_dropout_bias, "norm_add_dropout_bias", #kind "_add_dropout_bias", \
+             (fork, x), (linear, p, PATTERN_OUT, PATTERN_OUT), (bias, b, PATTERN_OUT), (dropout, d, 0.1f), (add, x), (kind, n, PATTERN_OUT), (scale, s, 0.75f))
+
 #define PATTERN_OF_linear_fork \
     PATTERN_CASE(linear_fork, "linear_fork", "linear_fork", (scale, s, 0.75f), (fork, x), (linear, l, PATTERN_IN, PATTERN_IN), (add, x), (scale, t, 1.5f))
 

@@ -41,6 +41,16 @@
     PATTERN_CASE(linear_bias_dropout_add, "linear_bias_dropout_add", "linear_bias_dropout_add", \
              (fork, x), (linear, l, PATTERN_IN, PATTERN_IN), (bias, b, PATTERN_IN), (dropout, d, 0.2f), (add, x))
 
+#define PATTERN_OF_linear_bias_add_norm PATTERN_NORMS(PATTERN_linear_bias_add_norm)
+#define PATTERN_linear_bias_add_norm(kind, etc)                                         \
+    PATTERN_CASE(linear_bias_add_##kind, "linear_bias_add_norm", "linear_bias_add_" #kind, \
+             (fork, x), (linear, l, PATTERN_IN, PATTERN_IN), (bias, b, PATTERN_IN), (add, x), (kind, n, PATTERN_IN))
+
+#define PATTERN_OF_linear_bias_dropout_add_norm PATTERN_NORMS(PATTERN_linear_bias_dropout_add_norm)
+#define PATTERN_linear_bias_dropout_add_norm(kind, etc)                                                         \
+    PATTERN_CASE(linear_bias_dropout_add_##kind, "linear_bias_dropout_add_norm", "linear_bias_dropout_add_" #kind, \
+             (fork, x), (linear, l, PATTERN_OUT, PATTERN_OUT), (bias, b, PATTERN_OUT), (dropout, d, 0.1f), (add, x), (kind, n, PATTERN_OUT))
+
 #define PATTERN_OF_linear_add_fork_norm PATTERN_NORMS(PATTERN_linear_add_fork_norm)
 #define PATTERN_linear_add_fork_norm(kind, etc)                                                \
     PATTERN_CASE(linear_add_fork_##kind, "linear_add_fork_norm", "linear_add_fork_" #kind,   \

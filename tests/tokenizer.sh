@@ -18,7 +18,7 @@ read -ra flags <<<"$(pkg-config --cflags --libs "${libraries[@]}")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-sources=(examples/generate/{tokenizer,tokenizer_file,tokenizer_gguf,tokenizer_json,tokenizer_regex,chat}.c tests/tokenizer_driver.c)
+sources=(examples/generate/{tokenizer,tokenizer_file,tokenizer_gguf,tokenizer_json,tokenizer_model,tokenizer_regex,chat}.c tests/tokenizer_driver.c)
 warnings=(-Wall -Wextra -Wshadow -pedantic -Werror)
 "${CC:-gcc}" -std=c11 -O2 -I. "${warnings[@]}" "${sources[@]}" -o "$work/driver" "${flags[@]}"
 sanitize=(-g -fsanitize=address,undefined -fno-sanitize-recover=all)

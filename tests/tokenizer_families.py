@@ -78,6 +78,40 @@ def train(byte, size, specials=()):
     return model["vocab"], model["merges"]
 
 
+def train_wordpiece(size, lowercase):
+    """A vocabulary of WordPiece. Some characters are left out."""
+    t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, limit_alphabet=300, special_tokens=specials, show_progress=False
+    )
+    t.train_from_iterator(list(corpus(1500)), trainer)
+    return json.loads(t.to_str())["model"]["vocab"]
+
+
+def bert(lowercase, strip_accents, post_processor, **options):
+    vocab = train_wordpiece(2000, lowercase)
+    listed = [added(t) for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] + [added("[AS IT IS]", False)]
+    result = family((vocab, []), listed, None, {"type": "BertPreTokenizer"}, post_processor)
+    result["normalizer"] = {
+        "type": "BertNormalizer",
+        "clean_text": options.get("clean_text", True),
+        "handle_chinese_chars": options.get("ideographs", True),
+        "strip_accents": strip_accents,
+        "lowercase": lowercase,
+    }
+    result["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": options.get("cleanup", True)}
+    result["model"] = {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": options.get("max_word", 100),
+        "vocab": vocab,
+    }
+    return result
+
+
 BYTE_MODEL = train(True, 3000)
 TEXT_SPECIALS = [
     "<pad>",
@@ -236,6 +270,15 @@ def families():
         b(),
         b(),
     )
+    yield "bert", bert(True, None, lambda ids: template(["[CLS]"], ids, ["[SEP]"]))
+    yield "bert cased", bert(
+        False,
+        None,
+        lambda ids: {"type": "BertProcessing", "sep": ["[SEP]", ids["[SEP]"]], "cls": ["[CLS]", ids["[CLS]"]]},
+        max_word=6,
+        cleanup=False,
+    )
+    yield "bert accents", bert(True, False, None, clean_text=False, ideographs=False)
     # options that no family above has
     yield "metaspace", family(
         TEXT_MODEL,

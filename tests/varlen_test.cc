@@ -12,6 +12,8 @@ MODEL(ends, f32, (linear, l, 40, 4 * 32), (attention, a, 2, 1, 32, (window_left,
 MODEL(rotated, f32, (head_norm, n, 2, 1, 16), (rope, r, 2, 1, 16, (scaling, yarn), (factor, 4), (original_length, 64)), (rope, r2, 2, 1, 16, (interleaved, 1)))
 MODEL(modulated, f32, (linear, l, 40, 40), (fork, x), (last_token, t), (linear, ada, 40, 120), (fork, mod), (load, x), (modulate, m, mod), (gate, g, mod, (first, 80)),
       (linear, f, 40, 20))
+// an encoder, as for sentence embeddings; sequences of padding may stand between the others
+MODEL(encoder, f32, (embedding, e, 61, 32), (positions, p, 90, 32), (layernorm, n, 32, (eps, 1e-12f)), TE_BERT_BLOCK(b, 32, 64, 2, 0, 1e-12f))
 MODEL(equal, f32, (attention, a, 2, 1, 32)) // without (varlen, 1) it accepts no cu_seqlens
 
 namespace {
@@ -105,7 +107,7 @@ struct packed {
 TEST_CASE("packed sequences match the reference of each of them alone", "[varlen]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    for (const subject *s : {&whole_subject, &ends_subject, &modulated_subject})
+    for (const subject *s : {&whole_subject, &ends_subject, &modulated_subject, &encoder_subject})
         for (const std::vector<int> &lengths : std::vector<std::vector<int>>{{1}, {5, 0, 1, 70, 0, 64, 33}, {0, 87, 2, 2, 2}}) {
             CAPTURE(s->text, lengths.size());
             packed p(*s, lengths, seed);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the sizes of a model as the header that generate_model.c is compiled with.
+"""Writes the sizes of a model as the header that generate_model.c or, for a BERT, embed_model.c is compiled with.
 
     examples/generate/configure.py FOLDER >model.h          a model of Hugging Face: its config.json is read
     examples/generate/configure.py FILE.gguf >model.h       a model of llama.cpp: the file's metadata are read
@@ -23,6 +23,10 @@ GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, tie_word_
 FAMILIES = {
     "llama": LLAMA,
     "mistral": dict(LLAMA, num_key_value_heads=8, sliding_window=4096, max_position_embeddings=131072),
+    "phi3": dict(LLAMA, rms_norm_eps=1e-5, max_position_embeddings=4096),
+    "olmo2": dict(LLAMA, rms_norm_eps=1e-5),
+    "smollm3": dict(LLAMA, rope_theta=2e6, max_position_embeddings=32768, tie_word_embeddings=True,
+                    no_rope_layer_interval=4),
     "qwen2": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28),
     "qwen3": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28, head_dim=128),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
@@ -30,11 +34,34 @@ FAMILIES = {
     "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
     "gpt2": dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12, layer_norm_epsilon=1e-5,
                  activation_function="gelu_new", tie_word_embeddings=True, scale_attn_weights=True),
+    "gpt_neox": dict(vocab_size=50432, hidden_size=6144, num_hidden_layers=44, num_attention_heads=64,
+                     intermediate_size=24576, hidden_act="gelu", rope_theta=1e4, partial_rotary_factor=0.25,
+                     max_position_embeddings=2048, layer_norm_eps=1e-5, use_parallel_residual=True,
+                     tie_word_embeddings=False),
+    "bert": dict(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
+                 intermediate_size=3072, hidden_act="gelu", max_position_embeddings=512, type_vocab_size=2,
+                 layer_norm_eps=1e-12),
 }
+# Of these keys null has a meaning; all others are then missing.
+NULLS = ("head_dim", "num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping",
+         "n_inner")
 # What the lists compute. A key with another value is refused; a missing key, or null, is accepted.
 ONLY = dict(attention_bias=False, mlp_bias=False, partial_rotary_factor=1, scale_attn_weights=True,
             scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, use_bidirectional_attention=False,
             hidden_act="silu", hidden_activation="gelu_pytorch_tanh", activation_function="gelu_new")
+# Of some families it is something else; None: any value, which the definitions below are made of.
+ONLY_OF = {
+    "gemma2": dict(hidden_act=None),
+    "gemma3": dict(hidden_act=None),
+    "phi3": dict(partial_rotary_factor=None),
+    "smollm3": dict(use_sliding_window=False),
+    "gpt_neox": dict(hidden_act=None, partial_rotary_factor=None, attention_bias=True),
+    "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
+}
+# The keys that GPT-NeoX has its own names for.
+NEOX_KEYS = dict(rotary_emb_base="rope_theta", rotary_pct="partial_rotary_factor")
+# Its activations, as lists have them.
+ACTIVATIONS = dict(gelu="gelu_erf", gelu_new="gelu", gelu_fast="gelu", gelu_pytorch_tanh="gelu")
 # Keys of models that these families are not, such as a mixture of experts or quantized weights.
 REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "quantization_config", "kv_lora_rank")
 
@@ -67,22 +94,33 @@ def family_of(config):
     name = {"gemma3_text": "gemma3"}.get(kind, kind)
     if name not in FAMILIES:
         raise Unsupported(f"model_type is {kind}; supported are {', '.join(FAMILIES)}")
-    config = dict(FAMILIES[name], **config)
+    if name == "gpt_neox":
+        config = {NEOX_KEYS.get(k, k): v for k, v in config.items()}
+    is_given = lambda key, value: value is not None or key in NULLS
+    config = dict(FAMILIES[name], **{k: v for k, v in config.items() if is_given(k, v)})
     for key in REFUSED:
         if config.get(key):
             raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
-    for key, value in ONLY.items():
-        if config.get(key) is not None and config[key] != value and not (
-                key == "hidden_act" and name.startswith("gemma")):
+    for key, value in dict(ONLY, **ONLY_OF.get(name, {})).items():
+        if config.get(key) is not None and value is not None and config[key] != value:
             raise Unsupported(f"{key} is {config[key]}; only {value} is supported")
     return name, config
 
 
-def layer_types(name, config, layers):
-    """For each layer whether its attention has the sliding window."""
+KINDS = ("full", "sliding", "unrotated")
+
+
+def layer_kinds(name, config, layers):
+    """The kind of each layer: whether its attention has the sliding window, or no rope."""
+    if name == "smollm3":
+        interval = config["no_rope_layer_interval"]
+        rotated = config.get("no_rope_layers") or [(i + 1) % interval for i in range(layers)]  # 0: not, as in transformers
+        if len(rotated) < layers:
+            raise Unsupported(f"no_rope_layers has {len(rotated)} entries for {layers} layers")
+        return ["full" if r else "unrotated" for r in rotated[:layers]]
     window = config.get("sliding_window")
-    if not window or name in ("llama", "gpt2"):
-        return [False] * layers
+    if not window or name in ("llama", "olmo2", "gpt2", "gpt_neox"):
+        return ["full"] * layers
     if "layer_types" in config:
         types = config["layer_types"]
         for t in types:
@@ -90,18 +128,23 @@ def layer_types(name, config, layers):
                 raise Unsupported(f"layer_types has {t}; only full_attention and sliding_attention are supported")
         if len(types) != layers:
             raise Unsupported(f"layer_types has {len(types)} entries for {layers} layers")
-        return [t == "sliding_attention" for t in types]
-    if name == "mistral":
-        return [True] * layers
+        return [t.removesuffix("_attention") for t in types]
+    if name in ("mistral", "phi3"):
+        return ["sliding"] * layers
     if name == "gemma2":
-        return [i % 2 == 0 for i in range(layers)]
-    if name == "gemma3":
+        sliding = [i % 2 == 0 for i in range(layers)]
+    elif name == "gemma3":
         pattern = config.get("sliding_window_pattern", 6)
-        return [(i + 1) % pattern != 0 for i in range(layers)]
-    return [bool(config.get("use_sliding_window")) and i >= config["max_window_layers"] for i in range(layers)]
+        sliding = [(i + 1) % pattern != 0 for i in range(layers)]
+    else:
+        sliding = [bool(config.get("use_sliding_window")) and i >= config["max_window_layers"] for i in range(layers)]
+    return ["sliding" if s else "full" for s in sliding]
 
 
-def rope(config, kind):
+PARTLY_ROTATED = ("phi3", "gpt_neox")
+
+
+def rope(name, config, head_dim, kind):
     """The options of `rope` in layers of this kind, full or sliding."""
     given = config.get("rope_parameters") or {}
     per_layer = given.get("full_attention") or given.get("sliding_attention")
@@ -110,10 +153,13 @@ def rope(config, kind):
         given = given.get(f"{kind}_attention") or {}
     scaling = given or ({} if local else config.get("rope_scaling") or {})
     theta = scaling.get("rope_theta", config["rope_local_base_freq" if local else "rope_theta"])
-    if scaling.get("partial_rotary_factor", 1) != 1:
-        raise Unsupported(f"partial_rotary_factor is {scaling['partial_rotary_factor']}; only 1 is supported")
+    part = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
+    if part != 1 and name not in PARTLY_ROTATED:
+        raise Unsupported(f"partial_rotary_factor is {part}; only 1 is supported")
     scaling_type = scaling.get("rope_type", scaling.get("type", "default"))
     options = [("base", number(theta))]
+    if part != 1:
+        options += [("rotary_dim", int(head_dim * part))]
     if scaling_type == "linear":
         options += [("scaling", "linear"), ("factor", number(scaling["factor"]))]
     elif scaling_type == "llama3":
@@ -123,11 +169,61 @@ def rope(config, kind):
                     ("original_length", scaling["original_max_position_embeddings"])]
     elif scaling_type != "default":
         raise Unsupported(f"the rope type is {scaling_type}; supported are default, linear and llama3")
-    return ", ".join(f"({name}, {value})" for name, value in options)
+    return ", ".join(f"({option}, {value})" for option, value in options)
 
 
 def ids_of(value):
     return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def read_if_there(path):
+    return json.loads(path.read_bytes()) if path.exists() else None
+
+
+def pooling(folder):
+    """(whether the mean of all tokens is taken, else the first one's vector; whether it is normalized to length 1; the
+    tokens of a text at most, or None), as the package sentence-transformers reads them from its own files."""
+    mean, normalize = True, True
+    modules = read_if_there(folder / "modules.json")
+    for module in modules or []:
+        kind = module["type"].rsplit(".", 1)[-1]
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise Unsupported(f"modules.json has the module {kind}; only Transformer, Pooling and Normalize are "
+                              "supported")
+    if modules is not None:
+        normalize = any(module["type"].endswith("Normalize") for module in modules)
+    config = read_if_there(folder / "1_Pooling" / "config.json")
+    if config is not None:
+        modes = {k.removeprefix("pooling_mode_") for k, v in config.items() if k.startswith("pooling_mode_") and v}
+        modes |= {config["pooling_mode"]} if "pooling_mode" in config else set()
+        if modes not in ({"mean_tokens"}, {"mean"}, {"cls_token"}, {"cls"}):
+            raise Unsupported(f"the pooling is {' and '.join(sorted(modes))}; supported are mean and cls")
+        mean = "mean" in "".join(modes)
+    longest = (read_if_there(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
+    return mean, normalize, longest
+
+
+def bert(folder, text, config):
+    """The definitions for embed_model.c."""
+    mean, normalize, longest = pooling(folder)
+    positions = config["max_position_embeddings"]
+    return {
+        "MODEL_CHECKSUM": f"{checksum(text):#x}u /* of config.json */",
+        "MODEL_LAYERS": config["num_hidden_layers"],
+        "MODEL_HIDDEN": config["hidden_size"],
+        "MODEL_FFN": config["intermediate_size"],
+        "MODEL_VOCABULARY": config["vocab_size"],
+        "MODEL_HEADS": config["num_attention_heads"],
+        "MODEL_POSITIONS": positions,
+        "MODEL_TOKEN_TYPES": config["type_vocab_size"],
+        "MODEL_EPS": number(config["layer_norm_eps"]),
+        "MODEL_LONGEST": f"{min(longest or positions, positions)} /* tokens of a text at most */",
+        "MODEL_POOLING_MEAN": f"{int(mean)} /* 0: the first token's vector */",
+        "MODEL_NORMALIZE": f"{int(normalize)} /* to length 1 */",
+    }
+
+
+EPS = dict(gpt2="layer_norm_epsilon", gpt_neox="layer_norm_eps")
 
 
 def model(path):
@@ -140,6 +236,8 @@ def model(path):
         text = (path / "config.json").read_bytes()
         config = json.loads(text)
     name, config = family_of(config)
+    if name == "bert":
+        return bert(path, text, config)
     generation = path / "generation_config.json"
     eos = ids_of(json.loads(generation.read_bytes()).get("eos_token_id")) if generation.exists() else []
     eos = eos or ids_of(config.get("eos_token_id"))
@@ -149,7 +247,7 @@ def model(path):
     head_dim = config.get("head_dim") or hidden // heads
     kv_heads = heads if gpt2 else config.get("num_key_value_heads") or heads
     ffn = (config.get("n_inner") or 4 * hidden) if gpt2 else config["intermediate_size"]
-    sliding = layer_types(name, config, layers)
+    kinds = layer_kinds(name, config, layers)
     scalar = config["query_pre_attn_scalar"] if name.startswith("gemma") else head_dim
     defines = {
         "MODEL_FAMILY": name.upper(),
@@ -164,17 +262,22 @@ def model(path):
         "MODEL_KV_HEADS": kv_heads,
         "MODEL_HEAD_DIM": head_dim,
         "MODEL_POSITIONS": config["n_positions" if gpt2 else "max_position_embeddings"],
-        "MODEL_EPS": number(config["layer_norm_epsilon" if gpt2 else "rms_norm_eps"]),
+        "MODEL_EPS": number(config[EPS.get(name, "rms_norm_eps")]),
         "MODEL_TIED": int(bool(config["tie_word_embeddings"])),
         "MODEL_ATTENTION_SCALE": number(scalar**-0.5),
         "MODEL_ATTENTION_SOFTCAP": number(config.get("attn_logit_softcapping") or 0),
         "MODEL_EOS": ", ".join(map(str, eos)) or "-1",
-        "MODEL_SLIDING": ", ".join(str(int(s)) for s in sliding) + " /* by layer: whether attention has a window */",
-        "MODEL_HAS_full": int(not all(sliding)),
-        "MODEL_HAS_sliding": int(any(sliding)),
-        "MODEL_LEFT_full": -1,
-        "MODEL_LEFT_sliding": config["sliding_window"] - 1 if any(sliding) else -1,
+        "MODEL_KINDS": ", ".join(str(KINDS.index(k)) for k in kinds) + " /* by layer; 0: full, 1: sliding, 2: unrotated */",
+        **{f"MODEL_HAS_{kind}": int(kind in kinds) for kind in KINDS},
+        **{f"MODEL_LEFT_{kind}": -1 for kind in KINDS},
     }
+    if "sliding" in kinds:
+        defines["MODEL_LEFT_sliding"] = config["sliding_window"] - 1
+    if name == "gpt_neox":
+        if config["hidden_act"] not in ACTIVATIONS:
+            raise Unsupported(f"hidden_act is {config['hidden_act']}; supported are {', '.join(ACTIVATIONS)}")
+        defines["MODEL_ACT"] = ACTIVATIONS[config["hidden_act"]]
+        defines["MODEL_PARALLEL"] = int(config["use_parallel_residual"])
     if config.get("final_logit_softcapping"):
         defines["MODEL_LOGIT_SOFTCAP"] = number(config["final_logit_softcapping"])
     if name.startswith("gemma"):
@@ -186,7 +289,7 @@ def model(path):
         for kind in ("full", "sliding"):
             # llama.cpp has permuted the rows of q and k of this architecture for pairs of neighbours
             interleaved = ", (interleaved, 1)" if is_gguf and name == "llama" else ""
-            defines[f"MODEL_ROPE_{kind}"] = rope(config, kind) + interleaved
+            defines[f"MODEL_ROPE_{kind}"] = rope(name, config, head_dim, kind) + interleaved
     return defines
 
 

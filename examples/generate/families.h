@@ -1,14 +1,14 @@
-/* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3 and GPT-2, for inference with a key-value
- * cache, and the names of their tensors in the files of Hugging Face and in GGUF files.
+/* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3, Phi-3, GPT-2 and others, for inference with a
+ * key-value cache, and the names of their tensors in the files of Hugging Face and in GGUF files.
  *
  * Do this:
  *     examples/generate/configure.py FOLDER|FILE.gguf >model.h     sizes, and which family: MODEL_FAMILY and others
  *     cc -DMODEL_CONFIG='"model.h"' ..
  *
- * A model is these lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window (a model
- * has one kind of blocks or both); last, the norm of each sequence's last token; head, its logits; choose, the next
- * token.
- * BLOCK_<family>(KIND) is a block of the kind full or sliding. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
+ * A model is these lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window;
+ * unrotated, a block without rope (a model has blocks of one or more of these kinds); last, the norm of each sequence's
+ * last token; head, its logits; choose, the next token.
+ * BLOCK_<family>(KIND) is a block of the kind full, sliding or unrotated. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
  * NAMES_ of its name here, and its model_type and defaults in configure.py; for GGUF files, GGUF_ here and its
  * architecture in gguf_config.py.
  */
@@ -16,6 +16,7 @@
 #define FAMILIES_H
 
 #include MODEL_CONFIG           /* MODEL_FAMILY, MODEL_HIDDEN, .. */
+#include "part.h"               /* END */
 #include "te/infer.h"           /* TE_INFERENCE */
 #include "te/io/gguf_weights.h" /* te_gguf_bind */
 #include "te/io/packed.h"       /* te_packed */
@@ -46,7 +47,10 @@
 #define MODEL_QKV_ROWS (MODEL_Q_ROWS + 2 * MODEL_KV_ROWS)
 
 #define QKV (linear, qkv, MODEL_HIDDEN, MODEL_QKV_ROWS)
-#define ROPE(KIND) (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_##KIND)
+/* ROPE_<kind> ends in a comma, or is empty. */
+#define ROPE_full (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_full),
+#define ROPE_sliding (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_sliding),
+#define ROPE_unrotated
 #define ATTENTION(KIND)                                                                                              \
     (attention, attend, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (scale, MODEL_ATTENTION_SCALE),                 \
      (softcap, MODEL_ATTENTION_SOFTCAP), (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, MODEL_CACHE))
@@ -55,7 +59,7 @@
 #define HEAD_NORM(kind) (kind, heads, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (eps, MODEL_EPS))
 #define GATED_MLP(GATED)                                                                                             \
     (linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN), (GATED, act), (linear, fc2, MODEL_FFN, MODEL_HIDDEN)
-#define ATTENTION_PART(KIND) ROPE(KIND), ATTENTION(KIND), PROJ
+#define ATTENTION_PART(KIND) ROPE_##KIND ATTENTION(KIND), PROJ
 
 /* ---- blocks: h = x + attention(norm(x)), y = h + mlp(norm(h)) ---------------------------------------------------- */
 
@@ -64,6 +68,12 @@
     (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
 
 #define BLOCK_MISTRAL(KIND) BLOCK_LLAMA(KIND)
+
+/* Phi-3: rope may rotate a part of each head; the files have q, k and v, and gate and up, in one tensor each. */
+#define BLOCK_PHI3(KIND) BLOCK_LLAMA(KIND)
+
+/* SmolLM3: some layers have no rope. */
+#define BLOCK_SMOLLM3(KIND) BLOCK_LLAMA(KIND)
 
 /* Qwen 2 and 2.5: a bias is added to q, k and v. */
 #define BLOCK_QWEN2(KIND)                                                                                            \
@@ -74,6 +84,14 @@
 #define BLOCK_QWEN3(KIND)                                                                                            \
     (fork, x1), NORM(rmsnorm, norm1), QKV, HEAD_NORM(head_norm), ATTENTION_PART(KIND), (add, x1),                    \
     (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
+
+/* OLMo 2: norms behind attention and MLP alone, and of q and of k over the widths of all their heads. */
+#define PART_NORM(name, ...) (rmsnorm, name, MODEL_QKV_ROWS, __VA_ARGS__, (eps, MODEL_EPS))
+#define BLOCK_OLMO2(KIND)                                                                                            \
+    (fork, x1), QKV, PART_NORM(q_norm, (columns, MODEL_Q_ROWS)),                                                     \
+    PART_NORM(k_norm, (first, MODEL_Q_ROWS), (columns, MODEL_KV_ROWS)), ATTENTION_PART(KIND),                        \
+    NORM(rmsnorm, norm1_after), (add, x1),                                                                           \
+    (fork, x2), GATED_MLP(swiglu), NORM(rmsnorm, norm2_after), (add, x2)
 
 /* Gemma's norms have 1 + weight; the weights of a GGUF file have the 1 in them. */
 #if MODEL_GGUF
@@ -101,6 +119,19 @@
     (fork, x2), NORM(layernorm, norm2), (linear, fc1, MODEL_HIDDEN, MODEL_FFN), (bias, fc1_bias, MODEL_FFN),         \
     (gelu, act), (linear, fc2, MODEL_FFN, MODEL_HIDDEN), (bias, fc2_bias, MODEL_HIDDEN), (add, x2)
 
+/* GPT-NeoX and Pythia: y = x + attention(norm1(x)) + mlp(norm2(x)) or, in few models, one behind the other; rope
+ * rotates a part of each head. */
+#define NEOX_ATTENTION(KIND)                                                                                         \
+    NORM(layernorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS), ATTENTION_PART(KIND), (bias, proj_bias, MODEL_HIDDEN)
+#define NEOX_MLP                                                                                                     \
+    NORM(layernorm, norm2), (linear, fc1, MODEL_HIDDEN, MODEL_FFN), (bias, fc1_bias, MODEL_FFN), (MODEL_ACT, act),   \
+    (linear, fc2, MODEL_FFN, MODEL_HIDDEN), (bias, fc2_bias, MODEL_HIDDEN)
+#if MODEL_PARALLEL
+#define BLOCK_GPT_NEOX(KIND) (fork, x), NEOX_ATTENTION(KIND), (fork, a), (load, x), NEOX_MLP, (add, a), (add, x)
+#else
+#define BLOCK_GPT_NEOX(KIND) (fork, x1), NEOX_ATTENTION(KIND), (add, x1), (fork, x2), NEOX_MLP, (add, x2)
+#endif
+
 /* ---- embeddings, norms and heads --------------------------------------------------------------------------------- */
 
 /* The ops have the names of the files' tensors, so that te_weights_use finds the table: the largest tensor of many
@@ -108,20 +139,28 @@
 #define EMBED_TOKENS (embedding, embed_tokens, MODEL_VOCABULARY, MODEL_HIDDEN)
 #define EMBED_LLAMA EMBED_TOKENS
 #define EMBED_MISTRAL EMBED_TOKENS
+#define EMBED_PHI3 EMBED_TOKENS
+#define EMBED_SMOLLM3 EMBED_TOKENS
+#define EMBED_OLMO2 EMBED_TOKENS
 #define EMBED_QWEN2 EMBED_TOKENS
 #define EMBED_QWEN3 EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
 #define EMBED_GEMMA3 EMBED_GEMMA2
+#define EMBED_GPT_NEOX (embedding, embed_in, MODEL_VOCABULARY, MODEL_HIDDEN)
 #define EMBED_GPT2                                                                                                   \
     (embedding, wte, MODEL_VOCABULARY, MODEL_HIDDEN), (positions, wpe, MODEL_POSITIONS, MODEL_HIDDEN)
 
 #define LAST_LLAMA NORM(rmsnorm, norm)
 #define LAST_MISTRAL NORM(rmsnorm, norm)
+#define LAST_PHI3 NORM(rmsnorm, norm)
+#define LAST_SMOLLM3 NORM(rmsnorm, norm)
+#define LAST_OLMO2 NORM(rmsnorm, norm)
 #define LAST_QWEN2 NORM(rmsnorm, norm)
 #define LAST_QWEN3 NORM(rmsnorm, norm)
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
 #define LAST_GEMMA3 NORM(GEMMA_NORM, norm)
 #define LAST_GPT2 NORM(layernorm, norm)
+#define LAST_GPT_NEOX NORM(layernorm, norm)
 
 #if MODEL_TIED
 #define LM_HEAD (tied_linear, lm_head, MODEL_HIDDEN, MODEL_VOCABULARY)
@@ -148,6 +187,9 @@ TE_INFERENCE(full, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMIL
 #if MODEL_HAS_sliding
 TE_INFERENCE(sliding, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(sliding))
 #endif
+#if MODEL_HAS_unrotated
+TE_INFERENCE(unrotated, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(unrotated))
+#endif
 /* The rest is three lists. A row that `last` reads is a token of a prompt, of which there are many, and a row of `head`
  * is a sequence: so the workspace is for logits of sequences alone. `choose` is a list in f32, for logits in f32. */
 TE_INFERENCE(last, (MODEL_DTYPE, (in, f32)), (last_token, end), OF_FAMILY(LAST_))
@@ -156,14 +198,12 @@ TE_INFERENCE(choose, f32, CHOOSE)
 
 /* ---- tensors of the files ---------------------------------------------------------------------------------------- */
 
-#define END {0, 0, 0, 0, 0} /* the last entry of a table */
-
-#define TENSORS_ATTENTION                                                                                            \
-    {"input_layernorm.weight", "norm1", "weight", 0, 0},                                                             \
+#define TENSORS_PROJECTIONS                                                                                          \
     {"self_attn.q_proj.weight", "qkv", "weight", MODEL_Q_ROWS, 0},                                                   \
     {"self_attn.k_proj.weight", "qkv", "weight", MODEL_KV_ROWS, 0},                                                  \
     {"self_attn.v_proj.weight", "qkv", "weight", MODEL_KV_ROWS, 0},                                                  \
     {"self_attn.o_proj.weight", "proj", "weight", 0, 0}
+#define TENSORS_ATTENTION {"input_layernorm.weight", "norm1", "weight", 0, 0}, TENSORS_PROJECTIONS
 #define TENSORS_MLP                                                                                                  \
     {"mlp.gate_proj.weight", "fc1", "weight", MODEL_FFN, 0},                                                         \
     {"mlp.up_proj.weight", "fc1", "weight", MODEL_FFN, 0},                                                           \
@@ -173,6 +213,12 @@ TE_INFERENCE(choose, f32, CHOOSE)
 
 #define TENSORS_LLAMA TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP
 #define TENSORS_MISTRAL TENSORS_LLAMA
+#define TENSORS_SMOLLM3 TENSORS_LLAMA
+#define TENSORS_PHI3                                                                                                 \
+    {"input_layernorm.weight", "norm1", "weight", 0, 0}, {"self_attn.qkv_proj.weight", "qkv", "weight", 0, 0},       \
+    {"self_attn.o_proj.weight", "proj", "weight", 0, 0},                                                             \
+    {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                                    \
+    {"mlp.gate_up_proj.weight", "fc1", "weight", 0, 0}, {"mlp.down_proj.weight", "fc2", "weight", 0, 0}
 #define TENSORS_QWEN2                                                                                                \
     TENSORS_LLAMA, {"self_attn.q_proj.bias", "qkv_bias", "bias", MODEL_Q_ROWS, 0},                                   \
     {"self_attn.k_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
@@ -183,6 +229,11 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"pre_feedforward_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP,                                      \
     {"post_feedforward_layernorm.weight", "norm2_after", "weight", 0, 0}
 #define TENSORS_GEMMA3 TENSORS_GEMMA2, TENSORS_HEAD_NORM
+#define TENSORS_OLMO2                                                                                                \
+    TENSORS_PROJECTIONS, {"self_attn.q_norm.weight", "q_norm", "weight", 0, 0},                                      \
+    {"self_attn.k_norm.weight", "k_norm", "weight", 0, 0},                                                           \
+    {"post_attention_layernorm.weight", "norm1_after", "weight", 0, 0}, TENSORS_MLP,                                 \
+    {"post_feedforward_layernorm.weight", "norm2_after", "weight", 0, 0}
 #define TENSORS_GPT2                                                                                                 \
     {"ln_1.weight", "norm1", "weight", 0, 0}, {"ln_1.bias", "norm1", "bias", 0, 0},                                  \
     {"attn.c_attn.weight", "qkv", "weight", 0, 1}, {"attn.c_attn.bias", "qkv_bias", "bias", 0, 0},                   \
@@ -190,6 +241,18 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"ln_2.weight", "norm2", "weight", 0, 0}, {"ln_2.bias", "norm2", "bias", 0, 0},                                  \
     {"mlp.c_fc.weight", "fc1", "weight", 0, 1}, {"mlp.c_fc.bias", "fc1_bias", "bias", 0, 0},                         \
     {"mlp.c_proj.weight", "fc2", "weight", 0, 1}, {"mlp.c_proj.bias", "fc2_bias", "bias", 0, 0}
+
+#define TENSORS_GPT_NEOX                                                                                             \
+    {"input_layernorm.weight", "norm1", "weight", 0, 0}, {"input_layernorm.bias", "norm1", "bias", 0, 0},            \
+    {"attention.dense.weight", "proj", "weight", 0, 0}, {"attention.dense.bias", "proj_bias", "bias", 0, 0},         \
+    {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                                    \
+    {"post_attention_layernorm.bias", "norm2", "bias", 0, 0},                                                        \
+    {"mlp.dense_h_to_4h.weight", "fc1", "weight", 0, 0}, {"mlp.dense_h_to_4h.bias", "fc1_bias", "bias", 0, 0},       \
+    {"mlp.dense_4h_to_h.weight", "fc2", "weight", 0, 0}, {"mlp.dense_4h_to_h.bias", "fc2_bias", "bias", 0, 0}
+/* The tensors that have q, k and v head by head. */
+#define HEADS_GPT_NEOX                                                                                               \
+    {"attention.query_key_value.weight", "qkv", "weight", MODEL_HEADS, MODEL_HEADS},                                 \
+    {"attention.query_key_value.bias", "qkv_bias", "bias", MODEL_HEADS, MODEL_HEADS},
 
 /* The names in GGUF files. */
 #define GGUF_LLAMA                                                                                                   \
@@ -219,11 +282,15 @@ TE_INFERENCE(choose, f32, CHOOSE)
 /* In which the families differ: names of the embedding's and the last norm's tensors, and of the layers. */
 #define NAMES_LLAMA 0
 #define NAMES_MISTRAL 0
+#define NAMES_PHI3 0
+#define NAMES_SMOLLM3 0
+#define NAMES_OLMO2 0
 #define NAMES_QWEN2 0
 #define NAMES_QWEN3 0
 #define NAMES_GEMMA2 0
 #define NAMES_GEMMA3 0
 #define NAMES_GPT2 1
+#define NAMES_GPT_NEOX 2 /* Its weights are read from folders only. */
 #if MODEL_GGUF
 #define TABLE_OF_BLOCK OF_FAMILY(GGUF_)
 #if OF_FAMILY(NAMES_)
@@ -239,20 +306,33 @@ static const te_packed head_tensors[] = {{"output.weight", "lm_head", "weight", 
 static const char *const layer_prefix = "blk.%d.";
 #else
 #define TABLE_OF_BLOCK OF_FAMILY(TENSORS_)
+/* Files of different versions of transformers differ: name_prefixes are what may stand in front of all names but the
+ * head's, and head_tensors are names of which a file has one. */
+#if OF_FAMILY(NAMES_) == 2
+static const te_packed embed_tensors[] = {{"embed_in.weight", "embed_in", "weight", 0, 0}, END};
+static const te_packed last_tensors[] = {{"final_layer_norm.weight", "norm", "weight", 0, 0},
+                                         {"final_layer_norm.bias", "norm", "bias", 0, 0}, END};
+static const te_packed head_tensors[] = {{"embed_out.weight", "lm_head", "weight", 0, 0},
+                                         {"lm_head.weight", "lm_head", "weight", 0, 0}, END};
+static const te_packed_heads block_heads[] = {HEADS_GPT_NEOX END};
+static const char *const layer_prefix = "layers.%d.";
+static const char *const name_prefixes[] = {"gpt_neox.", ""};
+#else
 static const te_packed head_tensors[] = {{"lm_head.weight", "lm_head", "weight", 0, 0}, END};
-#if OF_FAMILY(NAMES_)
+static const te_packed_heads block_heads[] = {END};
+#if OF_FAMILY(NAMES_) == 1
 static const te_packed embed_tensors[] = {{"wte.weight", "wte", "weight", 0, 0}, {"wpe.weight", "wpe", "weight", 0, 0},
                                           END};
 static const te_packed last_tensors[] = {{"ln_f.weight", "norm", "weight", 0, 0}, {"ln_f.bias", "norm", "bias", 0, 0},
                                          END};
 static const char *const layer_prefix = "h.%d.";
-/* What may stand in front of all names: files of different versions of transformers differ. */
 static const char *const name_prefixes[] = {"transformer.", ""};
 #else
 static const te_packed embed_tensors[] = {{"embed_tokens.weight", "embed_tokens", "weight", 0, 0}, END};
 static const te_packed last_tensors[] = {{"norm.weight", "norm", "weight", 0, 0}, END};
 static const char *const layer_prefix = "layers.%d.";
 static const char *const name_prefixes[] = {"model.", "language_model.model.", "model.language_model.", ""};
+#endif
 #endif
 #endif
 static const te_packed block_tensors[] = {TABLE_OF_BLOCK, END};

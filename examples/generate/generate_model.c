@@ -1,6 +1,7 @@
 /* generate_model.c -- continues texts, or answers in a chat, with a model from Hugging Face or in a GGUF file: Llama 3,
- * Mistral, Qwen 2.5 and 3, Gemma 2 and 3, GPT-2. It runs on a CPU or, built by nvcc, on a GPU. Sizes are constants of
- * the program, which is compiled for one model: configure.py writes them out of the model's config.json, or of the file.
+ * Mistral, Qwen 2.5 and 3, Gemma 2 and 3, GPT-2 and, from Hugging Face, Phi-3, OLMo 2, SmolLM3 and Pythia. It runs on a
+ * CPU or, built by nvcc, on a GPU. Sizes are constants of the program, which is compiled for one model: configure.py
+ * writes them out of the model's config.json, or of the file.
  *
  *     examples/generate/configure.py Llama-3.2-1B-Instruct >model.h
  *     gcc -O3 -march=native -fopenmp -DTE_CBLAS -DMODEL_CONFIG='"model.h"' -I. examples/generate/generate_model.c \
@@ -15,11 +16,11 @@
  * token of each sequence (decode). The key-value cache has a slot for each sequence at work. A decode pass uploads
  * nothing while its sequences stay the same, so on a GPU it is one captured graph.
  */
-#include <stdlib.h> /* malloc, strtol */
-#include <time.h>   /* timespec_get */
+#define PROGRAM "generate"
 
 #include "chat.h"       /* chat_text */
 #include "load_model.h" /* load_model, parts */
+#include "program.h"    /* die, check, text */
 #include "tokenizer.h"  /* tokenizer_encode */
 
 enum {
@@ -41,59 +42,8 @@ typedef struct settings {
 } settings;
 
 static settings options;
-static te_context ctx;
 static tokenizer *words;
 static chat_format format;
-
-static void die(const char *what, const char *why) {
-    fprintf(stderr, "generate: %s%s%s\n", what, *why ? ": " : "", why);
-    exit(1);
-}
-static void check(te_status status, const char *what) {
-    if (status != TE_OK) die(what, te_last_error(&ctx));
-}
-static void *memory(void *p, size_t bytes) {
-    if (!(p = realloc(p, bytes ? bytes : 1))) die("no memory", "");
-    return p;
-}
-static void *target_memory(size_t bytes) {
-    void *p = NULL;
-    check(te_allocate(&ctx, &p, bytes), "memory");
-    return p;
-}
-static double seconds(void) {
-    struct timespec t;
-    timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* ---- text -------------------------------------------------------------------------------------------------------- */
-
-typedef struct text { char *p; size_t n, capacity; } text; /* a NUL is behind p[n] */
-
-static void append(text *t, const char *p, size_t n) {
-    if (t->n + n + 1 > t->capacity) t->p = (char *)memory(t->p, t->capacity = 2 * (t->n + n + 1));
-    if (n) memcpy(t->p + t->n, p, n);
-    t->p[t->n += n] = 0;
-}
-static void read_all(text *t, FILE *f) {
-    char bytes[4096];
-    append(t, "", 0);
-    for (size_t n; (n = fread(bytes, 1, sizeof bytes, f)) > 0;) append(t, bytes, n);
-    if (ferror(f)) die("cannot read", options.batch ? options.batch : "the standard input");
-}
-/* A line without its end; 0: there is none. */
-static int read_line(text *t, FILE *f) {
-    int c;
-    t->n = 0;
-    append(t, "", 0);
-    for (; (c = getc(f)) != EOF && c != '\n';) {
-        const char byte = (char)c;
-        append(t, &byte, 1);
-    }
-    if (t->n && t->p[t->n - 1] == '\r') t->p[--t->n] = 0;
-    return c != EOF || t->n;
-}
 
 /* ---- sequences --------------------------------------------------------------------------------------------------- */
 
@@ -491,18 +441,6 @@ static const char usage[] =
     "  --seed N          of the random numbers, 0\n"
     "  --ids             print tokens as numbers\n";
 
-static double real(const char *value, double min, double max, const char *name) {
-    char *end;
-    const double x = value ? strtod(value, &end) : 0;
-    if (!value || *end || end == value || !(x >= min && x <= max)) die("not a number, or out of range, after", name);
-    return x;
-}
-static int64_t number(const char *value, int64_t min, int64_t max, const char *name) {
-    char *end;
-    const long long x = value ? strtoll(value, &end, 10) : 0;
-    if (!value || *end || end == value || x < min || x > max) die("not a number, or out of range, after", name);
-    return x;
-}
 /* Read option argv[i], whose value is argv[i + 1]. Returns the number of arguments that it has, 0 if it is none. */
 static int read_option(char *const *argv) {
     const char *name = argv[0], *value = argv[1];
@@ -570,7 +508,7 @@ int main(int argc, char **argv) {
     else if (options.chat && !options.prompt) converse();
     else {
         if (options.prompt) append(&prompt, options.prompt, strlen(options.prompt));
-        else read_all(&prompt, stdin);
+        else read_all(&prompt, stdin, "the standard input");
         continue_prompt(prompt.p, prompt.n);
     }
     report_speeds();

@@ -9,48 +9,40 @@
 #ifndef LOAD_MODEL_H
 #define LOAD_MODEL_H
 
-#include <stdio.h>  /* snprintf */
-
 #include "families.h" /* lists and names of tensors */
+#include "part.h"     /* part, bind_part */
 
 enum {
     LAST = MODEL_LAYERS + 1, /* parts[0] is the embedding, then there are the blocks and the lists behind them */
     HEAD = LAST + 1,
     CHOICE = HEAD + 1,
     PARTS = CHOICE + 1,
-    DTYPE = TE_JOIN1(TE_, MODEL_DTYPE),
-    MAX_PARAMS = 16, /* of a list */
-    MAX_NAME = 256,
-    MAX_PATH = 4096
+    DTYPE = TE_JOIN1(TE_, MODEL_DTYPE)
 };
-
-/* The instance of a list: its model, and its parameters. */
-typedef struct part {
-    const te_plan *plan;
-    te_model model;
-    te_param param[MAX_PARAMS];
-} part;
 
 static part parts[PARTS];
 
-/* own: with memory for the parameters, else they are bound to none. */
-static te_status bind_part(part *p, int own, te_context *ctx) {
-    void *memory = 0;
-    int count = 0;
-    for (int i = 0; i < p->plan->op_count; i++) count += p->plan->op[i].params;
-    TE_REQUIRE(count <= MAX_PARAMS, ctx, TE_ERROR_STATE, "%s: more than %d parameters", p->plan->name, (int)MAX_PARAMS);
-    if (own) TE_TRY(te_allocate(ctx, &memory, te_plan_param_bytes(p->plan)));
-    return te_model_bind(&p->model, p->plan, p->param, count, memory, 0, ctx);
-}
 static const te_plan *block_plan(int layer) {
-    static const char is_sliding[MODEL_LAYERS] = {MODEL_SLIDING};
-#if MODEL_HAS_sliding && MODEL_HAS_full
-    return is_sliding[layer] ? sliding_plan() : full_plan();
-#elif MODEL_HAS_full
-    return is_sliding[layer] ? 0 : full_plan();
+    typedef const te_plan *plan_of(void);
+    static const char kind[MODEL_LAYERS] = {MODEL_KINDS};
+    static plan_of *const plans[] = {
+#if MODEL_HAS_full
+        full_plan,
 #else
-    return is_sliding[layer] ? sliding_plan() : 0;
+        0,
 #endif
+#if MODEL_HAS_sliding
+        sliding_plan,
+#else
+        0,
+#endif
+#if MODEL_HAS_unrotated
+        unrotated_plan
+#else
+        0
+#endif
+    };
+    return plans[(int)kind[layer]]();
 }
 #if MODEL_GGUF
 #include "load_gguf.h" /* open_model, load_embedding, load_block, load_last, load_head, close_model */

@@ -2,8 +2,8 @@
  *
  * Encoding goes: added tokens are cut out of the text; the rest is normalized and searched for those added tokens that
  * are normalized, too; what is left is split into pieces by the pre-tokenizer, one step after the other, and each
- * piece becomes tokens by BPE: all pairs of neighbours with a merge are in a heap by rank, so a piece of n characters
- * takes n log n steps.
+ * piece becomes tokens by WordPiece, the longest token first, or by BPE: all pairs of neighbours with a merge are in a
+ * heap by rank, so a piece of n characters takes n log n steps.
  */
 #include <limits.h> /* INT_MAX */
 #include <stdlib.h> /* realloc */
@@ -141,7 +141,7 @@ typedef struct encoding {
     int capacity, count;
     int error; /* 0, or what tokenizer_encode returns */
     pcre2_match_data *match;
-    tokenizer_buffer clean, normal[2], step[TOKENIZER_MAX_STEPS];
+    tokenizer_buffer clean, word, normal[2], step[TOKENIZER_MAX_STEPS];
     symbol *symbols;
     int symbol_count, symbol_capacity;
     uint64_t *heap; /* rank << 32 | index of the left symbol; the least one first */
@@ -264,6 +264,36 @@ static int bpe(encoding *e, const char *p, size_t n) {
     return 1;
 }
 
+/* ---- WordPiece --------------------------------------------------------------------------------------------------- */
+
+/* A word: always the longest token that the rest of it begins with. Without one the whole word is unknown. */
+static int wordpiece(encoding *e, const char *p, size_t n) {
+    const tokenizer *t = e->t;
+    const int before = e->count;
+    int characters = 0;
+    for (size_t at = 0; at < n; at += (size_t)tokenizer_utf8_bytes(p + at)) characters++;
+    tokenizer_buffer *word = &e->word;
+    word->n = 0;
+    if (!tokenizer_append(word, t->continues.p, t->continues.n) || !tokenizer_append(word, p, n))
+        return failed(e, TOKENIZER_NO_MEMORY);
+    for (size_t at = 0; characters <= t->max_word && at < n;) {
+        /* The prefix stands right in front of the rest: what is before has its token already. */
+        char *rest = word->p + t->continues.n + at, *key = at ? rest - t->continues.n : rest;
+        if (at) memcpy(key, t->continues.p, t->continues.n);
+        size_t end = n - at;
+        int32_t id = -1;
+        if (end > t->longest) /* no token has more bytes */
+            for (end = t->longest; end && ((unsigned char)rest[end] & 0xc0) == 0x80;) end--;
+        while (end && (id = tokenizer_find(t, key, (size_t)(rest - key) + end)) < 0) end = previous(rest, end);
+        if (id < 0) break;
+        put_id(e, id), at += end;
+        if (at == n) return 1;
+    }
+    e->count = before;
+    put_id(e, t->unk);
+    return 1;
+}
+
 /* ---- patterns ---------------------------------------------------------------------------------------------------- */
 
 /* A search through a text. Begin with from = 0 and last = SIZE_MAX. */
@@ -324,6 +354,29 @@ static int lowercase(tokenizer_text text, tokenizer_buffer *to) {
         char bytes[4] = {'i', (char)0xcc, (char)0x87, 0}; /* of U+0130, the only one that becomes two characters */
         const int n = c == 0x130 ? 3 : tokenizer_put_utf8(bytes, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
         if (!tokenizer_append(to, bytes, (size_t)n)) return TOKENIZER_NO_MEMORY;
+    }
+    return 0;
+}
+static int is_ideograph(uint32_t c) { /* the ranges of `tokenizers` */
+    return (c >= 0x3400 && c <= 0x4dbf) || (c >= 0x4e00 && c <= 0x9fff) || (c >= 0xf900 && c <= 0xfaff) ||
+           (c >= 0x20000 && c <= 0x2a6df) || (c >= 0x2a700 && c <= 0x2b81f) || (c >= 0x2b920 && c <= 0x2ceaf) ||
+           (c >= 0x2f800 && c <= 0x2fa1f);
+}
+static int is_control(uint32_t c) {
+    const utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)c);
+    return c == 0xfffd || ((category == UTF8PROC_CATEGORY_CC || category == UTF8PROC_CATEGORY_CF ||
+                            category == UTF8PROC_CATEGORY_CO) && c != '\t' && c != '\n' && c != '\r');
+}
+static int clean_characters(int options, tokenizer_text text, tokenizer_buffer *to) {
+    for (size_t at = 0, bytes; at < text.n; at += bytes) {
+        bytes = (size_t)tokenizer_utf8_bytes(text.p + at);
+        const uint32_t c = tokenizer_get_utf8(text.p + at);
+        const int is_apart = (options & CLEAN_IDEOGRAPHS) && is_ideograph(c);
+        const int is_blank = (options & CLEAN_TEXT) && is_space(c);
+        if ((options & CLEAN_TEXT) && is_control(c)) continue;
+        if ((is_apart && !tokenizer_append(to, " ", 1)) ||
+            !(is_blank ? tokenizer_append(to, " ", 1) : tokenizer_append(to, text.p + at, bytes)) ||
+            (is_apart && !tokenizer_append(to, " ", 1))) return TOKENIZER_NO_MEMORY;
     }
     return 0;
 }
@@ -392,6 +445,7 @@ int tokenizer_normalize(const tokenizer *t, tokenizer_text text, tokenizer_buffe
         if (step->kind == STEP_REPLACE) error = tokenizer_replace(step, text, to);
         else if (step->kind == STEP_UTF8PROC) error = unicode_form(step->options, text, to);
         else if (step->kind == STEP_LOWERCASE) error = lowercase(text, to);
+        else if (step->kind == STEP_CLEAN) error = clean_characters(step->options, text, to);
         else if (!tokenizer_append(to, step->content.p, step->content.n) || !tokenizer_append(to, text.p, text.n))
             error = TOKENIZER_NO_MEMORY;
         if (error) return error;
@@ -451,7 +505,8 @@ static int spell_bytes(tokenizer_text text, tokenizer_buffer *to) {
 /* Do the steps from k on, and BPE behind them. first: the text begins where the whole text does. */
 static int pre_tokenize(encoding *e, int k, tokenizer_text text, int first) {
     if (!text.n) return 1;
-    if (k == e->t->pre_tokenizer.count) return bpe(e, text.p, text.n);
+    if (k == e->t->pre_tokenizer.count)
+        return e->t->continues.p ? wordpiece(e, text.p, text.n) : bpe(e, text.p, text.n);
     const tokenizer_step *step = &e->t->pre_tokenizer.step[k];
     if (step->kind == STEP_SPLIT) return split(e, k, text, first);
     tokenizer_buffer *to = &e->step[k];
@@ -570,7 +625,7 @@ int tokenizer_encode(const tokenizer *t, const char *text, size_t bytes, int add
     else if (bytes && clean(&e, &all)) (void)cut(&e, &t->exact, all, 0, 1);
     for (int i = 0; add_special && i < t->behind.count; i++) put_id(&e, t->behind.id[i]);
     pcre2_match_data_free(e.match);
-    free(e.clean.p), free(e.normal[0].p), free(e.normal[1].p), free(e.symbols), free(e.heap);
+    free(e.clean.p), free(e.word.p), free(e.normal[0].p), free(e.normal[1].p), free(e.symbols), free(e.heap);
     for (int i = 0; i < TOKENIZER_MAX_STEPS; i++) free(e.step[i].p);
     return e.error ? e.error : e.count;
 }
@@ -629,6 +684,7 @@ size_t tokenizer_decode_next(tokenizer_stream *s, int32_t id, char *text) {
         }
         return done;
     }
+    if (t->first_is_spelling && s->tokens == 1) p = token->spelling.p, n = token->spelling.n;
     if (t->joined_by_space && s->tokens > 1) done += put_bytes(s, " ", 1, text);
     for (; s->strip_left && n; s->strip_left--) {
         if (n < t->strip.n || memcmp(p, t->strip.p, t->strip.n)) s->strip_left = 1; /* the text has begun */

@@ -1,6 +1,7 @@
 /* tokenizer.h -- text to token ids and back, from the tokenizer.json of a Hugging Face model or the metadata of a GGUF
- * file: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece's BPE with byte fallback (Gemma, Mistral, Llama 2). The
- * ids are those of the package `tokenizers` and, of a GGUF file, those of llama.cpp.
+ * file: byte-level BPE (GPT-2, Llama 3, Qwen), SentencePiece's BPE with byte fallback (Gemma, Mistral, Llama 2) and
+ * WordPiece (BERT). The ids are those of the package `tokenizers` and, of a GGUF file, those of llama.cpp. (For BERT
+ * `tokenizers` takes no character that is newer than Unicode 8 for a mark or for punctuation; this code does.)
  *
  * Do this:
  *     char error[256];

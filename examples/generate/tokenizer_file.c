@@ -1,116 +1,17 @@
-/* tokenizer_file.c -- reads a tokenizer.json, or the tokenizer of a GGUF file (tokenizer_gguf.c). What is kept is copied,
- * and the rest freed.
+/* tokenizer_file.c -- reads a tokenizer.json, or the tokenizer of a GGUF file (tokenizer_gguf.c): the steps around the
+ * model (tokenizer_model.c). What is kept is copied, and the rest freed.
  *
  * A file may come from anybody: each value is checked for its type, and what this code does not know is refused by
  * name. Functions return 0 after an error, whose text is then in l->error.
  */
 #include <errno.h>  /* errno */
 #include <limits.h> /* INT_MAX */
-#include <stdarg.h> /* va_list */
-#include <stdio.h>  /* fopen */
-#include <stdlib.h> /* malloc */
-#include <string.h> /* memcpy */
 
 #include <utf8proc.h> /* UTF8PROC_COMPOSE */
 
-#include "tokenizer_impl.h" /* tokenizer */
+#include "tokenizer_values.h" /* loader */
 
-enum { MAX_FILE = 256 << 20, MAX_VOCABULARY = 1 << 24, MAX_TOKEN = 1 << 16, MAX_SCORED = 1 << 10, BLOCK = 1 << 16 };
-
-/* Strings are in a list of blocks, which are freed together. */
-struct tokenizer_block { struct tokenizer_block *next; size_t used, capacity; };
-
-typedef tokenizer_json json;
-
-typedef struct loader {
-    tokenizer *t;
-    const char *path;
-    char *error; /* [256] */
-} loader;
-
-/* '?' for what is not UTF-8 in an error's text: a name of the file may have been cut in the middle of a character. */
-static int only_characters(char *error) {
-    for (char *p = error; *p;) {
-        int state;
-        const int n = tokenizer_utf8(p, strlen(p), &state);
-        if (state != 1) memset(p, '?', (size_t)n);
-        p += n;
-    }
-    return 0;
-}
-static int fail(loader *l, const char *format, ...) {
-    va_list list;
-    const int n = snprintf(l->error, 256, "%.120s: ", l->path);
-    va_start(list, format);
-    if (n > 0 && n < 256) vsnprintf(l->error + n, (size_t)(256 - n), format, list);
-    va_end(list);
-    return only_characters(l->error);
-}
-static int no_memory(loader *l) { return fail(l, "cannot allocate"); }
-
-static void *allocate(loader *l, size_t count, size_t size) {
-    void *p = calloc(count ? count : 1, size);
-    if (!p) (void)no_memory(l);
-    return p;
-}
-/* A copy of n bytes that lives as long as the tokenizer; p is null after an error. */
-static tokenizer_text keep(loader *l, const char *p, size_t n) {
-    tokenizer_text text = {NULL, n};
-    struct tokenizer_block *b = l->t->block;
-    if (!b || b->capacity - b->used < n + 1) {
-        const size_t capacity = n + 1 > BLOCK ? n + 1 : (size_t)BLOCK;
-        b = (struct tokenizer_block *)malloc(sizeof *b + capacity);
-        if (!b) {
-            (void)no_memory(l);
-            return text;
-        }
-        b->next = l->t->block, b->used = 0, b->capacity = capacity, l->t->block = b;
-    }
-    char *to = (char *)(b + 1) + b->used;
-    if (n) memcpy(to, p, n);
-    to[n] = 0, b->used += n + 1, text.p = to;
-    return text;
-}
-
-/* ---- values of the file ------------------------------------------------------------------------------------------ */
-
-static int is_kind(const json *value, tokenizer_json_kind kind) { return value && value->kind == kind; }
-static int is_text(const json *value) { return is_kind(value, JSON_string); }
-
-/* Null if there is none, or it is null. */
-static const json *member(const json *object, const char *key) {
-    const size_t n = strlen(key);
-    const json *value = is_kind(object, JSON_object) ? object->child : NULL;
-    while (value && (value->key.n != n || memcmp(value->key.p, key, n))) value = value->next;
-    return is_kind(value, JSON_null) ? NULL : value;
-}
-
-/* A string of `object`, which has to be there. */
-static int get_text(loader *l, const json *object, const char *key, tokenizer_text *out) {
-    const json *value = member(object, key);
-    if (!is_text(value)) return fail(l, "\"%s\" should be a string", key);
-    *out = keep(l, value->text.p, value->text.n);
-    return out->p != NULL;
-}
-static int get_bool(loader *l, const json *object, const char *key, int otherwise, int *out) {
-    const json *value = member(object, key);
-    *out = value ? is_kind(value, JSON_true) : otherwise;
-    if (!value || is_kind(value, JSON_true) || is_kind(value, JSON_false)) return 1;
-    return fail(l, "\"%s\" should be true or false", key);
-}
-static int get_count(loader *l, const json *object, const char *key, int max, int *out) {
-    const json *value = member(object, key);
-    if (!is_kind(value, JSON_number) || !(value->number >= 0 && value->number <= max) ||
-        value->number != (int)value->number)
-        return fail(l, "\"%s\" should be a whole number from 0 to %d", key, max);
-    *out = (int)value->number;
-    return 1;
-}
-static const char *type_of(const json *object) {
-    const json *type = member(object, "type");
-    return is_text(type) ? type->text.p : "";
-}
-static int is(const json *object, const char *type) { return !strcmp(type_of(object), type); }
+enum { MAX_FILE = 256 << 20 };
 
 /* A file in memory: its bytes, and their tree. */
 typedef struct json_file { char *text; tokenizer_json_document document; int is_gguf; } json_file;
@@ -192,6 +93,23 @@ static int add_parts(loader *l, tokenizer_steps *steps, const json *value, const
     return 1;
 }
 
+/* BERT's normalizer: accents are stripped if the file says so or, if it says nothing, where it makes letters small. */
+static int add_bert_normalizer(loader *l, tokenizer_steps *steps, const json *part) {
+    int clean, ideographs, lowercase, strip;
+    tokenizer_step *step = add_step(l, steps, STEP_CLEAN);
+    if (!step || !get_bool(l, part, "clean_text", 1, &clean) || !get_bool(l, part, "lowercase", 1, &lowercase) ||
+        !get_bool(l, part, "handle_chinese_chars", 1, &ideographs) ||
+        !get_bool(l, part, "strip_accents", lowercase, &strip)) return 0;
+    step->options = (clean ? CLEAN_TEXT : 0) | (ideographs ? CLEAN_IDEOGRAPHS : 0);
+    if (strip) {
+        if (!(step = add_step(l, steps, STEP_UTF8PROC))) return 0;
+        step->options = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE;
+        if (!(step = add_step(l, steps, STEP_REPLACE)) || !set_regex(l, step, "\\p{Mn}")) return 0;
+        step->content = keep(l, "", 0);
+        if (!step->content.p) return 0;
+    }
+    return !lowercase || add_step(l, steps, STEP_LOWERCASE) != NULL;
+}
 static int add_normalizer(loader *l, tokenizer_steps *steps, const json *part) {
     static const struct { const char *name; int options; } forms[] = {
         {"NFC", UTF8PROC_STABLE | UTF8PROC_COMPOSE},
@@ -206,6 +124,7 @@ static int add_normalizer(loader *l, tokenizer_steps *steps, const json *part) {
             step->options = forms[i].options;
             return 1;
         }
+    if (is(part, "BertNormalizer")) return add_bert_normalizer(l, steps, part);
     if (is(part, "Lowercase")) return add_step(l, steps, STEP_LOWERCASE) != NULL;
     if (is(part, "Prepend"))
         return (step = add_step(l, steps, STEP_PREPEND)) && get_text(l, part, "prepend", &step->content);
@@ -283,6 +202,9 @@ static int add_pre_tokenizer(loader *l, tokenizer_steps *steps, const json *part
         const char pattern[] = "[" TOKENIZER_WORD "\\x{200c}\\x{200d}]+|[^" TOKENIZER_WORD "\\x{200c}\\x{200d}\\s]+";
         return add_split(l, steps, pattern, SPLIT_Removed, 1);
     }
+    if (is(part, "BertPreTokenizer"))
+        return add_split(l, steps, "\\s", SPLIT_Removed, 0) &&
+               add_split(l, steps, "[\\p{P}!-/:-@\\[-`{-~]", SPLIT_Isolated, 0);
     if (is(part, "WhitespaceSplit")) return add_split(l, steps, "\\s", SPLIT_Removed, 0);
     return fail(l, "the pre_tokenizer \"%.60s\" is not supported", type_of(part));
 }
@@ -293,6 +215,10 @@ static int add_decoder(loader *l, tokenizer_steps *steps, const json *part) {
     if (is(part, "ByteFallback")) return add_step(l, steps, STEP_BYTE_FALLBACK) != NULL;
     if (is(part, "Fuse")) return add_step(l, steps, STEP_FUSE) != NULL;
     if (is(part, "Metaspace")) return (step = add_step(l, steps, STEP_METASPACE)) && get_metaspace(l, part, step);
+    if (is(part, "WordPiece")) {
+        if (!(step = add_step(l, steps, STEP_WORDPIECE)) || !get_text(l, part, "prefix", &step->content)) return 0;
+        return get_bool(l, part, "cleanup", 1, &step->options);
+    }
     if (is(part, "Replace")) {
         if (!(step = add_step(l, steps, STEP_REPLACE)) || !get_pattern(l, part, step)) return 0;
         return get_text(l, part, "content", &step->content);
@@ -304,195 +230,6 @@ static int add_decoder(loader *l, tokenizer_steps *steps, const json *part) {
         return get_count(l, part, "start", INT_MAX, &step->start) && get_count(l, part, "stop", INT_MAX, &step->stop);
     }
     return fail(l, "the decoder \"%.60s\" is not supported", type_of(part));
-}
-
-/* ---- the model --------------------------------------------------------------------------------------------------- */
-
-static uint32_t table_mask(size_t count) {
-    uint32_t size = 16;
-    while (size < count + count / 2) size *= 2;
-    return size - 1;
-}
-/* The id of a token, a number of the file. */
-static int get_id(loader *l, const json *value, const char *name, int32_t *id) {
-    if (!is_kind(value, JSON_number) || !(value->number >= 0 && value->number < MAX_VOCABULARY) ||
-        value->number != (int32_t)value->number)
-        return fail(l, "the id of \"%.40s\" should be a whole number from 0 to %d", name, MAX_VOCABULARY - 1);
-    *id = (int32_t)value->number;
-    return 1;
-}
-/* Make t->token and its hash table; added tokens may have ids beyond those of the vocabulary. */
-static int load_vocabulary(loader *l, const json *vocabulary, const json *added) {
-    tokenizer *t = l->t;
-    const json *item;
-    size_t count = 0;
-    int32_t id = 0;
-    for (item = vocabulary ? vocabulary->child : NULL; item; item = item->next) {
-        if (!get_id(l, item, item->key.p, &id)) return 0;
-        if (id >= t->vocabulary) t->vocabulary = id + 1;
-        count++;
-    }
-    for (item = added ? added->child : NULL; item; item = item->next) {
-        const json *content = member(item, "content");
-        if (!is_text(content)) return fail(l, "an added token without \"content\"");
-        if (!get_id(l, member(item, "id"), content->text.p, &id)) return 0;
-        if (id >= t->vocabulary) t->vocabulary = id + 1;
-    }
-    t->slot_mask = table_mask(count);
-    t->slot = (tokenizer_slot *)allocate(l, (size_t)t->slot_mask + 1, sizeof *t->slot);
-    t->token = (tokenizer_token *)allocate(l, (size_t)t->vocabulary, sizeof *t->token);
-    if (!t->slot || !t->token) return 0;
-    for (item = vocabulary ? vocabulary->child : NULL; item; item = item->next) {
-        const size_t n = item->key.n;
-        if (n > MAX_TOKEN) return fail(l, "\"%.40s..\" has more than %d bytes", item->key.p, MAX_TOKEN);
-        const tokenizer_text name = keep(l, item->key.p, n);
-        if (!name.p) return 0;
-        const uint32_t hash = tokenizer_hash(name.p, n);
-        uint32_t at = hash & t->slot_mask;
-        while (t->slot[at].p && (t->slot[at].hash != hash || t->slot[at].n != n || memcmp(t->slot[at].p, name.p, n)))
-            at = (at + 1) & t->slot_mask;
-        tokenizer_slot *s = &t->slot[at];
-        s->p = name.p, s->n = (uint32_t)n, s->hash = hash, s->id = (int32_t)item->number;
-        t->token[s->id].spelling = name;
-    }
-    for (int c = 0; c < TOKENIZER_DIRECT; c++) {
-        char bytes[4];
-        t->direct[c] = tokenizer_find(t, bytes, (size_t)tokenizer_put_utf8(bytes, (uint32_t)c));
-    }
-    for (int b = 0; b < 256; b++) {
-        char name[8];
-        snprintf(name, sizeof name, "<0x%02X>", (unsigned)b);
-        t->byte[b] = tokenizer_find(t, name, 6);
-    }
-    return 1;
-}
-/* The two tokens of a merge, "a b" or ["a", "b"]. */
-static int get_merge(loader *l, const json *item, int number, tokenizer_text pair[2]) {
-    if (is_kind(item, JSON_array)) {
-        const json *a = item->child, *b = a ? a->next : NULL;
-        if (!is_text(a) || !is_text(b) || b->next) return fail(l, "merge %d is not of two strings", number);
-        pair[0].p = a->text.p, pair[0].n = a->text.n;
-        pair[1].p = b->text.p, pair[1].n = b->text.n;
-        return 1;
-    }
-    const char *end = is_text(item) ? item->text.p + item->text.n : NULL;
-    const char *space = end ? (const char *)memchr(item->text.p, ' ', item->text.n) : NULL;
-    if (!space || memchr(space + 1, ' ', (size_t)(end - space - 1)))
-        return fail(l, "merge %d is not of two strings with one space between", number);
-    pair[0].p = item->text.p, pair[0].n = (size_t)(space - item->text.p);
-    pair[1].p = space + 1, pair[1].n = (size_t)(end - space - 1);
-    return 1;
-}
-/* An empty table for so many merges. */
-static int make_merges(loader *l, size_t count) {
-    tokenizer *t = l->t;
-    t->merge_mask = table_mask(count);
-    t->merge = (tokenizer_merge *)allocate(l, (size_t)t->merge_mask + 1, sizeof *t->merge);
-    for (uint32_t i = 0; t->merge && i <= t->merge_mask; i++) t->merge[i].rank = UINT32_MAX;
-    return t->merge != NULL;
-}
-static void enter_merge(tokenizer *t, int32_t left, int32_t right, uint32_t rank, int32_t id) {
-    const uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    uint32_t at = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) & t->merge_mask;
-    while (t->merge[at].rank != UINT32_MAX && t->merge[at].pair != key) at = (at + 1) & t->merge_mask;
-    t->merge[at].pair = key, t->merge[at].rank = rank, t->merge[at].id = id;
-}
-static int load_merges(loader *l, const json *merges) {
-    tokenizer *t = l->t;
-    const json *item;
-    size_t count = 0;
-    char *both = (char *)malloc(2 * MAX_TOKEN);
-    for (item = merges ? merges->child : NULL; item; item = item->next) count++;
-    int ok = both ? make_merges(l, count) : no_memory(l), rank = 0;
-    for (item = merges->child; ok && item; item = item->next, rank++) {
-        tokenizer_text pair[2] = {{NULL, 0}, {NULL, 0}};
-        int32_t id[3] = {-1, -1, -1};
-        if (!(ok = get_merge(l, item, rank, pair))) break;
-        for (int k = 0; k < 2; k++) id[k] = tokenizer_find(t, pair[k].p, pair[k].n);
-        if (id[0] >= 0 && id[1] >= 0) { /* so neither is longer than MAX_TOKEN */
-            memcpy(both, pair[0].p, pair[0].n), memcpy(both + pair[0].n, pair[1].p, pair[1].n);
-            id[2] = tokenizer_find(t, both, pair[0].n + pair[1].n);
-        }
-        if (id[2] < 0) {
-            ok = fail(l, "merge %d, \"%.40s\" and \"%.40s\": the vocabulary lacks %s", rank, pair[0].p, pair[1].p,
-                      id[0] < 0 ? "the first" : id[1] < 0 ? "the second" : "both together");
-            break;
-        }
-        enter_merge(t, id[0], id[1], (uint32_t)rank, id[2]);
-    }
-    free(both);
-    return ok;
-}
-typedef struct scored { double score; int32_t id; } scored;
-static int by_score(const void *a, const void *b) {
-    const scored *x = (const scored *)a, *y = (const scored *)b;
-    return x->score != y->score ? (x->score > y->score ? -1 : 1) : 0;
-}
-/* The pairs of tokens that are a token together: of the first token of a pair its first `at` bytes. Returns their
- * number; with a table of merges, enters them. */
-static size_t scored_pairs(tokenizer *t, int32_t id, uint32_t rank, int enter) {
-    const tokenizer_text text = t->token[id].spelling;
-    size_t count = 0;
-    if (!text.p || tokenizer_find(t, text.p, text.n) != id) return 0; /* another token is spelled the same */
-    for (size_t at = text.n ? (size_t)tokenizer_utf8_bytes(text.p) : 0; at < text.n;
-         at += (size_t)tokenizer_utf8_bytes(text.p + at)) {
-        const int32_t left = tokenizer_find(t, text.p, at), right = tokenizer_find(t, text.p + at, text.n - at);
-        if (left < 0 || right < 0) continue;
-        count++;
-        if (enter) enter_merge(t, left, right, rank, id);
-    }
-    return count;
-}
-/* Merges from scores, as SentencePiece's BPE has them: a pair has the rank of its token by score, and tokens with the
- * same score have the same rank, so that the pair that is further left is merged first. */
-static int load_scores(loader *l, const json *scores) {
-    tokenizer *t = l->t;
-    scored *order = (scored *)allocate(l, (size_t)t->vocabulary, sizeof *order);
-    size_t count = 0;
-    int n = 0, ok = order != NULL;
-    for (const json *item = scores->child; ok && item; item = item->next, n++) {
-        if (n == t->vocabulary || !is_kind(item, JSON_number)) ok = fail(l, "\"scores\" should be numbers, one a token");
-        else if (t->token[n].spelling.n > MAX_SCORED)
-            ok = fail(l, "\"%.40s..\" has more than %d bytes", t->token[n].spelling.p, MAX_SCORED);
-        else order[n].score = item->number, order[n].id = n, count += scored_pairs(t, n, 0, 0);
-    }
-    ok = ok && make_merges(l, count);
-    if (ok && n) qsort(order, (size_t)n, sizeof *order, by_score);
-    for (int i = 0, rank = 0; ok && i < n; i++) {
-        if (i && order[i].score < order[i - 1].score) rank = i;
-        (void)scored_pairs(t, order[i].id, (uint32_t)rank, 1);
-    }
-    free(order);
-    return ok;
-}
-/* An option that would change the ids and that no model of these families uses: it may only be empty. */
-static int check_unused(loader *l, const json *model, const char *key) {
-    const json *value = member(model, key);
-    const int empty = is_text(value) ? !*value->text.p : is_kind(value, JSON_number) ? value->number == 0 : !value;
-    return empty ? 1 : fail(l, "\"%s\" of the model is not supported", key);
-}
-static int load_model(loader *l, const json *root) {
-    tokenizer *t = l->t;
-    const json *model = member(root, "model"), *unk = member(model, "unk_token");
-    const json *vocabulary = member(model, "vocab"), *merges = member(model, "merges");
-    const json *scores = member(model, "scores"); /* of a GGUF file */
-    if (!is_kind(model, JSON_object)) return fail(l, "has no \"model\"");
-    if (member(model, "type") && !is(model, "BPE"))
-        return fail(l, "the model \"%.60s\" is not supported, only BPE is", type_of(model));
-    if (!is_kind(vocabulary, JSON_object)) return fail(l, "the model has no \"vocab\"");
-    if (!is_kind(merges, JSON_array) && !is_kind(scores, JSON_array)) return fail(l, "the model has no \"merges\"");
-    if (!check_unused(l, model, "dropout") || !check_unused(l, model, "continuing_subword_prefix") ||
-        !check_unused(l, model, "end_of_word_suffix")) return 0;
-    if (!get_bool(l, model, "byte_fallback", 0, &t->byte_fallback) ||
-        !get_bool(l, model, "fuse_unk", 0, &t->fuse_unk) ||
-        !get_bool(l, model, "ignore_merges", 0, &t->ignore_merges)) return 0;
-    if (!load_vocabulary(l, vocabulary, member(root, "added_tokens"))) return 0;
-    if (merges ? !load_merges(l, merges) : !load_scores(l, scores)) return 0;
-    t->unk = -1;
-    if (unk && !is_text(unk)) return fail(l, "\"unk_token\" should be a string");
-    if (unk) t->unk = tokenizer_find(t, unk->text.p, unk->text.n);
-    if (unk && t->unk < 0) t->unk = TOKENIZER_NO_TOKEN;
-    return 1;
 }
 
 /* ---- added tokens ------------------------------------------------------------------------------------------------ */
@@ -586,10 +323,23 @@ static int add_template(loader *l, const json *part) {
     t->before = before;
     return ok && sequences != 1 ? fail(l, "a template should have the sequence A once") : ok;
 }
+/* {"cls": ["[CLS]", 101], "sep": ["[SEP]", 102]}: around the text. */
+static int add_bert_processing(loader *l, const json *part) {
+    static const char *const names[] = {"cls", "sep"};
+    for (int i = 0; i < 2; i++) {
+        const json *pair = member(part, names[i]), *name = is_kind(pair, JSON_array) ? pair->child : NULL;
+        int32_t id = 0;
+        if (!is_text(name)) return fail(l, "\"%s\" should be a token and its id", names[i]);
+        if (!get_id(l, name->next, name->text.p, &id)) return 0;
+        if (!add_id(l, i ? &l->t->behind : &l->t->before, id)) return 0;
+    }
+    return 1;
+}
 static int add_post_processor(loader *l, tokenizer_steps *steps, const json *part) {
     (void)steps;
     if (is(part, "ByteLevel")) return 1; /* changes offsets, not ids */
     if (is(part, "TemplateProcessing")) return add_template(l, part);
+    if (is(part, "BertProcessing")) return add_bert_processing(l, part);
     return fail(l, "the post_processor \"%.60s\" is not supported", type_of(part));
 }
 /* eos_token_id of a GGUF file or of the folder's generation_config.json, a number or an array; without it, names. */
@@ -651,6 +401,17 @@ static tokenizer_text strip(tokenizer_text text, const tokenizer_step *step) {
     for (int i = 0; i < step->stop && text.n >= c.n && !memcmp(text.p + text.n - c.n, c.p, c.n); i++) text.n -= c.n;
     return text;
 }
+/* A token that is not the first: behind a space, or the rest of it behind the prefix. With `options` the space in front
+ * of some tokens is left out (cleanup, by `tokenizers`). */
+static int join_word(tokenizer_text text, const tokenizer_step *step, tokenizer_buffer *to) {
+    static const char *const close[] = {".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"};
+    const tokenizer_text prefix = step->content;
+    int is_close = text.n >= prefix.n && !memcmp(text.p, prefix.p, prefix.n);
+    if (is_close) text.p += prefix.n, text.n -= prefix.n;
+    for (size_t i = 0; step->options && i < sizeof close / sizeof *close; i++)
+        if (!strncmp(text.p, close[i], strlen(close[i]))) is_close = 1;
+    return (is_close || tokenizer_append(to, " ", 1)) && tokenizer_append(to, text.p, text.n);
+}
 /* The steps that see each token by itself. A token that none of them changes is not copied. */
 static int decode_token(loader *l, const tokenizer_steps *steps, const short byte[TOKENIZER_DIRECT],
                         tokenizer_token *token, tokenizer_buffer buffer[2]) {
@@ -671,6 +432,7 @@ static int decode_token(loader *l, const tokenizer_steps *steps, const short byt
             if (value < 0) continue;
             one = (char)value, ok = tokenizer_append(to, &one, 1);
         } else if (step->kind == STEP_BYTES) ok = unspell_bytes(text, byte, to);
+        else if (step->kind == STEP_WORDPIECE) ok = join_word(text, step, to);
         else ok = !tokenizer_replace(step, text, to);
         if (!ok) return no_memory(l);
         text.p = to->p, text.n = to->n;
@@ -689,8 +451,9 @@ static int check_decoder(loader *l, const tokenizer_steps *steps) {
     int fused = 0;
     for (int i = 0; i < steps->count; i++) {
         const tokenizer_step *step = &steps->step[i];
-        if (step->kind == STEP_METASPACE && steps->count > 1)
-            return fail(l, "a Metaspace among other decoders is not supported");
+        if ((step->kind == STEP_METASPACE || step->kind == STEP_WORDPIECE) && steps->count > 1)
+            return fail(l, "a Metaspace or WordPiece among other decoders is not supported");
+        if (step->kind == STEP_WORDPIECE) l->t->first_is_spelling = 1;
         if (before == STEP_BYTE_FALLBACK && step->kind != STEP_FUSE)
             return fail(l, "a decoder between ByteFallback and Fuse is not supported");
         if (fused && step->kind != STEP_FUSE) {
@@ -735,7 +498,7 @@ static int load(loader *l, const json *root, int is_gguf) {
     tokenizer_steps decoder, none;
     decoder.count = none.count = 0;
     if (!is_kind(root, JSON_object)) return fail(l, "should be an object");
-    const int ok = load_model(l, root) &&
+    const int ok = tokenizer_load_model(l, root) &&
                    add_parts(l, &t->normalizer, member(root, "normalizer"), "normalizers", add_normalizer) &&
                    add_parts(l, &t->pre_tokenizer, member(root, "pre_tokenizer"), "pretokenizers", add_pre_tokenizer) &&
                    load_added(l, member(root, "added_tokens")) &&

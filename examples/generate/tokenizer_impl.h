@@ -38,14 +38,19 @@ typedef enum tokenizer_step_kind {
     STEP_PREPEND,       /* content in front of a text that is not empty */
     STEP_UTF8PROC,      /* to a normal form of Unicode, by utf8proc's options */
     STEP_LOWERCASE,
+    STEP_CLEAN,         /* BERT's: CLEAN_ flags in `options` */
     STEP_SPLIT,         /* at the matches of the pattern */
     STEP_SPACE_FIRST,   /* a space in front, unless there is one */
     STEP_BYTES,         /* byte-level: each byte as a printable character, and back */
     STEP_METASPACE,     /* spaces as content (U+2581), one of it in front, and back */
     STEP_BYTE_FALLBACK, /* the tokens <0x00> to <0xFF> are bytes */
     STEP_FUSE,          /* the steps behind it see the whole text */
-    STEP_STRIP          /* up to `start` contents at the start, and `stop` at the end */
+    STEP_STRIP,         /* up to `start` contents at the start, and `stop` at the end */
+    STEP_WORDPIECE      /* a space in front of tokens, but of those that begin with content only the rest */
 } tokenizer_step_kind;
+
+/* control characters dropped, and other spaces as U+0020; spaces around ideographs */
+enum { CLEAN_TEXT = 1, CLEAN_IDEOGRAPHS = 2 };
 
 /* What happens to the matches that a text is split at. */
 #define TOKENIZER_BEHAVIORS(X) X(Removed) X(Isolated) X(MergedWithPrevious) X(MergedWithNext) X(Contiguous)
@@ -62,7 +67,7 @@ typedef struct tokenizer_step {
     tokenizer_behavior behavior;
     tokenizer_scheme scheme; /* of STEP_METASPACE */
     int invert;              /* of STEP_SPLIT: what lies between the matches is the match */
-    int options;             /* of STEP_UTF8PROC */
+    int options;             /* of STEP_UTF8PROC and STEP_CLEAN; of STEP_WORDPIECE: whether to clean up */
     int start, stop;         /* of STEP_STRIP */
 } tokenizer_step;
 
@@ -91,6 +96,8 @@ struct tokenizer {
     int32_t direct[TOKENIZER_DIRECT]; /* the token that is this character, or -1 */
     int32_t byte[256];                /* the token <0xHH> */
     int byte_fallback, ignore_merges, fuse_unk;
+    tokenizer_text continues; /* of WordPiece, "##": begins tokens that are not the first of a word. p is null in BPE */
+    int max_word;             /* of WordPiece: longer words become `unk` */
     int32_t unk; /* -1: none, TOKENIZER_NO_TOKEN: the file names one that the vocabulary lacks */
 
     tokenizer_added_set exact, normalized; /* searched for before and after the normalizer */
@@ -102,6 +109,7 @@ struct tokenizer {
     tokenizer_text strip;     /* after STEP_FUSE */
     int strip_left;           /* how many of it */
     int joined_by_space;      /* a file without a decoder */
+    int first_is_spelling;    /* WordPiece: the first token is written as it is spelled */
     int lossy_by_byte;        /* U+FFFD for each wrong byte */
     size_t longest;           /* bytes of the longest decoded token */
 

@@ -39,6 +39,8 @@
 #define TE_FORWARD_linear_bias_mul_param_add_fork_norm TE_FUSED
 #define TE_FORWARD_linear_mul TE_FUSED
 #define TE_FORWARD_linear_bias_mul TE_FUSED
+#define TE_FORWARD_linear_bias_add_norm TE_FUSED
+#define TE_FORWARD_linear_bias_dropout_add_norm TE_FUSED
 #define TE_FORWARD_linear_add_fork_norm TE_FUSED
 #define TE_FORWARD_linear_bias_add_fork_norm TE_FUSED
 #define TE_FORWARD_linear_bias_dropout_add_fork_norm TE_FUSED
@@ -66,6 +68,8 @@
 #define TE_BACKWARD_dropout_bias TE_FUSED
 #define TE_BACKWARD_add_bias TE_FUSED
 #define TE_BACKWARD_add_dropout_bias TE_FUSED
+#define TE_BACKWARD_norm_add_bias TE_FUSED
+#define TE_BACKWARD_norm_add_dropout_bias TE_FUSED
 #define TE_BACKWARD_norm_fork TE_FUSED
 #define TE_BACKWARD_norm_fork_add_bias TE_FUSED
 #define TE_BACKWARD_norm_fork_add_dropout TE_FUSED
@@ -93,11 +97,12 @@
     X(linear_mul) X(linear_bias_mul) X(linear_add_add_fork_norm) X(linear_bias_add_add_fork_norm)           \
     X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm)             \
     X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) X(linear_rope)                     \
-    X(linear_bias_rope) X(head_norm_rope) X(router_expert_linear)
+    X(linear_bias_rope) X(head_norm_rope) X(linear_bias_add_norm) X(linear_bias_dropout_add_norm) \
+    X(router_expert_linear)
 #define TE_BACKWARD_PATTERNS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) X(linear_gated)     \
     X(linear_gated_bias) X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param)       \
-    X(dyt_fork) X(rope_head_norm) X(combine_expert_linear)
+    X(dyt_fork) X(rope_head_norm) X(norm_add_bias) X(norm_add_dropout_bias) X(combine_expert_linear)
 
 #endif

@@ -21,7 +21,7 @@
 #include "../cache/cache.h" /* te_cache, te__cache_layer_of */
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD, TE_ATTENTION_FORWARD_FP8 */
 #include "../plan/impl/gradients.h"              /* te_defer_column_sum */
-#include "../plan/impl/storage.h"                    /* te__acquire, te_is_measured, te_is_stored_in_fp8 */
+#include "../plan/impl/storage.h"                    /* te__output_of, te__finds_amax, te__policy */
 #include "../plan/impl/executor_state.h"              /* te__scratch */
 #include "residual.h"                           /* te__load_add */
 #include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */

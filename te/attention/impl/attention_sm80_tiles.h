@@ -29,8 +29,8 @@
 /* The largest number of bytes of shared memory that the tiles of a block may take: 163 KB, which compute capabilities
  * 8.0, 8.7, 9.0 and 10.x allow, but 99 KB in code for 8.6, 8.9 and 12.x. The host does not know which of a kernel's
  * versions a device runs. Therefore the shapes of tiles have the limit as a template parameter, and the member `small`
- * is the shape in code for 99 KB (te__attn_runs_small). A program that defines TE_SHARED_BYTES has this limit in all
- * its code. */
+ * is the shape in code for 99 KB (te__attn_configure chooses it). A program that defines TE_SHARED_BYTES has this limit
+ * in all its code. */
 #ifdef TE_SHARED_BYTES
 enum { TE__ATTN_SHARED_SMALL = TE_SHARED_BYTES, TE__ATTN_SHARED = TE_SHARED_BYTES };
 #else
