@@ -137,17 +137,18 @@ TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s
     return te__set_current(r, y), TE_OK;
 }
 
-/* Sets routed row i of y to the row of x of its token. Memory traffic: reads x, writes y. A warp has a row. */
+/* Copies each token's row of x to its routed rows of y. Memory traffic: reads x, writes y. A warp has a token: with a
+ * routed row instead, a row of x would be read top_k times, each time when the L2 no longer has it. */
 TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    if (row >= a->rows) return;
-    const int64_t token = a->at.slot[row] / a->top_k;
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    if (token >= a->tokens) return;
     for (int c = g.id * 8; c < a->width; c += g.count * 8) {
         float v[8];
         te_load8(v, a->x, token * a->width + c, 8, 1, dtype);
-        te_store8(a->y, row * a->width + c, v, 8, 1, dtype);
+        for (int j = 0; j < a->top_k; j++)
+            te_store8(a->y, (int64_t)a->at.row[token * a->top_k + j] * a->width + c, v, 8, 1, dtype);
     }
 }
 /* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has
@@ -163,8 +164,8 @@ TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te
     else TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
     memset(&a, 0, sizeof a);
     a.at = te__routing_of(r, i - 1), a.x = from.data, a.y = x->data;
-    a.rows = x->rows, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
-    return r->dry ? TE_OK : gather(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1), &a);
+    a.tokens = r->tokens, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
+    return r->dry ? TE_OK : gather(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a);
 }
 TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const te_expert_kernels *kernels) {
     const int i = s->op[0], router = te__router_of(r->plan, i), needs_dx = te__needs_input_grad(r, i);
@@ -241,10 +242,10 @@ TE_API te_status te__combine_expert_linear(te_run *r, const te_step *s, const te
     memset(&a, 0, sizeof a);
     TE_TRY(te__convert_value(&dy, r, dtype));
     TE_TRY(te__acquire(r, &rows, op->out_rows, op->out, dtype));
-    a.at = te__routing_of(r, router), a.rows = rows.rows, a.top_k = te__rows_per_token(op->in_rows);
+    a.at = te__routing_of(r, router), a.tokens = r->tokens, a.rows = rows.rows;
+    a.top_k = te__rows_per_token(op->in_rows);
     a.x = dy.data, a.y = rows.data, a.width = op->out;
-    const te_grid grid = te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1);
-    if (!r->dry) TE_TRY(kernels->gather(r->ctx, grid, &a));
+    if (!r->dry) TE_TRY(kernels->gather(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a));
     if (te__is_regathered(r->plan, i - 1)) TE_TRY(te__expert_input(&x, r, i, 0, kernels->gather));
     else TE_TRY(te__convert_value(&x, r, dtype));
     TE_TRY(te__acquire(r, &weighed, op->in_rows, op->in, dtype));
@@ -259,7 +260,7 @@ TE_API te_status te__combine_expert_linear(te_run *r, const te_step *s, const te
         a.dx = made.data, a.dweight = (float *)dweight.data;
     }
     a.x = x.data, a.y = weighed.data, a.width = op->in;
-    if (!r->dry) TE_TRY(weigh(r->ctx, grid, &a));
+    if (!r->dry) TE_TRY(weigh(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1), &a));
     w.a = rows.data, w.b = weighed.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
     TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
     if (needs_dx) TE_TRY(te__end_converted(&dx, &made, r));
