@@ -8,8 +8,8 @@
  *     TE_ATTENTION_BACKWARD(block_attn_backward, bf16, 12, 12, 64, 1)
  *     ... TE_TRY(block_attn_launch(ctx, &args));                    // te_attention_args
  *
- * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h instead of causal;
- * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. For a backward the macro also defines
+ * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_options.h in place of `causal`;
+ * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. The macros for backward also define
  *     size_t <name>_scratch_bytes(ctx, rows)    bytes of scratch memory for the faster kernels (compute capability 9.0)
  *     <name>_sum_rows                           each row of te_attention_args.sum is the sum of this many rows of dqkv;
  *                                               0: `sum` is not supported (on the host, in f32 and with varlen)

@@ -97,9 +97,9 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* The numbers that convert the index of a head on this rank to its index over all ranks. Over all ranks, the heads of
- * the first sequence are numbered first, then those of the second, and so on. first: the index of this rank's first
- * head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
+/* The numbers that convert the index of a head on this rank to its index over all ranks, in which the heads of the
+ * first sequence come first, then those of the second, and so on. first: the index, within a sequence, of this rank's
+ * first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
 /* Returns the index, over all ranks, of a head of this call. head: its index in the call, sequence * heads + head. */
@@ -117,8 +117,8 @@ TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads)
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the four random words for the eight pairs of a query and a key to which (query, key) belongs. row: the index
- * of the query's block of 16 queries (te__attn_draw_row). */
+/* Computes the four random words (32 bits each) for the eight pairs of query and key with which (query, key) shares a
+ * Philox counter (see above). row: the index of the query's block of 16 queries (te__attn_draw_row). */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
@@ -405,10 +405,10 @@ typedef struct te_attention_args {
      * in the kernels' dtype. */
     const float *out_scale;
     /* The log-sum-exp, [batch, heads, seq]: for each row, the natural logarithm of the sum of exp(score), sinks
-     * included. Forward writes it (null: not wanted), backward reads it. */
+     * included. Forward writes it (null: it does not), backward reads it. */
     float *lse;
-    /* With the option fp8_output: raised to the largest magnitude of out (before the multiplication by *out_scale) or,
-     * in backward, of dqkv, unless it is higher already (te_amax_atomic_max). Null: not wanted. */
+    /* With the option fp8_output: *amax is replaced by the maximum of itself and the largest magnitude of out (before
+     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). Null: no amax is computed. */
     float *amax;
     const void *sinks;      /* with the option sinks: [heads], one logit for each head */
     /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
@@ -437,8 +437,8 @@ typedef struct te_attention_args {
     uint32_t id;
     te_attention_shard whole;
     /* With the option varlen: [batch + 1], or null. Sequence i has rows cu_seqlens[i] to cu_seqlens[i + 1] - 1, and
-     * `rows` is the number of rows of all sequences. With cu_seqlens, lse and delta are [heads, rows]; on CUDA, kernels
-     * with the option varlen use this layout even if cu_seqlens is null. Dropout uses the same random numbers as for
+     * `rows` is the number of rows of all sequences. lse and delta are then [heads, rows]. (On CUDA, a kernel with the
+     * option varlen uses this layout also if cu_seqlens is null.) Dropout drops the same pairs as if the call had
      * `batch` sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
@@ -446,7 +446,7 @@ typedef struct te_attention_args {
      * (attention_mask.h). */
     /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
     const void *kv;
-    /* backward: output, the gradient of kv, of the same shape; every element is written; null: not wanted */
+    /* backward: output, the gradient of kv, of the same shape; every element is written; null: it is not computed */
     void *dkv;
     int kv_seq;
     /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative
@@ -457,7 +457,7 @@ typedef struct te_attention_args {
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;
-    /* forward with the option max_logit: output, shaped like lse: the largest score of each row; null: not wanted */
+    /* forward with the option max_logit: output, shaped like lse: the largest score of each row, or null */
     float *row_max_logit;
     /* With the option cached: the cache with the keys and values. The last query is at the position of the last key. */
     te_attention_cache cache;

@@ -19,8 +19,8 @@
  * zeros, and nothing is stored or reported for them.
  *
  * Lengths, page tables and the list of free pages are arrays in device memory, which the host never reads. Therefore
- * one captured graph of te_cache_begin and the models works for all lengths. Sequences of a batch that do not fit (no
- * free page, more than `capacity` tokens, or a slot that does not exist) stay as they were, the results of their rows
+ * one captured graph of te_cache_begin and the models works for all lengths. If a sequence of a batch does not fit (no
+ * free page, more than `capacity` tokens, or a slot that does not exist), it stays as it was, the results of its rows
  * are zeros, and te_cache_check reports the error.
  */
 #ifndef TE_CACHE_H
@@ -79,8 +79,8 @@ typedef struct te_cache_tables {
     /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has a single page; table_width: the number
      * of entries in each row of `table` */
     int sequences, capacity, page_rows, page_shift, pages, table_width;
-    /* [sequences]: the number of tokens that each sequence has in the cache, including those that the last
-     * te_cache_begin added */
+    /* [sequences]: the number of tokens that each sequence has in the cache, with the new tokens of the last
+     * te_cache_begin */
     int32_t *length;
     /* [sequences, table_width]: the numbers of the pages of each sequence, in the order of its tokens */
     int32_t *table;
@@ -147,9 +147,8 @@ TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.pages) c.pages = (int)te_min(all, TE_CACHE_MAX_PAGES);
     return c;
 }
-/* Lays out the memory for the decoding kernel's partial results, which begins at memory + at. Its size is that for the
- * attention with the largest partial results, because all attentions use the same memory. Returns the offset at which
- * it ends. */
+/* Lays out the memory for the decoding kernel's partial results, from memory + at on. All attentions of the models use
+ * the same memory, so it has the size that the largest partial results need. Returns the offset of its end. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);
@@ -499,8 +498,8 @@ TE_IF_USED TE_API te_status te__cache_replace(te_cache_args *a, const te_cache *
     a->slot = slot, a->from = from;
     return slot == from ? TE_OK : te_cache_truncate(c, slot, 0, ctx);
 }
-/* Make sequence `slot` a copy of sequence `from`; its previous tokens are removed. The two sequences share all full
- * pages. Use this for prompts that have a common prefix, or for beam search. */
+/* Make sequence `slot` a copy of sequence `from`; the tokens that `slot` had before are removed. The two sequences
+ * share all full pages. Use this for prompts that have a common prefix, or for beam search. */
 TE_IF_USED TE_API te_status te_cache_fork(const te_cache *c, int slot, int from, te_context *ctx) {
     te_cache_args a;
     TE_TRY(te__cache_replace(&a, c, slot, from, "te_cache_fork", ctx));

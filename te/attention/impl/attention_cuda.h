@@ -1,12 +1,11 @@
 /* attention_cuda.h -- the dispatch of attention on CUDA: which kernels are compiled for an attention, which of them a
  * call runs, and the macros that declare them. This file also computes the gradient of a score bias.
  *
- *     f32              attention_simt_f32.h, on CUDA cores
- *     bf16 and f16     on compute capability 9.0: attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if
- *                      they support the call, that is, if te__attn_sm90_supports accepts the head size; there is no
- *                      score bias and, in forward, no max_logit; in cross-attention each query sees a key; and for
- *                      backward there is scratch memory
- *     otherwise        attention_sm80_forward.h and attention_sm80_backward.h (mma.sync)
+ *     f32              attention_simt_f32.h, on CUDA cores.
+ *     bf16 and f16     On compute capability 9.0 attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if all
+ *                      of these are true: te__attn_sm90_supports accepts the head size; there is no score bias;
+ *                      in forward, there is no max_logit; in cross-attention, each query sees a key; in backward, there
+ *                      is scratch memory. Else attention_sm80_forward.h and attention_sm80_backward.h (mma.sync).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_CUDA_H
@@ -19,9 +18,9 @@
 #include "attention_sm80_backward.h" /* bf16 and f16 on other devices: backward */
 #include "attention_sm80_forward.h"  /* bf16 and f16 on other devices: forward */
 
-/* The types of the kernels for compute capability 9.0. They do not support a score bias, nor, in forward, max_logit;
- * with these options the kernels must not exist. They do not exist for f32 either (EXISTS is false), so these aliases
- * pass f32 instead of the dtype if one of these options is set. */
+/* The types of the kernels for compute capability 9.0. These kernels do not support a score bias nor, in forward,
+ * max_logit. If one of these options is set, the alias passes f32 instead of the dtype: no such kernels exist for f32
+ * (EXISTS is 0). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -37,8 +36,8 @@ using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEA
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::SHIFTED;
 }
-/* Return whether the forward kernel for sm_80 is left empty because the code is compiled only for sm_90a, where that
- * kernel would never run. */
+/* Return whether the forward kernel for sm_80 is left empty: if the code is compiled only for sm_90a, the kernel H
+ * always runs instead of it. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::SHIFTED;
 }
@@ -47,15 +46,15 @@ template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(voi
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
-/* Returns an error if te__attn_only_sm90 is true, because then no other kernel has code that could run. */
+/* Returns an error if te__attn_only_sm90 is true. Called when the kernel for compute capability 9.0 cannot run: all
+ * other kernels are then left empty. */
 template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context *ctx, const char *name) {
     TE_REQUIRE((!te__attn_only_sm90<H, F>()), ctx, TE_ERROR_DEVICE,
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
-/* Returns an error if the forward kernel for sm_80 was left empty because only code for sm_90a was compiled
- * (te__attn_replaced_by_sm90), but the kernel for sm_90a cannot run on this device, which has compute capability
- * 9.0. */
+/* Called when the kernel for sm_90a does not run on this device. Returns an error if the device has compute capability
+ * 9.0, and the forward kernel for sm_80 was left empty (te__attn_replaced_by_sm90), so that no kernel can run. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
@@ -125,11 +124,11 @@ template <class K> te__attn_launch_shape te__attn_launch_shape_of() {
     const te__attn_launch_shape s = {K::ROWS, K::THREADS, K::BYTES};
     return s;
 }
-/* Sets the size of the kernel's shared memory on the context's device. *small: output, 1 if the device runs code with
- * the tiles for 99 KB of shared memory. This depends on the compute capability for which the code was compiled, not on
- * the device alone: a device with 99 KB can also run code for 8.0, whose tiles are larger. The driver is asked once for
- * each device (from the 65th device on, at each launch, which is harmless). Nothing here is a stream operation, so all
- * of it is allowed while the stream is captured. */
+/* Sets the size of the kernel's shared memory on the context's device. *small: output, 1 if the code that the device
+ * runs was compiled with the tiles for 99 KB of shared memory. The device alone does not decide this: a device with 99
+ * KB can also run code for 8.0, whose tiles are larger. The driver is asked once for each device with an index up to
+ * 63, and at each launch for other devices. None of these calls is a stream operation, so all are allowed while the
+ * stream is captured. */
 template <class K>
 TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *ctx, const char *name) {
     const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
@@ -245,8 +244,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* The number of rows of dqkv that are added up in each row of te_attention_args.sum, which is the number of rows of
-     * a warp; 0: the kernels cannot compute `sum`. */
+    /* Each row of te_attention_args.sum is the sum of this many rows of dqkv: those that one warp computes. 0: the
+     * kernels cannot compute `sum`. */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* Return the driver's function for making tensor maps if the backward kernel for compute capability 9.0 exists for
@@ -283,9 +282,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * if causal; the dq and dkdv kernels together take 14 instead of 4), and writes the gradient once, 4 bytes for each
  * pair of query and key. Measurements: docs/notes/attention.md. */
 
-/* The type that holds a tile's sums of dS, the gradient of the scores; in f32 another one than in bf16 and f16. It has
- * the functions clear(), which sets the sums to 0; add(args, head, q0, k0), which adds the dS of one head to them; and
- * each(f), which calls f(row, column, sum) for each of them. */
+/* The type that holds the sums of dS, the gradient of the scores, for a tile; f32 has another type than bf16 and f16.
+ * Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to them, and each(f) calls
+ * f(row, column, sum) for each of them. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT>
 struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F, LIMIT> {};
 template <int HEADS, int KV_HEADS, int D, class F, int LIMIT>

@@ -15,10 +15,10 @@
  * (sm_90a).
  *
  * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
- * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because row_max is an
- * integer, the rounding of P's fraction does not depend on the previous tiles of keys. Probabilities below 2^-14 of the
- * largest become 0. The softmax sum and lse use P before it is rounded to e4m3. If a head has an infinity, all results
- * that depend on that head are NaN.
+ * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. An integer changes only
+ * the exponent of P, so that the rounding of its fraction does not depend on the row_max of the previous tiles of keys.
+ * Probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P before it is rounded to e4m3. If a
+ * head has an infinity, all results that depend on that head are NaN.
  *
  * Memory traffic of the two passes: amax reads qkv, 2 bytes for each element; cast reads qkv and writes e4m3, 3 bytes.
  * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
@@ -35,7 +35,7 @@ enum {
      * keys, and the size of the scratch memory must allow for that. */
     TE_ATTENTION_FP8_MAX_SEQUENCES = 1024,
     TE__ATTN_FP8_THREADS = TE_CUDA ? 256 : 1,
-    /* the number of rows of a head that a block of either pass processes */
+    /* the number of rows of a head that a block processes in either of the two passes, amax and cast */
     TE__ATTN_FP8_ROWS = 128,
     /* the transposed v permutes the keys within each group of this many keys */
     TE__ATTN_FP8_KEYS = 16,
@@ -87,8 +87,9 @@ TE_BOTH int te__attn_fp8_key_of_byte(int column) {
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
 TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? limit / amax : 1.0f; }
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
-/* Return the factor that would convert q k^T of e4m3 numbers to a score in base 2 (times log2(e)), if q were scaled to
- * a largest magnitude of TE__ATTN_FP8_QK_MAX like k. q, k: the amax of the two heads. */
+/* Return the factor from a product q k^T of e4m3 numbers to the score in base 2 (times log2(e)), before it is rounded
+ * to a power of two (te__attn_fp8_score_unit): it holds if q and k are both scaled such that their amax becomes
+ * TE__ATTN_FP8_QK_MAX. q, k: the amax of the two heads. */
 TE_FN float te__attn_fp8_raw_score_unit(float q, float k, float scale) {
     const float limit = (float)TE__ATTN_FP8_QK_MAX, log2e = 1.44269504088896341f;
     return te__attn_fp8_inverse(q, limit) * te__attn_fp8_inverse(k, limit) * scale * log2e;
@@ -100,8 +101,8 @@ TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* Return the scale of q. te__attn_fp8_score_unit rounds the factor from q k^T to a score up to a power of two; the
- * scale of q is smaller by the same ratio, so that the score is right. */
+/* Return the scale of q. Because te__attn_fp8_score_unit is rounded up by a factor unit / raw, the scale of q is
+ * smaller than TE__ATTN_FP8_QK_MAX / amax by the same factor, so that the score is right. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);
@@ -109,8 +110,8 @@ TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
 
 /* ---- the two passes ---------------------------------------------------------------------------------------------- */
 
-/* The rows of one head that a block of either pass processes. Grid: (batch * all heads of q, k and v, tiles of
- * rows). */
+/* The rows of one head that a block of the amax or the cast pass processes. Grid: (batch * all heads of q, k and v,
+ * tiles of rows). */
 typedef struct te__attn_fp8_tile {
     const te_attention_args *a;
     te_dtype dtype;

@@ -1,14 +1,14 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
- * and forward in FP8. Tiles of 64 queries by 64 keys are converted to float in the block's scratch memory.
+ * and forward in FP8. A block (te_block) converts tiles of 64 queries by 64 keys to float in its scratch memory.
  *
  * A block processes 64 queries, or 64 keys. It transposes these rows once, and reads the tiles of the other operand in
  * the layout in which they are stored. With these layouts each product reads contiguous memory, and the softmax
  * processes the queries (or keys) in the lanes of vectors, so that it never has to add up the elements of a vector:
- *     forward (block of queries): S^T[key][query] = K Q^T, O[query] += P V
- *     dq (block of queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
- *     dkdv (block of keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
- * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the
- * processor's rate of multiply-adds.
+ *     forward (block of queries): S^T[key][query] = K Q^T, O[query] += P V.
+ *     dq (block of queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K.
+ *     dkdv (block of keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q.
+ * Floor: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by the processor's rate of
+ * multiply-adds.
  */
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H
@@ -448,7 +448,7 @@ TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < d; c++) to[r * ld + c] = te_float_of_e4m3(from[r * width + c]);
 }
-/* Raises max[query] to the query's largest score in this tile, unless it is higher already, and rounds it up to an
+/* Raises max[query], an integer, if the query's largest score in this tile is higher: to this score, rounded up to an
  * integer. */
 TE_FN void te__attn_fp8_row_max(float *max, const float *s, int keys, int queries) {
     for (int q = 0; q < queries; q++) {

@@ -65,8 +65,8 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
         (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
     *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
 }
-/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Before that, x is limited to -60 to 60,
- * where the result, rounded to float, is already -1 or 1. */
+/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Below -60 and above 60, where the result
+ * rounds to -1 or 1, x is first replaced by -60 or 60. */
 TE_FN void te__attn_tanh(te__attn_vector *x) {
     const te__attn_vector_bits high = *x > 60.0f, low = *x < -60.0f, between = ~(high | low);
     const te__attn_vector zero = *x - *x, bound = zero + 60.0f;
@@ -85,8 +85,8 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* The part of a matrix product that is needed. All values except TE__ATTN_ALL are for a tile of scores whose diagonal
- * is the edge of a causal mask. te__attn_product may compute more than the needed part. */
+/* Which elements, or terms, of a matrix product are needed. All values except TE__ATTN_ALL are for a tile of scores
+ * along whose diagonal a causal mask begins. te__attn_product may compute more than what is needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* only the elements of the product in row i and column j >= i are needed */
@@ -96,8 +96,8 @@ enum te__attn_region {
 };
 
 /* The arguments of a matrix product c[m][n] = a[m][depth] b[depth][n], or c += a b if `add` is 1. Element (i, k) of a
- * is a[i * a_row + k * a_step]; ldb and ldc are the row lengths of b and c. te__attn_product rounds m up to a multiple
- * of 4 (the additional rows of a and c must exist; those of c are overwritten), and n must be a multiple of 32. */
+ * is a[i * a_row + k * a_step]; ldb and ldc are the row lengths of b and c. n must be a multiple of 32. If m is not a
+ * multiple of 4, the rows up to the next multiple must exist in a and in c; te__attn_product overwrites those of c. */
 typedef struct te__attn_matmul {
     float *c;
     const float *a, *b;
@@ -235,15 +235,15 @@ TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0,
 TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
-/* Returns whether all pairs on one side of the tile's diagonal are masked, so that products need not compute them: for
- * each i, no query before q0 + i sees key k0 + i. Testing the last key suffices, because from one key to the next the
- * first query that sees the key advances by at most one. */
+/* Returns whether the pairs on one side of the tile's diagonal are all masked, so that products need not compute them.
+ * This means that for each i, no query before q0 + i sees key k0 + i. It suffices to test the last key: the first query
+ * that sees a key advances by at most one from each key to the next. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* Returns the factor by which q (or k) is multiplied before the product. With it, q k^T is the score in base 2 or, with
- * softcap, the argument of te__attn_tanh. */
+/* Returns the factor by which q (or k) is multiplied before the product: q k^T then is the score in base 2, i.e. times
+ * log2(e). With softcap it is 2 log2(e) score / softcap, from which te__attn_tanh computes tanh(score / softcap). */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }

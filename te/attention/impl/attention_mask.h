@@ -38,8 +38,8 @@ typedef struct te__attn_mask {
     int shift;
 } te__attn_mask;
 
-/* Two ranges of tokens for a block of queries: the keys that any of them, or all of them, see. Or for a block of keys:
- * the queries that see any of them, or all of them. */
+/* For a block of queries, two ranges of keys: those that at least one of the queries sees, and those that all of the
+ * queries see. Or for a block of keys, two ranges of queries, likewise. */
 typedef struct te__attn_range {
     /* The tokens from `first` to `end` (exclusive): the keys that at least one query of the block sees or, for a block
      * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */
@@ -113,8 +113,8 @@ TE_BOTH te__attn_range te__attn_queries_of(te__attn_mask m, int key, int count) 
     s.end = te__attn_queries_end(m, key + count - 1), s.all_end = te__attn_queries_end(m, key);
     return s;
 }
-/* Converts ranges of tokens to ranges of tiles of `size` tokens. first, end: the tiles that intersect the range of
- * tokens; all_first, all_end: the tiles that lie completely inside it. */
+/* Converts both ranges of s from tokens to tiles of `size` tokens. first, end: the tiles that intersect the first
+ * range; all_first, all_end: the tiles that lie completely inside the second range. */
 TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     te__attn_range t;
     t.first = s.first / size, t.end = (s.end + size - 1) / size;
@@ -129,9 +129,9 @@ TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
 /* Return whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. s: the
- * ranges of keys for the tile's queries (te__attn_keys_of), and `at`, `count` its first key and number of keys; or s:
- * the ranges of queries for the tile's keys, and `at`, `count` its first query and number of queries. After
- * te__attn_in_tiles all three count in tiles. */
+ * ranges of keys for the tile's queries (te__attn_keys_of); then the tile's keys are the `count` keys from `at` on. Or
+ * s: the ranges of queries for its keys (te__attn_queries_of); then its queries are the `count` queries from `at` on.
+ * If te__attn_in_tiles has converted s, `at` and `count` count tiles, too. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }

@@ -1,13 +1,13 @@
 /* attention_simt_f32.h -- attention forward and backward in f32 (not TF32), on CUDA cores, for any head sizes up to
  * 256.
  *
- * A block of 16 x 16 threads works on tiles of T rows in shared memory. Thread (y, x) computes rows y + 16 i, for i =
- * 0, 1, ..: in a tile of scores their columns x + 16 j, in an output their columns 4 * (x + 16 j) to 4 * (x + 16 j) +
- * 3. A product reads 4 columns of both operands at a time: with T = 64, a thread loads 8 vectors of 16 bytes for 64
- * multiply-adds.
+ * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes rows
+ * y + 16 i, for i = 0, 1, ..: in a tile of scores their columns x + 16 j, in an output their columns 4 * (x + 16 j) to
+ * 4 * (x + 16 j) + 3. A product reads 4 columns of both operands at a time: if T is 64, a thread loads 8 vectors of 16
+ * bytes for 64 multiply-adds.
  *
- * Floor of the time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, at the f32 rate
- * of the CUDA cores.
+ * Floor: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by the f32 rate of the
+ * CUDA cores.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SIMT_F32_H
@@ -36,7 +36,8 @@ template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_sha
     /* bytes of shared memory: a tile of Q, one of K (later V), and one of P */
     static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4;
 };
-/* The bytes of shared memory of tiles of Q, dO, K, V and dS with T rows each. */
+/* The bytes of shared memory of tiles of Q, dO, K, V and dS with T rows each. A row of dS has T + 4 floats, rows of the
+ * other tiles have LD (te__attn_f32_shape). */
 template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T) {
     return T * (2 * te__attn_f32_shape<D, 16>::LD + 2 * te__attn_f32_shape<V, 16>::LD + T + 4) * 4;
 }
@@ -168,7 +169,8 @@ TE_FN void te__attn_f32_keys_load(float *tile, const te_attention_args *a, const
     }
 }
 
-/* The forward kernel. Grid: (batch * heads, tiles of queries). Contents of shared memory: Q, then K or V, then P. */
+/* The forward kernel. Grid: (batch * heads, tiles of queries). Shared memory has three tiles, in this order: Q; K, and
+ * later V in its place; P. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_forward_shape<D, V> C;

@@ -1,17 +1,16 @@
 /* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Two kernels run algorithm 2 of
- * FlashAttention-2 (Dao 2023). Each block owns the rows that it writes, so that there are no atomic additions. This
- * file also computes the gradient of a score bias.
+ * FlashAttention-2 (Dao 2023). A block of the dq kernel computes the rows of dQ of a tile of queries, a block of the
+ * dkdv kernel those of dK and dV of a tile of keys, so that no additions must be atomic. This file also computes the
+ * gradient of a score bias.
  *
- *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
- *     dq kernel (blocks own queries): delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
- *     dkdv kernel (blocks own keys):  dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the
- *                                     KV head
+ *     forward:       S = Q K^T * scale, P = exp(S - lse), O = P V
+ *     dq kernel:     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
+ *     dkdv kernel:   dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the KV head
  *
  * Floor: 6 * n flops for the products S, dP and dQ of the dq kernel, and 8 * n flops for S, dP, dV and dK of the dkdv
  * kernel, where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that computes S and dP
- * only once needs 10 * n flops. If the head size of v differs from head_dim, the flops of dP and dV are in proportion
- * to the head size of v, and those of the other products in proportion to head_dim. P and dS are rounded to the dtype
- * for their products. Measurements: docs/notes/attention.md.
+ * only once needs 10 * n flops. If v has another head size, it takes the place of head_dim in the flops of dP and dV. P
+ * and dS are rounded to the dtype for their products. Measurements: docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_BACKWARD_H
@@ -36,7 +35,7 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shap
 };
 
 /* Returns the address in te_attention_args.sum at which a warp stores the sum of column `column` over the warp's ROWS
- * rows, which begin at row `row`; null if no sums are wanted. */
+ * rows, which begin at row `row`; null if te_attention_args.sum is null. */
 template <int64_t WIDTH, int ROWS>
 TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
@@ -172,8 +171,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WIDE: if 1, a block processes 128 keys by 64 queries at a time; if 0, half as many keys and half as many queries,
-     * so that up to three blocks run on a multiprocessor. */
+    /* WIDE: if 1, a block processes 128 keys, and 64 queries at a time. If 0, up to head size 64, it processes half as
+     * many of both, so that up to three blocks run on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= LIMIT;
     static constexpr int M = MAX_DIM <= 128 ? 2 : 1;
@@ -191,8 +190,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int TILES_BYTES = bytes(ROWS, TILE), BYTES = all_bytes(PAIRS, TILE);
 };
 
-/* Starts to load Q, dO, lse and delta of the TILE queries from q0 on to shared memory. They are those of query head
- * h.head + member, i.e. of one of the query heads that share a KV head. */
+/* Starts to load Q, dO, lse and delta of one query head to shared memory, for the TILE queries from q0 on. member: the
+ * index of the query head among those that share the KV head; the first of them is h.head. */
 template <int D, int V, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                  int member, int q0) {
@@ -407,8 +406,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
 
         /* Compute S^T - lse = K Q^T - lse or, in the dK warp, dP^T - delta = V dO^T - delta. */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* b_nt: the address of operand B of the first product, which is Q for S^T (in the dK warp: dO for dP^T); b_nn:
-         * that of the second product, which is dO for dV (in the dK warp: Q for dK) */
+        /* b_nt: the address of operand B of the first product, S^T (in the dK warp: dP^T), which is Q (dO). b_nn: the
+         * address of operand B of the second product, dV (in the dK warp: dK), which is dO (Q). */
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
@@ -422,10 +421,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + rows + te__attn_lane_a<D>(lane),
                                                   b_nt + te__attn_lane_b<D>(lane));
 
-        /* In the dV warp p becomes P^T; in the dK warp it becomes dS^T, after the dV warp has stored P^T. A warp
-         * reaches one of the three __syncthreads of this loop, depending on its role and on the mask. The three act as
-         * one barrier of the block, which is allowed because whole warps reach each of them. A barrier for only the two
-         * warps of a pair was not faster. */
+        /* In the dV warp p becomes P^T; in the dK warp it becomes dS^T, after the dV warp has stored P^T. In each step
+         * a warp calls one of the three __syncthreads above and below, which one depends on its role and on the mask.
+         * They are all the same barrier of the block; a warp may reach it at any of them, because its lanes do not
+         * diverge. A barrier for only the two warps of a pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step);
@@ -443,7 +442,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     }
     te__attn_drain_copies<F>(steps);
 
-    /* Store dV; in the dK warp, store dK. The result passes through shared memory. */
+    /* Store dV, multiplied by dropout's F::FACTOR (in the dK warp: dK, multiplied by scale), through shared memory. */
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = makes_dk ? a->scale : F::FACTOR;
     uint16_t *const dkv = (uint16_t *)te__attn_dkv<F>(a);
@@ -454,7 +453,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
     /* On its way to global memory, dK passes through the shared memory of this pair's rows of K, and dV through that of
-     * its rows of V, because the sizes match. */
+     * its rows of V: if D and V differ, their sizes match only in this way. */
     if constexpr (V != D) {
         unsigned char *const through =
             te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);

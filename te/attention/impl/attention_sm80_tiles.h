@@ -1,7 +1,7 @@
 /* attention_sm80_tiles.h -- the building blocks of attention on CUDA, in four parts: fragments and tiles for the tensor
  * cores (sm_80 and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16");
  * the options on a tile of scores; the location of a head's rows; and the store of a tile. The kernels for f32 and for
- * sm_90a use the last three parts, too.
+ * sm_90a use all of these except the first part, too.
  *
  * Do this, in each warp, for M * 16 rows of a tile A [., D] and N * 8 rows of a tile B [., D], both in shared memory:
  *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T
@@ -76,19 +76,21 @@ template <int D> TE_BOTH constexpr int te__attn_columns(void) { return (D + 15) 
 template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
     return (uint32_t)(te__attn_columns<D>() + TE__ATTN_PAD) * 2;
 }
-/* Returns the offset in bytes, from the first element of a 16 x 16 square of a tile, of the row whose address this lane
- * passes to ldmatrix.x4. This is for the operand A of te__attn_product_nt, and for B of te__attn_product_nn. */
+/* ldmatrix.x4 loads a 16 x 16 square of a tile from the addresses of rows, one of which each lane passes. Returns the
+ * offset of this lane's row from the first element of the square, in bytes. This is for operand A of
+ * te__attn_product_nt, and for operand B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(lane & 15) * te__attn_row_bytes<D>() + (uint32_t)(lane >> 4) * 16;
 }
-/* Returns the offset that te__attn_lane_a returns (that of the row whose address this lane passes to ldmatrix.x4), but
- * for the operand B of te__attn_product_nt. */
+/* The same as te__attn_lane_a for operand B of te__attn_product_nt: returns the offset, in bytes, of the row whose
+ * address this lane passes to ldmatrix.x4. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (int)te__attn_row_bytes<D>(); }
-/* The bytes of shared memory that the kernel of the gradient of a relative bias needs in addition to the tiles: a sum
- * and a bucket for each diagonal of a tile of `rows` by `tile` scores, and a sum for each bucket. */
+/* The bytes of shared memory that the kernel of the gradient of a relative bias needs in addition to the tiles: for
+ * each diagonal of a tile of `rows` by `tile` scores its sum and the index of its bucket, and for each bucket a sum; 4
+ * bytes each. */
 template <class F> constexpr int te__attn_bucket_bytes(int rows, int tile) {
     return F::BIAS == TE_BIAS_relative ? (2 * (rows + tile - 1) + F::BIAS_BUCKETS) * 4 : 0;
 }
@@ -221,8 +223,8 @@ TE_FN te__attn_alibi_bias te__attn_alibi_at(te_attention_shard whole, int head, 
     }
     return b;
 }
-/* Subtracts the ALiBi bias from score s. further: the distance (query - key) of s, minus that of the tile's element (0,
- * 0); a constant. */
+/* Subtracts the ALiBi bias from score s. b.at is the bias at the tile's element (0, 0); further: how much larger the
+ * distance (query - key) of s is than the distance at that element. */
 template <class F> TE_FN float te__attn_with_alibi(float s, te__attn_alibi_bias b, int further) {
     return F::ALIBI ? s - fabsf(fmaf(b.slope, (float)further, b.at)) : s;
 }
@@ -241,8 +243,8 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
 struct te__attn_score_bias {
     /* the address of the head's bias table; for a relative bias: the address of the head's bias for distance 0 */
     const void *at;
-    /* The query and the key of the tile's element (0, 0). For a relative bias, `query` is the query's position among
-     * the keys. */
+    /* The query and the key of the tile's element (0, 0). For a relative bias, `query` is the index of the key at the
+     * query's own position (te__attn_mask.shift), so that query - key is their distance. */
     int query, key;
     float inverse;  /* 1 / te__attn_score_unit, which converts the bias to the unit of scores */
 };
@@ -302,8 +304,8 @@ template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
 /* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; `drops` is 1 if dropout drops the
- * element. query, key: the query (possibly modulo 16) and the key of s[0][0][0]; row: the index that selects the random
- * numbers of that query (te__attn_draw_row_of). */
+ * element. query, key: the query and the key of s[0][0][0]; only query modulo 8 matters, because `row`, the index of
+ * the block of 16 queries (te__attn_draw_row_of), is passed as well. */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;
@@ -313,8 +315,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
             if (n % 4 == 0)
                 TE_UNROLL for (int i = 0; i < 2; i++)
                     te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
-            /* The index of the random word for these keys. One call of Philox serves 32 keys; a tile of 16 keys uses
-             * only two of its four words, which two depends on the tile's first key. */
+            /* The index of the random word for these keys. One call of Philox yields four words, for 32 keys. A tile of
+             * 16 keys uses two of them; its first key decides which two. */
             const int w = N < 4 ? key / 8 % 4 + n : n % 4;
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const uint32_t *u = word[e % 2];
@@ -366,8 +368,8 @@ struct te__attn_head {
     /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
      * first row. */
     int64_t out_width, out;
-    /* Where the head's numbers are in lse and delta. row: the offset of that of its first query; rows: the distance
-     * from there to that of the next head's first query. */
+    /* Where the head's numbers are in lse and delta. row: the offset of the number of the head's first query; rows: the
+     * distance between the numbers of the first queries of two consecutive heads. */
     int64_t row, rows;
     /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
@@ -494,8 +496,9 @@ template <class F> TE_FN void te__attn_drain_copies(int steps) {
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
     return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Returns whether the row has seen no key in all tiles. sum: the sum of the row's exponentials. The output of such a
- * row is 0, and its lse is infinity, so that all its probabilities are 0 in backward. */
+/* Returns whether the row sees no key at all, which is possible only with these options. sum: the sum of the row's
+ * exponentials over all tiles. The output of such a row is 0, and its lse is infinity, so that all its probabilities
+ * are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
@@ -559,15 +562,15 @@ struct te__attn_destination {
     int64_t width;      /* the distance from one row to the next, in elements */
     /* the number of rows that lie in the sequence; the rows from this one on are not stored */
     int valid;
-    float *sum;         /* receives, for each column, the sum over the warp's rows; null: not wanted */
+    float *sum;         /* receives, for each column, the sum over the warp's rows; null: sums are not computed */
     /* null: the numbers are stored in T; else they are multiplied by *scale and stored in e4m3 */
     const float *scale;
-    /* raised to the largest magnitude (before the multiplication by *scale), unless it is higher already; null: not
-     * wanted */
+    /* *amax is raised to the largest magnitude of the stored output, before the multiplication by *scale; null: the
+     * amax is not computed */
     float *amax;
 };
-/* Stores the D columns of each row of o, multiplied by the row's factor. The numbers pass through `tile`, the warp's
- * own part of shared memory, so that each lane can write 16 bytes at a time to global memory. */
+/* Stores the D columns of each row of o, multiplied by the row's factor. The numbers pass through `tile`, shared memory
+ * of this warp, so that each lane can write 16 bytes at a time to global memory. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__attn_columns<D>() / 8][4],
                                const float (&factor)[M][2], unsigned char *tile) {

@@ -10,18 +10,18 @@
  * processes the tiles of queries that see these keys, for each query head that shares this head of K and V. The roles
  * of a block's warps:
  *
- *     producer     one thread schedules key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ to
- *                  global memory, in an order that attention_sm90_backward_producer.h describes
- *     consumers    two warpgroups of 64 keys each (attention_sm90_backward_mainloop.h); above head size 128 a cluster
+ *     producer     One thread schedules key tiles and loads by TMA, a warp loads lse and delta, two warps add dQ to
+ *                  global memory, in an order that attention_sm90_backward_producer.h describes.
+ *     consumers    Two warpgroups of 64 keys each (attention_sm90_backward_mainloop.h). Above head size 128 a cluster
  *                  of two blocks holds the 128 keys, 64 in each block, and the warpgroups divide the work differently
- *                  (attention_sm90_backward_2cta.h)
+ *                  (attention_sm90_backward_2cta.h).
  *
  * Floor: 10 n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head size 128 a step of 128
- * keys by 64 queries takes 2688 cycles of the tensor cores, 128 of them because lse and delta are 16 more columns of
- * the operands of S and dP, and 2880 cycles of shared memory, at 128 bytes a cycle. The cycles of shared memory are 544
- * for each of the products S and dP, which read both operands, and lse or delta, there; 384 for the product dQ; 512 for
- * dV and dK together; 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and
- * dS. Measurements: docs/notes/attention_sm90.md.
+ * keys by 64 queries takes 2688 cycles of the tensor cores (128 of them for the columns of lse and delta,
+ * te__attn_bwd_folds_stats) and 2880 cycles of shared memory, at 128 bytes a cycle: 544 for each of the products S and
+ * dP, whose operands, and lse or delta, are all read from there; 384 for the product dQ; 512 for dV and dK together;
+ * 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and dS. Measurements:
+ * docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
@@ -34,8 +34,9 @@
 
 /* Returns the number of lanes that together compute the delta of one row of a head; each lane sums over 8 columns. */
 TE_BOTH constexpr int te__attn_bwd_pre_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
-/* Computes delta, with te__attn_bwd_pre_lanes lanes for each row of a head, and sets the ticket and the semaphores of
- * the main kernel to 0. The kernel reads dout and out once, and its time is bound by memory. */
+/* Computes delta, with te__attn_bwd_pre_lanes lanes for each row of a head. Also sets the main kernel's ticket (the
+ * index of its next work item) and semaphores (which order the additions to dQ) to 0. The kernel reads dout and out
+ * once, and its time is bound by memory. */
 template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preprocess(const te__attn_bwd_params *p) {
     constexpr int LANES = te__attn_bwd_pre_lanes(V);
     const te_attention_args *a = &p->a;
@@ -44,7 +45,7 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
     const int64_t rows = F::VARLEN ? p->sequences.rows : (int64_t)a->batch * seq;
     float v = 0;
     for (int64_t n = thread; n <= p->semaphores; n += (int64_t)gridDim.x * TE__ATTN_BWD_PRE_THREADS)
-        /* p->ticket[0] is the ticket; the semaphores follow it in memory */
+        /* p->ticket[0] is the ticket, p->ticket[1] and the following elements are the semaphores */
         p->ticket[n] = 0;
     if (row < rows && d < V) {
         float x[8], y[8];
@@ -57,8 +58,8 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* Returns the number of threads of a block of the postprocess kernel: one warp for every 32 columns of a head, or two
- * or four times as many if head_dim is small, so that a block processes several groups of 16 rows at a time. */
+/* Returns the number of threads of a block of the postprocess kernel: 256, or 192 if head_dim is 96 or 192. A warp
+ * processes 32 columns of 16 rows at a time, and the block up to four such groups of 16 rows. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
 /* The postprocess kernel: multiplies the f32 sums of dQ by scale and stores them in 16 bits. Unless p->a.sum is null,
  * it also stores column sums of the rounded numbers, one for each column and each group of SUM_ROWS rows. A block
@@ -151,20 +152,22 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
     /* WARP: how many lanes of a warp arrive at an mbarrier; CONSUMERS: how many lanes of both consumer warpgroups
      * together arrive */
     enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP };
-    /* how many lanes arrive to signal that a dQ is in shared memory: those of the one warpgroup that computes this dQ,
-     * or those of both warpgroups if each computes a part of it */
+    /* how many lanes arrive to signal that a dQ is in shared memory: those of the warpgroup that computes it, or those
+     * of both warpgroups if each computes half of it */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
-    /* how many lanes arrive to signal that an item was read: those of all warps except the one that writes the items */
+    /* how many lanes of a block arrive to signal that an item (key tile) was read: those of the eight consumer warps
+     * and of three of the producer's four warps, all except the one that writes the items */
     enum { RECEIVERS = CONSUMERS + 3 * WARP };
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* At each of these mbarriers arrive the thread that issues the TMA load, and the arriving lanes of the warp
-         * that loads lse or delta. */
+        /* At each of these mbarriers arrive the thread that issues the TMA load, and the lanes (WARP) of the warp that
+         * loads lse or delta. */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* ds_full: with clusters of two blocks (TWO_CTA) a single thread arrives, which announces how many bytes of dS
-         * the other block will send (arrive.expect_tx); the phase completes when these bytes have arrived. */
+        /* ds_full: with clusters of two blocks (TWO_CTA) one thread arrives (arrive.expect_tx), and the phase is
+         * complete when the bytes of dS that the other block sends have arrived; else all consumer warps arrive when
+         * they have stored dS. ds_empty: the warps that have read dS arrive, in a cluster those of both blocks. */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -275,9 +278,10 @@ struct te__attn_sm90_backward {
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
-        /* A band has so many key tiles that one band of each head, taken together, occupies all multiprocessors; then
-         * no band waits for the band before it. But a band has no more key tiles than can run at the same time, because
-         * a key tile may wait for key tiles of its band that are scheduled later. */
+        /* A key tile adds its dQ after the earlier bands of its head. So a band has so many key tiles that one band of
+         * each head, taken together, occupies all multiprocessors: then no band runs at the same time as an earlier one
+         * for which it would wait. But a band has no more key tiles than can run at the same time, because a key tile
+         * may wait for key tiles of its band that are scheduled later. */
         p->band = (int)te_min(te_min(p->key_tiles, clusters),
                               te_max(TE__ATTN_BWD_MIN_BAND, te_ceil_div(clusters, heads)));
         if (F::VARLEN) {

@@ -4,17 +4,17 @@
  * cluster process a key tile, 64 keys each, with the same tiles of queries. In a block the warpgroups divide the work
  * by gradient instead of by keys:
  *
- *     first      S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it stores P^T in shared memory
- *     second     dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q; in shared memory it replaces P^T by dS^T
+ *     first warpgroup    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO. It stores P^T in shared memory.
+ *     second warpgroup   dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. It overwrites P^T there with dS^T.
  *
  * dQ is a sum over all 128 keys. Therefore each block copies its dS to the shared memory of the other block, and
  * computes half of the columns of dQ, for the keys of both blocks; for this it also holds these columns of the other
- * block's K. (docs/notes/attention_sm90.md says why the work is divided in this way.) In step i a warpgroup waits until
- * its S (first warpgroup) or dP (second) is complete, and then
+ * block's K. (docs/notes/attention_sm90.md says why the work is divided in this way.) In step i the first warpgroup
+ * waits until its S is complete, and the second one until its dP is complete. Then the warpgroup
  *
- *     computes P or dS from it, and stores the result once both blocks have read the dS of step i - 2,
- *     issues the product for dV or dK, and then the product for its columns of the dQ of step i - 1,
- *     when dV or dK is complete, issues S or dP of step i + 1, and stores dQ to shared memory for the producer.
+ *     computes P or dS from it, and stores it; before P is stored, both blocks must have read the dS of step i - 2;
+ *     issues the product for dV or dK, and then the product for its columns of the dQ of step i - 1;
+ *     issues S or dP of step i + 1 when dV or dK is complete, and stores dQ to shared memory for the producer.
  *
  * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n flops, plus 4 n
  * with V in place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of the tensor cores
@@ -29,11 +29,11 @@
 
 #include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
 
-/* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ, and 16 for P or dS
- * in 16 bits. If enough registers are left, K or V is held in registers, too.
- * Shared memory at head size 256: 64 KB for K and V, 16 KB for boxes of the other block's K, 64 KB for Q (two stages),
- * 32 KB for dO (one stage, because a step needs dO only from its product for dP to its product for dV), 32 KB for dS,
- * and 16 KB for dQ; together 224 of 227 KB. */
+/* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ (64 columns), and 16
+ * for P or dS in 16 bits. If enough registers are left, K or V is held in registers, too.
+ * Shared memory at head size 256: 64 KB for K and V, 16 KB for two boxes (64 columns each) of the other block's K, 64
+ * KB for Q (two stages), 32 KB for dO, 32 KB for dS, and 16 KB for dQ; together 224 of 227 KB. dO has only one
+ * stage: it is needed only from the beginning of its step's product for dP to the end of its product for dV. */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -44,8 +44,7 @@
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
-/* Return the shared-memory address of the 16 bytes that this lane stores first, or reads first, of the current step's
- * P. */
+/* Return the shared-memory address of the current step's P, where this lane stores or reads its first 16 bytes. */
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
@@ -76,9 +75,10 @@ TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], co
         te__attn_bwd_ds<T, F, C>(ds, ds, dp, none, g, 2 * x, 2 * x + 2);
     }
 }
-/* Called by the second warpgroup: stores dS where P was, once all threads of the warpgroup have read P; one thread then
- * sends dS to the other block. After a wait for ds_full, the dS of both blocks is in this block's shared memory. No
- * wait for free memory is needed here, in either block: the first warpgroup waited for it before it stored P. */
+/* Called by the second warpgroup: waits until all its threads have read P, and stores dS at the same address. Then one
+ * thread sends dS to the other block; whoever waits for ds_full finds the dS of both blocks in shared memory. The
+ * memory is free in both blocks: before the first warpgroup stored P, it waited until both blocks had read the dS of
+ * step i - 2. */
 template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
     te__attn_warpgroup_sync(1);
@@ -107,9 +107,9 @@ template <class C> TE_FN void te__attn_2cta_tile_wait(const te__attn_bwd_warpgro
 template <class C> TE_FN void te__attn_2cta_tile_release(const te__attn_bwd_warpgroup<C> *g, int is_do, int i) {
     te__attn_bwd_arrive(g, is_do ? TE__ATTN_BWD_AT(g, do_empty, C::do_stage(i)) : TE__ATTN_BWD_AT(g, q_empty, i & 1));
 }
-/* Loads the A operand of this warpgroup's product, K for S or V for dP, to registers, so that the product reads only Q
- * or dO from shared memory. N: the number of groups of 16 columns of A; N = 1 means that A stays in shared memory, and
- * that nothing is loaded. */
+/* Loads operand A of this warpgroup's product to registers, K for S or V for dP, so that the product reads only Q or dO
+ * from shared memory. N: the number of groups of 16 columns of A. If there are not enough registers for A, N is 1, and
+ * nothing is loaded: the product then reads A from shared memory, too. */
 template <class C, int N> TE_FN void te__attn_2cta_load_a(uint32_t (&a)[N][4], const te__attn_bwd_warpgroup<C> *g) {
     const int lane = te__attn_rematerialize(g->lane), row = g->warp * 16 + lane / 8 % 2 * 8 + lane % 8;
     if (N == 1) return;
@@ -146,8 +146,8 @@ TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C
             te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
     te__wgmma_commit();
 }
-/* Stores dQ of step j to shared memory, and tells both blocks that the memory of dS of step j is free. whole: nonzero
- * if all 64 queries of the step lie in the sequence. */
+/* Stores dQ of step j to shared memory. Now dS of step j, from which it was computed, is no longer needed, so both
+ * blocks are told that its memory is free. whole: nonzero if all 64 queries of the step lie in the sequence. */
 template <class C, int G, int N>
 TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
@@ -212,10 +212,9 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
     /* the number of columns over which the product sums, for S (G = 0) or dP (G = 1) */
     constexpr int SUMMED = G ? V : D;
     constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
-    /* Besides its 192 columns of dV, the first warpgroup has registers for up to 192 columns of K. The second one,
-     * which computes more columns of dQ, has registers for up to 128 columns of V besides its 192 columns of dK.
-     * A_STEPS: the number of groups of 16 columns of K or V that are held in registers, or 1 if K or V stays in shared
-     * memory. */
+    /* A_STEPS: the number of groups of 16 columns of K (first warpgroup) or V (second) that are held in registers as
+     * operand A, or 1 if it stays in shared memory. The first warpgroup has registers for 192 columns each of dV and K;
+     * the second one, which computes more columns of dQ, for 192 columns of dK and 128 of V. */
     constexpr int A_STEPS = OWN + SUMMED <= (G ? 192 + 128 : 192 + 192) ? SUMMED / 16 : 1;
     te__attn_bwd_warpgroup<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
@@ -250,8 +249,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
-            /* Issue the product for dQ of the previous step. In an item's first step there is no previous step; the
-             * result is then not used. */
+            /* Issue the product for dQ of the previous step. The first step of an item (key tile) has no previous step;
+             * the result is then not used. */
             te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
             te__attn_wgmma_wait<1>(); /* waits for dV or dK */
             te__attn_2cta_tile_release(g, !G, g->i);

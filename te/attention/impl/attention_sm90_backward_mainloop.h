@@ -4,14 +4,14 @@
  * A block holds 128 keys, their values, and their dK and dV; each of its two consumer warpgroups works on 64 of the
  * keys. A step processes a tile of queries of one head:
  *
- *     S^T = K Q^T             P^T = exp(S^T - lse); then dV += P^T dO, where P^T is an A operand in registers
- *     dP^T = V dO^T           dS^T = P^T (dP^T - delta); then dK += dS^T Q, where dS^T is an A operand in registers
- *     dS is stored in shared memory; one step later a warpgroup reads it there, for all 128 keys, to compute dQ = dS K
+ *     S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO. P^T is an A operand in registers.
+ *     dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. dS^T is an A operand in registers.
+ *     dQ = dS K of the previous step. For this, dS of both warpgroups (128 keys) is stored in shared memory.
  *
  * Because dQ is computed one step later, no warpgroup waits for the dS of the other warpgroup; and while one warpgroup
  * computes P or dS, the tensor cores run the products of the other one. Above head size 64 a warpgroup computes the
- * whole dQ of every other step; up to head size 64 each warpgroup computes half of the dQ of every step. dQ is stored
- * to shared memory, from which the producer adds it to global memory (attention_sm90_backward_producer.h).
+ * dQ of all queries in every other step; up to head size 64 it computes the dQ of half of the queries in every step. dQ
+ * is stored to shared memory, from which the producer adds it to global memory (attention_sm90_backward_producer.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
@@ -54,13 +54,13 @@ struct te__attn_bwd_output {
     int valid;          /* how many of the 64 rows lie in the sequence; only these are stored */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
     /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. Null:
-     * no sums are wanted. */
+     * the sums are not computed. */
     float *sum;
     /* [2, 16] floats of shared memory that belong to this warpgroup, through which one warp passes column sums to
      * another */
     float (*part)[16];
     int group;          /* the number of the warpgroup, 0 or 1 */
-    float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax); null: not wanted */
+    float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax); null: it is not computed */
 };
 /* Stores to `sum`, for each of `columns` columns (at most 64), one sum over each group of SUM_ROWS rows. u: this lane's
  * elements of these columns, already rounded to 16 bits. */
@@ -83,7 +83,7 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
             if (SUM_ROWS == 16 && g == 0 && warp * 16 < o.valid)
                 *(float2 *)(sum + warp * o.width + 16 * x + 8 * j + 2 * t) = s[j];
         }
-        /* with SUM_ROWS 16, the sum over a warp's own 16 rows is already complete */
+        /* with SUM_ROWS 16, the sum over the 16 rows of one warp is already complete */
         if (SUM_ROWS == 16) continue;
         te__attn_warpgroup_sync(o.group);
         if (warp % 2 == 0 && g == 0 && warp * 16 < o.valid) TE_UNROLL for (int j = 0; j < 2; j++) {
@@ -164,9 +164,9 @@ template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
                                 const te__attn_bwd_warpgroup<C> *g, const int which) {
     if constexpr (C::FOLDED) {
-        /* This wgmma adds the sixteen columns that are appended to both operands. Those of A are 1 where B has the
-         * three terms of lse (in the product for dP: of delta), else 0. A lane holds four of the sixteen columns: 2
-         * quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9. */
+        /* This wgmma multiplies the sixteen columns that are appended to both operands (te__attn_bwd_folds_stats). A is
+         * 1 in the columns where B has the three bf16 terms of -lse / scale (in the product for dP: of -delta), else 0.
+         * A lane holds columns 2 quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9 of the sixteen. */
         const int quad = te__attn_rematerialize(g->lane) % 4;
         const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
         te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
@@ -186,8 +186,9 @@ TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
-/* Issues the product dQ = dS K for 64 queries and 2 N columns. These are all queries of the step or, up to head size
- * 64, this warpgroup's half of the step's queries. stage: the stage that holds the step's dS. */
+/* Issues the product dQ = dS K for 64 queries and 2 N columns; N is the number of a thread's accumulators. Above head
+ * size 64 the 64 queries are all queries of the step; up to head size 64 they are this warpgroup's half of them. stage:
+ * the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
@@ -197,7 +198,7 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
             dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), k + 128 * x, x > 0);
 }
 /* Waits until the mbarrier `empty` has completed its phase of parity `phase`, then stores dQ of 64 queries by 2 N
- * columns to shared memory, at `to`. left: the number of queries from the first of these rows to the end of the
+ * columns to shared memory, at address `to`. left: the number of queries from the first of these 64 to the end of the
  * sequence. The layout depends on whether `left` is 64 or more; te__attn_bwd_dq_at describes both layouts. */
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
@@ -215,8 +216,8 @@ TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_wa
                 te__attn_shared_store2(row + 8 * PITCH + n * 32, dq + 4 * n + 2);
     }
 }
-/* Stores this warpgroup's dQ of step j to shared memory. Each stage has two slots of 64 x 64 floats: each warpgroup
- * uses one of them or, if one warpgroup computes the whole dQ of a step, this warpgroup uses both. */
+/* Stores this warpgroup's dQ of step j to shared memory. Each stage has memory for two boxes of 64 x 64 floats. If one
+ * warpgroup computes the whole dQ of a step (DQ_ALTERNATES), it stores both boxes; else each warpgroup stores one. */
 template <class C>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j,
                                      int left) {
@@ -321,10 +322,10 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
             p16[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
     }
 }
-/* Computes dS = P (dP - delta) in 16 bits, from the rounded P, because no registers are left to keep the unrounded P.
- * p16: P, or the ds_factor of te__attn_bwd_softmax; with dropout, a negative sign of an element says that its score is
- * dropped. p16 and ds may be the same array. first, end: only queries 8 * first to 8 * end - 1 of the tile are
- * computed. */
+/* Computes dS = P (dP - delta) in 16 bits. p16: P rounded to 16 bits, because no registers are left to keep the
+ * unrounded P; or, if softcap or dropout is used, the ds_factor of te__attn_bwd_softmax, whose elements are negative
+ * where dropout drops the score. ds may be the same array as p16. first, end: only queries 8 * first to 8 * end - 1 of
+ * the tile are computed. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_bwd_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&p16)[C::QUERIES / 16][4],
                            const float (&dp)[C::QUERIES / 2],
@@ -364,8 +365,8 @@ TE_FN void te__attn_bwd_issue_s(float (&s)[C::QUERIES / 2], const te__attn_bwd_w
     te__attn_bwd_gemm_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * C::Q_PITCH, g, 0);
     te__wgmma_commit();
 }
-/* Waits until both warpgroups have stored their dS of step j, then issues the product for this warpgroup's part of the
- * dQ of step j. */
+/* Waits until both warpgroups have stored their dS of step j, then issues the product for those elements of the dQ of
+ * step j that this warpgroup computes. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bwd_warpgroup<C> *g, int j) {
     te__barrier_wait(TE__ATTN_BWD_AT(g, ds_full, j & 1), j >> 1 & 1);
@@ -373,12 +374,13 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Returns whether this warpgroup computes the dQ of step j (the whole of it, or half). */
+/* Returns whether this warpgroup computes dQ of step j: in every other step that of all queries (DQ_ALTERNATES), or in
+ * every step that of half of the queries. */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
-/* Computes this warpgroup's part of the dQ of step j, and stores it in shared memory. left: the number of queries from
- * the first query of this part to the end of the sequence. */
+/* Computes this warpgroup's dQ of step j (of all queries or, without DQ_ALTERNATES, of half of them), and stores it in
+ * shared memory. left: the number of queries from the first of these to the end of the sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, int left) {
     float dq[C::DQ_REGISTERS];
@@ -388,8 +390,7 @@ TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, in
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
     te__attn_bwd_dq_to_shared<C>(dq, g, j, left);
 }
-/* Signals to the warps that add dQ to global memory that this warpgroup's part of the dQ of step j is in shared
- * memory. */
+/* Signals to the warps that add dQ to global memory that this warpgroup's dQ of step j is in shared memory. */
 template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     te__attn_fence_async_proxy();
     __syncwarp();
@@ -398,9 +399,8 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
 /* Runs step n of an item (a key tile of one head): processes one tile of queries. S of this step was issued before the
- * call; when the function returns, the product for dK is still running. In the code, has_dq means that dQ of step n - 2
- * is in shared memory, and first that this is the item's first step, which overwrites dK and dV instead of adding to
- * them. */
+ * call; when the function returns, the product for dK is still running. has_dq: dQ of step n - 2 is in shared memory.
+ * first: this is the item's first step, which overwrites dK and dV instead of adding to them. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,
@@ -449,24 +449,24 @@ TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[
     g->i++;
 }
 
-/* Runs between step g->i - 1, whose product for dK is still running, and step g->i: issues S of step g->i, and computes
- * dQ of step g->i - 2. n: the number of step g->i - 1 within its item. left: the number of queries from the first query
- * of this warpgroup's dQ to the end of the sequence. */
+/* Called after step g->i - 1, while its product for dK is still running: issues S of the next step, g->i, and computes
+ * dQ of step g->i - 2. n: the index of step g->i - 1 within its item, i.e. its key tile. left: the number of queries
+ * from the first query of this warpgroup's dQ to the end of the sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1],
                                       te__attn_bwd_warpgroup<C> *g, int n, int left) {
     const int st = g->i & 1; /* the stage of step g->i, which step g->i - 2 used as well */
     const uint32_t lse = TE__ATTN_BWD_AT(g, lse, 0) + st * C::QUERIES * 4;
     if constexpr (C::DQ_ALTERNATES) {
-        /* Wait for the product for dK: dQ will use the registers of dS, which that product reads, and S will then use
-         * the registers of dQ. */
+        /* Wait for the product for dK, because it reads dS from registers that the compiler uses again, first for dQ
+         * and then for S. */
         te__attn_wgmma_wait<0>();
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, q_empty, st ^ 1));
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    /* After an item's first step there is no step g->i - 2; the product for dQ is issued nevertheless, and its result
-     * is not used. */
+    /* After the first step of an item (n = 0) there is no earlier step whose dQ is to be computed; the product is
+     * issued nevertheless, and its result is not used. */
     } else {
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
@@ -519,7 +519,7 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        /* the index, within a tile of queries, of the first query of this warpgroup's part of dQ */
+        /* the index, within a tile of queries, of the first query whose dQ this warpgroup computes */
         const int dq_query = D > 64 ? 0 : g->group * 64;
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
         /* the lse of the queries in this lane's columns of S^T, and later in the same step their delta */
@@ -531,8 +531,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, TE__ATTN_BWD_AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
         int n = 0;                 /* the number of steps of this item so far */
-        /* The number of queries from the first query of this warpgroup's part of dQ (dq_query) to the end of the
-         * sequence. left: for the tile of the last step; left_before: for the tile of the step before that. */
+        /* The number of queries from the first one whose dQ this warpgroup computes (dq_query) to the end of the
+         * sequence. left: in the step that was just processed; left_before: in the step before that. */
         int left = 0, left_before;
 #pragma unroll 1
         for (;; n++) {
@@ -543,7 +543,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
             te__attn_bwd_between_steps<T, D, C>(s, stats, g, n, left_before);
         }
 
-        /* After the last step: wait for dK and dV of that step, and compute dQ of the last two steps. */
+        /* After the item's last step: wait for its dK and dV, and compute dQ of the last two steps. (The loop computes
+         * dQ of a step between the two steps that follow it.) */
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(dk), te__wgmma_fence_result(dv);
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, v_empty, 0));

@@ -7,20 +7,20 @@
  * be zeroed. If any_order (te__attn_bwd_params) is set, a block waits only for the first key tile, and the last bits of
  * dQ may vary.
  * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
- * head. Bands whose keys are seen by more queries come first. In a band, dQ is added in the order in which the key
- * tiles reach a tile of queries (DASH, arXiv 2601.21824):
- *   - causal: the last key tile of a band is scheduled first. It begins at the latest queries; each other key tile
- *     begins one or two tiles of queries before the key tile with the next index.
- *   - full attention: as causal, but after the last tile of queries a block continues with the first one.
- *   - sliding windows: as causal; each key tile begins with the first tile of queries that sees it.
- *   - causal, grouped heads: the first key tile of a band is scheduled first. All key tiles of a head go from the last
- *     tile of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
- * There is no deadlock: under a causal mask a block waits only for key tiles that were scheduled before its own. With
- * full attention a block may wait for a key tile of its band that is scheduled later. But a band has no more key tiles
- * than there are blocks, and a block takes its next key tile only after it has added every dQ for which its band may
- * wait. So some block already has that later key tile, or will take it.
- * With varlen each sequence has its own bands. After the tiles of a sequence there may be an index without a key tile
- * (te_sequence_tiles); blocks skip it. All blocks read the same sequences from cu_seqlens, even from invalid values.
+ * head. Bands whose keys are seen by more queries come first. The key tiles of a band add their dQ to a tile of queries
+ * in the order in which they reach it (DASH, arXiv 2601.21824):
+ *   - causal mask or sliding window: the last key tile of a band is scheduled first. Each key tile begins with the
+ *     first tile of queries that sees it, and goes on to the last one.
+ *   - full attention (no mask): the same, but each key tile continues with the first tile of queries after the last
+ *     one, until it has processed all of them.
+ *   - causal mask and grouped query heads: the first key tile of a band is scheduled first. All key tiles of a head go
+ *     from the last tile of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
+ * Waiting for the dQ of other key tiles cannot deadlock. With a mask, a block waits only for key tiles that were
+ * scheduled before its own. In full attention it may also wait for a key tile of the same band that is scheduled later.
+ * Some block takes that key tile: a band has no more key tiles than there are blocks, and no block takes its next key
+ * tile before it has added every dQ for which other key tiles of its band may wait.
+ * With varlen each sequence has its own bands. Some indices of the schedule belong to no key tile (te_sequence_tiles);
+ * blocks skip them. All blocks derive the same key tiles from cu_seqlens, even if its values are invalid.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
@@ -70,14 +70,14 @@ typedef struct te__attn_bwd_params {
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    /* the numbers of key tiles and of tiles of queries of a sequence; with varlen: of all sequences together
-     * (te_sequence_tiles) */
+    /* the numbers of key tiles and of tiles of queries: without varlen those of one sequence, with varlen those of all
+     * sequences together (te_sequence_tiles) */
     int key_tiles, query_tiles;
     /* items: the number of work items of the whole call, i.e. of key tiles of all heads of K and V; band: the number of
      * key tiles of a band, i.e. of neighbouring key tiles that are scheduled together */
     int items, band;
-    /* 1: dQ may be added in any order (te_context.attention_nondeterministic). Full attention ignores this, because
-     * adding in any order is slower there. */
+    /* 1: dQ may be added in any order (te_context.attention_nondeterministic). Without a mask the order is fixed in any
+     * case, because that is faster there. */
     int any_order;
     te_sequences sequences;     /* varlen: the packed sequences */
 } te__attn_bwd_params;
@@ -90,8 +90,8 @@ struct te__attn_bwd_item {
      * together */
     int band_first, band_last;
 };
-/* Special values of te__attn_bwd_item.key_tile. END: there are no more items; INVALID: with varlen, some tickets belong
- * to no key tile; blocks skip them. */
+/* Special values of te__attn_bwd_item.key_tile. END: there are no more items. INVALID: with varlen, the ticket (the
+ * item's index in the schedule) belongs to no key tile; blocks skip such an item. */
 enum { TE__ATTN_BWD_ITEM_END = -1, TE__ATTN_BWD_ITEM_INVALID = -2 };
 
 /* The part of a block's shared memory that holds everything except tiles. FOLDED: lse and delta are operands of the
@@ -130,11 +130,11 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    /* the number of rows over which a column sum of dK or dV is taken: such sums are the first stage of a bias
-     * gradient */
+    /* the number of rows of dK or dV that are added up to one row of te_attention_args.sum, from which a bias gradient
+     * is computed: the rows of one warp, or of two */
     static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32;
-    /* PREFETCH: if 1, a lane loads lse and delta from shared memory to registers before S or dP is complete; this is
-     * only possible if enough registers are left. */
+    /* PREFETCH: 1 if a lane loads lse and delta from shared memory to registers before S or dP is complete. The other
+     * kernels do not have enough registers for this, or do not need it (FOLDED). */
     static constexpr int FOLDED = FOLDED_STATS, PREFETCH = !TWO_CTA && QUERIES <= 64 && !FOLDED;
     /* DQ_ALTERNATES: if it is 1, a warpgroup computes the whole dQ of every other step (tile of queries), so that only
      * one warpgroup reads the dS of a step; if 0, each warpgroup computes half of the dQ of every step. DQ_REGISTERS:
@@ -157,9 +157,9 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int DQ_AT = DS_AT + TE__ATTN_BWD_STAGES * DS_BYTES;
     /* With clusters of two blocks (TWO_CTA), a block computes half of the columns of dQ, and each of its warpgroups
      * computes one box of 64 columns. But if dQ has three boxes, the first warpgroup of each block computes only half
-     * of the middle box: it gets the smaller part, because it also computes the exponentials. A warpgroup has one or
-     * two slots of shared memory for its box; if dQ has four boxes, there is only one slot, which the two warpgroups
-     * use alternately. */
+     * of the middle box: it gets the smaller part, because it also computes the exponentials. A slot is the shared
+     * memory for the columns of one warpgroup. Each warpgroup has SLOTS slots, but if dQ has four boxes (SHARED_SLOT),
+     * the two warpgroups use one slot alternately. */
     static constexpr int SHARED_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
     static constexpr int FIRST_DQ_BYTES = BOXES == 3 ? TE__ATTN_BWD_DQ_BOX_BYTES / 2 : TE__ATTN_BWD_DQ_BOX_BYTES;
     static constexpr int DQ_BYTES = !TWO_CTA      ? TE__ATTN_BWD_STAGES * 2 * TE__ATTN_BWD_DQ_BOX_BYTES
@@ -167,10 +167,10 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
                                                   : SLOTS * (TE__ATTN_BWD_DQ_BOX_BYTES + FIRST_DQ_BYTES);
     static constexpr int PEER_K_AT = DQ_AT + DQ_BYTES, BYTES = PEER_K_AT + (TWO_CTA ? 2 * 8192 : 0);
 
-    /* With clusters of two blocks (TWO_CTA): return the number of columns of dQ that warpgroup `group` computes. */
+    /* With clusters of two blocks (TWO_CTA): return how many columns of dQ warpgroup `group` of a block computes. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
-    /* With clusters of two blocks (TWO_CTA): return which box (64 columns) of dQ warpgroup `group` of block `rank`
-     * computes, whole or half. */
+    /* With clusters of two blocks (TWO_CTA): return the box of dQ (64 columns) of which warpgroup `group` of block
+     * `rank` computes all columns or, if dq_columns is 32, half of them. */
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
@@ -182,8 +182,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
         return DQ_AT + (group ? slot * TE__ATTN_BWD_DQ_BOX_BYTES
                               : SLOTS * TE__ATTN_BWD_DQ_BOX_BYTES + slot * FIRST_DQ_BYTES);
     }
-    /* Return the index in dq_empty of the mbarrier on which warpgroup `group` waits in step i, until the slot for its
-     * dQ (dq_slot_at) is free. */
+    /* Return the index in dq_empty of the mbarrier on which warpgroup `group` waits until the slot of shared memory for
+     * its dQ of step i (dq_slot_at) is free. */
     static __device__ __forceinline__ int dq_slot_barrier(int group, int i) {
         return 2 * group + (!SHARED_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
@@ -192,26 +192,25 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static __device__ __forceinline__ int dq_slot_phase(int group, int i) {
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
-    /* Return the index in dq_empty of the mbarrier to arrive at when the dQ that warpgroup `group` stored in step i has
-     * been read, which makes its slot free. */
+    /* Return the index in dq_empty of the mbarrier at which the producer arrives after it has read the dQ that
+     * warpgroup `group` stored in step i, so that the slot is free again. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        /* if both warpgroups use the same slot, the next one to wait for it is the other warpgroup; else it is the same
-         * warpgroup */
+        /* If the two warpgroups share a slot, the other warpgroup uses it next, and waits for it. */
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
-    /* do_stage: the stage that holds dO of step i. do_phase: the parity of the phase of that stage's mbarriers in step
-     * i. */
+    /* do_stage: the stage that holds dO of step i. do_phase: the phase parity, in step i, of the mbarriers of that
+     * stage. */
     static __device__ __forceinline__ int do_stage(int i) { return DO_STAGES > 1 ? i & 1 : 0; }
     static __device__ __forceinline__ int do_phase(int i) { return DO_STAGES > 1 ? i >> 1 & 1 : i & 1; }
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
-/* Return whether -lse / scale and -delta are folded into the products for S and dP. Then sixteen columns are appended
- * to the operands: to K and V columns of ones (and zeros), to Q and dO columns with each query's -lse / scale or
- * -delta, split into three terms in bf16 whose sum has all bits of the f32 value. In each step this takes 128 cycles of
- * the tensor cores (both warpgroups run one more wgmma for S and one for dP, of 32 cycles each) and saves 192 cycles of
- * shared memory, which is the bottleneck. Folding is not possible with options that need S before lse is subtracted,
- * nor in f16, whose range is too small for these terms. */
+/* Return whether -lse / scale and -delta are folded into the products for S and dP. Then all operands get sixteen more
+ * columns. Those of Q and dO hold -lse / scale or -delta of each query, split into three terms in bf16 whose sum has
+ * all bits of the f32 value; those of K and V hold ones where Q and dO have such a term, and zeros elsewhere. For each
+ * tile of queries this takes 128 more cycles of the tensor cores (both warpgroups run one more wgmma for S and one for
+ * dP, of 32 cycles each), but the loads of lse and delta from shared memory, which is the bottleneck, take 192 cycles
+ * less. Options that need S before lse is subtracted cannot use this, nor can f16, whose range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -225,8 +224,8 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Return whether a key tile that has processed the last tile of queries continues with the first tile of queries. A key
- * tile does so in full attention, where each key tile processes all queries. */
+/* Return whether a key tile that has processed the last tile of queries continues with the first one. It does so in
+ * full attention (no mask), where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Returns the item (a key tile of one head) at position i of the schedule, which orders the items of `heads` heads of K
  * and V. band: the number of key tiles of a band, i.e. of neighbouring key tiles that are scheduled together. */
@@ -240,8 +239,8 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, in
     return {at / count, te__attn_bwd_descends<F>(HEADS, KV_HEADS) ? first + n : first + count - 1 - n, first,
             first + count - 1};
 }
-/* Returns the item (a key tile of one head) to which ticket i belongs. With varlen, also moves `walk`, a cursor over
- * the sequences, to the item's sequence. */
+/* Returns the item (a key tile of one head) that has ticket i, its index in the schedule. With varlen, also moves
+ * `walk`, a cursor over the sequences, to the item's sequence. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p, int i, te_sequence_cursor *walk) {
     te__attn_bwd_item item = {0, TE__ATTN_BWD_ITEM_END, 0, 0};
@@ -291,23 +290,22 @@ TE_FN uint32_t *te__attn_bwd_semaphore_at(const te__attn_bwd_params *p, const te
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->dq_semaphores + tile * C::CLUSTER + rank;
 }
-/* For full attention: return the tile of queries with which the block of key tile n of a band begins. (A band is a
- * number of neighbouring key tiles that are scheduled together; n counts from its first one.) */
+/* For full attention (no mask): return the index of the tile of queries with which key tile n of a band begins; n = 0
+ * is the first key tile of the band. */
 template <class C> TE_FN int te__attn_bwd_start_tile(const te__attn_bwd_params *p, int n) {
     return n * C::KEYS / C::QUERIES % p->query_tiles;
 }
-/* For full attention: return how many tiles of queries the block of key tile n of a band (neighbouring key tiles that
- * are scheduled together) processes before it reaches `tile`. */
+/* For full attention (no mask): return how many tiles of queries key tile n of a band processes before it reaches the
+ * tile of queries `tile`; n = 0 is the first key tile of the band. */
 template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p, int n, int tile) {
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
 }
-/* Returns how many key tiles add their dQ to this tile of queries before `item` does, i.e. those that reach this tile
- * of queries sooner. In full attention the last key tile of a band is scheduled first, begins at the latest queries,
- * and continues with the first queries after the last ones. In cross-attention there may be more key tiles than tiles
+/* Returns how many key tiles add their dQ to this tile of queries before `item` does: those of earlier bands, and those
+ * of its own band that reach this tile of queries before it. In cross-attention there may be more key tiles than tiles
  * of queries, so that several key tiles begin at the same tile of queries; of these, the key tile with the larger index
- * adds first. With cross-attention, LANES lanes of a warp together count the key tiles that add before the item. seq:
- * the number of queries of the sequence. */
+ * adds first. Without a mask, cross-attention has no formula for the count: LANES lanes of a warp count the key tiles
+ * together. seq: the number of queries of the sequence. */
 template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_item &item, int tile, int seq) {
     if (!te__attn_bwd_wraps<F>()) {
@@ -315,7 +313,8 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
         const te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_bwd_descends<F>(HEADS, KV_HEADS)) return item.key_tile - t.first;
         const int last = t.end - 1;
-        /* the number of key tiles of earlier bands that add to this tile of queries */
+        /* the number of key tiles of earlier bands that add their dQ to this tile of queries; to these are added those
+         * of the item's own band that have a larger index */
         const int before = item.band_first > t.first ? item.band_first - t.first : 0;
         return before + (last < item.band_last ? last : item.band_last) - item.key_tile;
     }
@@ -330,7 +329,7 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     }
     const int last = item.band_first + tile * C::QUERIES / C::KEYS;
     const int begun =
-        /* the last key tile of the band that begins at this tile of queries or before it */
+        /* the last one among the key tiles of the band that begin at this tile of queries or at an earlier one */
         last < item.band_last ? last : item.band_last;
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
@@ -382,10 +381,10 @@ template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_ti
 
 /* ---- passing items to the warps --------------------------------------------------------------------------------- */
 
-/* Writes an item and its sequence to the shared memory of the cluster's other block, and arrives at that block's
- * mbarrier `full`. One thread of the first block calls this, which schedules the items of both blocks, after all warps
- * of both blocks have read the previous item from this address. to, rows_to, full: the addresses of the item, of its
- * sequence and of the mbarrier in this block's shared memory; the other block has the same layout. */
+/* Writes an item and its sequence to the shared memory of the cluster's second block, and arrives at that block's
+ * mbarrier `full`. Called by the one thread of the first block that schedules the items of both blocks, when all warps
+ * of both blocks have read the item that was there before. to, rows_to, full: the addresses of the item, of its
+ * sequence and of the mbarrier; they are the same in both blocks. */
 TE_FN void te__attn_bwd_item_send_to_peer(uint32_t to, uint32_t full, te__attn_bwd_item v,
                                            te_sequence rows, uint32_t rows_to) {
     asm volatile(
@@ -431,11 +430,11 @@ TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequen
     if constexpr (F::VARLEN) return rows;
     else return item.head / KV_HEADS;
 }
-/* In full attention a block calls this before it takes its next item, because blocks that process other key tiles of
- * the same band (neighbouring key tiles that are scheduled together) may wait for the dQ of the current item. If the
- * next item may belong to the same band, the function waits until the block has added every dQ of the current item.
- * item, i: the current item and its ticket. w: the last two steps of the current item; it suffices to wait for these,
- * because two warps add the dQ of alternate steps, each in order. */
+/* Called in full attention (no mask) before a block takes its next item. If the next item may belong to the same band
+ * as the current one, the function waits until the block has added every dQ of the current item, for which blocks that
+ * process other key tiles of the band may wait. item, i: the current item (a key tile) and its ticket, i.e. its index
+ * in the schedule. w: the last two steps of the item. Two warps add dQ, one in the even steps and the other in the odd
+ * ones, each in order; so when the dQ of the last two steps has been added, that of all earlier steps has, too. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {
@@ -454,12 +453,12 @@ TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_
 
 /* The state of the producer thread, which schedules items and loads tiles. */
 struct te__attn_bwd_producer_state {
-    int round;                        /* the number of items that the block has taken before the current one */
-    int step;                         /* the number of steps so far, over all items of this block */
+    int round;                        /* how many items (key tiles) the block has taken before the current one */
+    int step;                         /* how many tiles of queries the block has loaded, over all its items */
     int number;                       /* the ticket of the current item */
     te__attn_bwd_item item;
     te_sequence rows;                 /* varlen: the rows of the item's sequence */
-    te__attn_bwd_query_tiles last[2]; /* the last two steps of the current item */
+    te__attn_bwd_query_tiles last[2]; /* the last two steps (tiles of queries) of the current item */
 };
 
 /* Advances to the next item, i.e. key tile: the first block of a cluster takes a ticket and passes the item to the
@@ -493,8 +492,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
     }
 }
 /* Loads V of an item, then K; V comes first, because the consumers release the memory of V before that of K. With
- * clusters of two blocks (TWO_CTA), also loads two boxes of the other block's K, because this block computes its
- * columns of dQ for the keys of both blocks. */
+ * clusters of two blocks (TWO_CTA), also loads two boxes (64 columns each) of the other block's K: those from which
+ * this block computes its columns of dQ, which are sums over the keys of both blocks. */
 template <int HEADS, int KV_HEADS, int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te__attn_bwd_params *p,
                                 typename C::shared *sh, uint32_t base, const S &batch, int rank) {
@@ -559,10 +558,10 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
 
 /* ---- producer: lse and delta ------------------------------------------------------------------------------------ */
 
-/* Returns the wgmma descriptor of the folded lse and delta (te__attn_bwd_folds_stats), which are additional columns of
- * operand B. Query q has eight bf16 numbers at byte 16 q: three terms whose sum is -lse / scale, then 0, three terms
- * whose sum is -delta, then 0. A wgmma multiplies sixteen columns, so the descriptor makes it read the eight numbers
- * twice; the second time they are multiplied by elements of A that are zeros. */
+/* Returns the wgmma descriptor of the sixteen columns that te__attn_bwd_folds_stats appends to Q and dO (operand B).
+ * Query q has eight bf16 numbers at byte 16 q: three terms whose sum is -lse / scale, then 0, three terms whose sum is
+ * -delta, then 0. The descriptor makes wgmma read these eight numbers twice, because it multiplies sixteen columns; the
+ * second eight columns of operand A are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
     /* the stride between groups of eight rows is 128 bytes; the layout has no swizzle */
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32;
@@ -574,8 +573,7 @@ TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
     const float middle = __bfloat162float(__float2bfloat16_rn(rest));
     return make_uint2(te_pair_of_floats(high, middle, TE_bf16), te_pair_of_floats(rest - middle, 0, TE_bf16));
 }
-/* Stores x, the lse times log2(e) (if WHICH is 0) or the delta (if WHICH is 1) of one query, in a stage's shared
- * memory. */
+/* Stores a number x of one query in a stage's shared memory: lse times log2(e) if WHICH is 0, delta if WHICH is 1. */
 template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
@@ -586,8 +584,8 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
-        /* Storing lse also sets the query's elements of delta to 0: the product for S multiplies them by 0, which would
-         * give NaN if uninitialised memory contained a NaN. */
+            /* lse is stored before delta. The product for S also reads delta's four numbers, and multiplies them by 0,
+             * which gives NaN if they are uninitialised and happen to be NaN. So storing lse sets them to 0. */
         if (WHICH) *((uint2 *)to + 1) = terms;
         else *to = make_uint4(terms.x, terms.y, 0, 0);
         te__attn_fence_async_proxy();
@@ -643,9 +641,9 @@ TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds dQ in shared memory, COLUMNS columns and `left` rows (64 rows at most), to the sums in global memory: to columns
- * x, x + 1, ... of `box`, which has 64 columns. If COLUMNS is 64, x is 0. If first is 1, overwrites these sums instead.
- * */
+/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to
+ * x + COLUMNS - 1 of `box`, which has 64 columns; so x must be 0 if COLUMNS is 64. If first is 1, stores them instead
+ * of adding them. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
@@ -667,8 +665,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     const int lane = (int)threadIdx.x % 32, stage = s.i & 1;
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
-        /* In shared memory each of the two warpgroups has a box of dQ. Above head size 64 the two boxes hold different
-         * columns of the same queries; up to head size 64 they hold different queries. */
+        /* Each of the two warpgroups has stored a box of 64 queries by 64 columns. Above head size 64 the second box
+         * holds the next 64 columns of the same queries; up to head size 64 it holds the next 64 queries (later). */
         const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
@@ -704,7 +702,7 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;
-    int n = 0; /* the number of steps so far, over all items of this block */
+    int n = 0; /* the number of steps (tiles of queries) so far, over all key tiles of this block */
     te__attn_bwd_item item;
     te_sequence rows = {0, 0};
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {

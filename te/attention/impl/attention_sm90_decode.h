@@ -1,23 +1,23 @@
 /* attention_sm90_decode.h -- decoding: attention of a few new queries of each sequence to the keys in a cache, in bf16
  * and f16 on compute capability 9.0. Keys are split among blocks: Dao et al. 2023 (Flash-Decoding).
  *
- * attention_sm90_decode_work.h divides the keys of all sequences into splits, and the list of splits among the blocks;
- * attention_sm90_decode_result.h merges and stores results. A block that processes all splits of a tile of queries
- * merges their results itself. If several blocks process the splits of a tile, they store partial results, which a
- * second kernel merges. Both kernels merge in the same order with the same arithmetic, so that the result of a row is
- * bitwise identical in every batch.
+ * A group is a tile of queries with the keys that it sees. attention_sm90_decode_work.h divides these keys into splits,
+ * and the splits of all groups among the blocks; attention_sm90_decode_result.h merges and stores results. A block that
+ * processes all splits of a group merges their results itself. If several blocks process the splits of a group, they
+ * store partial results, which a second kernel merges. Both kernels merge in the same order with the same arithmetic,
+ * so that the result of a row is bitwise identical in every batch. The warps of the first kernel:
  *
- *     producer   one warp, which copies the pages of K and V to a ring of stages, 64 keys or values at a time
+ *     producer   one warp, which copies the pages of K and V to a ring of stages, 64 keys or values at a time.
  *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of each stage, with its own
  *                maximum and sum of each row. After the last key of a split the warps add up their results, where each
- *                warp adds up a quarter of O's columns. The products are transposed because a tile of 8 rows is then
- *                a whole B fragment of the tensor cores
+ *                warp adds up a quarter of O's columns. The products are transposed so that the tile of queries, which
+ *                has only 8 or 16 rows, is operand B of mma.sync: the fragments of B have 8 rows, those of A have 16.
  *
  * The differences for a cache in 8 bits are in attention_sm90_decode_8bit.h.
  *
- * Floor: one read of the keys and values, 2 kv_heads (head_dim + value_dim) bytes for each token, at the bandwidth of
- * the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait), and the L2
- * evicts copied pages first, so that they do not displace the partial results. Measurements:
+ * Floor: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for each token, at the
+ * bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait),
+ * and the L2 evicts copied pages first, so that they do not displace the partial results. Measurements:
  * docs/notes/attention_decode.md.
  */
 /* target: cuda */
@@ -31,10 +31,10 @@
 #include "attention_sm90_decode_work.h"   /* te__decode_group, te__decode_batch */
 
 enum {
-    /* the largest number of groups (a tile of queries with its keys) that the producer has passed to the consumers and
-     * that the consumers have not finished; each has a place in shared memory */
+    /* The number of places. A place is shared memory for one group (a tile of queries with its keys) and its queries.
+     * So the producer can pass this many groups to the consumers before they have finished the first one. */
     TE__DECODE_PLACES = 4,
-    TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of a ring */
+    TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of the ring */
 };
 
 template <int D, int V, int ROWS, int FORMAT>
@@ -53,13 +53,13 @@ struct te__decode_traits {
     static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* O^T of eight rows, from each warp */
     /* each warp's maximum and sum of each row */
     static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4;
-    /* the merged result of a group's splits so far (te__decode_held) */
+    /* the bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
     /* the bytes of all of a block's shared memory except the stages, which follow it; a multiple of 128, because the
      * stages are swizzled */
     static constexpr int OTHER_BYTES =
         (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
-    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor, but at most `most`. */
+    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor; at most `most`. */
     static constexpr int stages_of(int blocks, int most) {
         const int fit = (226 * 1024 / blocks - 1024 - OTHER_BYTES) / STAGE_BYTES;
         return fit < most ? fit : most;
@@ -68,8 +68,9 @@ struct te__decode_traits {
     /* The number of stages of the ring for large batches: just enough for the full memory bandwidth, because with more
      * copies in flight other loads would only wait longer. */
     static constexpr int STAGES = stages_of(BLOCKS, WIDEST <= 64 ? 4 : 3);
-    /* The number of stages for a batch of few keys. It does not need the full bandwidth, but all its copies should be
-     * in flight before the queries arrive; so one block with many stages runs on a multiprocessor. */
+    /* The number of stages for a batch of few keys. Such a batch does not need the full bandwidth, but the copies of
+     * all its keys should be in flight before the preceding kernel has written the queries. Therefore only one block,
+     * with as many stages as fit, runs on a multiprocessor. */
     static constexpr int SMALL_BATCH_STAGES = stages_of(1, TE__DECODE_MAX_STAGES);
     static constexpr int SHARED = shared_of(SMALL_BATCH_STAGES); /* the largest size of shared memory of a launch */
     static_assert(STAGES >= 2 && SMALL_BATCH_STAGES >= STAGES,
@@ -111,8 +112,8 @@ struct te__decode_ring {
 TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
     if (++r.stage == stages) r.stage = 0, r.phase ^= 1;
 }
-/* A run: at most TE__DECODE_RUN consecutive keys of one split, which are copied with one load of page numbers: each
- * lane holds the page number of 16 of these keys. */
+/* A run: at most TE__DECODE_RUN consecutive keys of one split. Their page numbers are loaded by one load of the warp:
+ * each lane holds the page number of 16 of these keys. */
 struct te__decode_run {
     /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
     int begin, end;
@@ -146,16 +147,16 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
     te__bulk_copy_once(to + (uint32_t)(lane * chunk * size), (const char *)c.pages + at,
                        (left < chunk ? left : chunk) * size, full);
 }
-/* The contents of a block's shared memory. It has TE__DECODE_PLACES places; each holds a group (a tile of queries, with
- * the keys that it sees) that the producer has passed to the consumers, and the group's queries. */
+/* The contents of a block's shared memory. A place is the memory for one group (a tile of queries with the keys that it
+ * sees) that the producer has passed to the consumers, and for the group's queries. */
 struct te__decode_memory {
-    /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers of the stages, two for
-     * each stage */
+    /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers, one of either kind
+     * for each stage, which signal that the stage is filled, or that the consumers have read it */
     uint32_t stages, full, empty;
-    /* q: the address of the queries in the first place; q_full, q_empty: the addresses of the mbarriers of the
-     * places */
+    /* q: the address of the queries of place 0; q_full, q_empty: the addresses of the mbarriers that signal that a
+     * place is filled, or that the consumers have finished its group */
     uint32_t q, q_full, q_empty;
-    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group (a tile of queries with its keys) in each place */
+    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group (a tile of queries with its keys) of each place */
     int count;                    /* the number of stages of the ring */
 };
 /* Copies the queries of a tile to shared memory, by TMA. One copy has several heads of a query, because these are
@@ -185,16 +186,17 @@ struct te__decode_producer {
     /* the current group (a tile of queries with the keys that it sees), which the producer has passed to the
      * consumers */
     te__decode_group g;
-    /* at: the index of the current split among those of g; end: one more than the block's last item */
+    /* at: the index of the current split among the splits of g; end: one more than the number, in the work list, of
+     * the last split (item) of this block */
     int at, end;
-    int number;         /* how many groups of this block's work come before the current one */
+    int number;         /* how many groups this block has processed before g */
     int slot;           /* the index, among the sequences of the cache, of the sequence of g */
     te__decode_ring ring;
 
     /* Passes group g (a tile of queries with the keys that it sees) and its queries to the consumers, in the next place
-     * of shared memory. The queries of the block's first group are not copied here but by a consumer: the producer
-     * would have to wait for the preceding kernel (te_kernel_wait) first, before it could begin to copy keys and
-     * values. */
+     * (te__decode_memory). The queries of the block's first group are copied by a consumer instead: before they are
+     * copied, te_kernel_wait must wait for the preceding kernel, and the producer should not wait before it copies the
+     * first keys and values. */
     __device__ __forceinline__ void hand_over(void) {
         const int lane = (int)threadIdx.x % 32, place = number % TE__DECODE_PLACES;
         const uint32_t full = m.q_full + place * 8;
@@ -272,9 +274,9 @@ template <int D>
 TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
     return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
 }
-/* Returns the address of the chunk that comes c chunks after another chunk of the same row. row_at: the address of that
- * other chunk; c: a constant that has no bit in common with that chunk's number, so that an exclusive or adds it. Rows
- * must be multiples of 128 bytes long. */
+/* Returns the address of chunk k + c of a row (chunks of 16 bytes), given the address row_at of the row's chunk k. No
+ * bit may be set in both k and c, so that an exclusive or adds c to the swizzled k. Rows must be multiples of 128 bytes
+ * long. */
 TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
     return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128);
 }
@@ -391,8 +393,8 @@ template <te_dtype T, int NT> struct te__decode_p {
             of[n][half] = te__transposed(te_pair_of_floats(s[0][n][2 * half], s[0][n][2 * half + 1], T));
     }
 };
-/* Computes O^T += V^T P^T for this warp's 16 values in a stage of V. left: how many of them, from the first on, belong
- * to the split. The other values are treated as zeros, because the stage may hold NaN from earlier data there. */
+/* Computes O^T += V^T P^T for the 16 rows of V (values) of this warp in a stage. left: only the first `left` of these
+ * rows belong to the split; the other ones are treated as zeros, because the stage may hold NaN of earlier data. */
 template <te_dtype T, int V, int NT>
 TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT> &p, uint32_t stage, int left) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
@@ -406,9 +408,10 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
         TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p.of[n][0], p.of[n][1], T);
     }
 }
-/* Writes to a stage in shared memory the keys (value 0) or values (value 1) of those new rows (tokens of this call)
- * that belong there. The producer could not copy them, because they are not in the cache yet. They are swizzled as in
- * the cache. key: the first key of the stage; stop: one more than the split's last key. Called by all consumers. */
+/* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if they
+ * belong to its keys; the producer could not copy them, because they are not in the cache yet. Their chunks are
+ * swizzled as in the cache. key: the first key of the stage; stop: one more than the split's last key. Called by all
+ * consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -426,9 +429,9 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }
-/* Stores the keys and values of new rows in the cache. Several tiles may contain queries of the same new row; the row
- * is stored only with the tile that has its query for the first of the heads that share the KV head. Called by all
- * consumers, once for each tile. */
+/* Stores the keys and values of new rows in the cache. Called by all consumers, once for each tile. The queries of one
+ * row, one of each query head that shares the KV head, may lie in several tiles; the row is stored with the tile that
+ * has the first of these heads. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
@@ -512,7 +515,7 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
 }
 
 /* The body of the consumer warps: processes the groups (tiles of queries with their keys) that the producer passes.
- * merged: shared memory of MERGED_BYTES for the merged result of a group's splits so far. */
+ * merged: MERGED_BYTES of shared memory, for the merged result of those splits of a group that have been processed. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memory &memory, const te__decode_exchange &x,
                               float *merged) {
@@ -558,10 +561,10 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
 }
 
 /* The first of the two kernels of decoding, which processes all splits of the keys. Grid: as many blocks as can be
- * resident, at most TE__DECODE_MAX_BLOCKS. The producer does not wait for the preceding kernel before it copies keys
- * and values: what it reads was made visible by te_cache_begin, except the new rows. The producer also copies the rows
- * of the pages in which new rows will be stored, which still contain other data; the consumers overwrite these copies
- * in shared memory. */
+ * resident, at most TE__DECODE_MAX_BLOCKS. The producer copies keys and values without waiting for the preceding
+ * kernel, because te_cache_begin has made the contents of the cache visible. The new rows (tokens of this call) are not
+ * in the cache yet; where their rows will be, the producer copies other data, which the consumers overwrite in shared
+ * memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -604,9 +607,9 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
 /* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with one warp for each
- * fragment of O^T. Block b merges the splits of the group (tile of queries) whose first split was processed by block b
- * of the first kernel and whose next splits were processed by block b + 1 (and following blocks), if there is such a
- * group. The partial results are read once. */
+ * fragment of O^T. A group (tile of queries) needs this kernel if several blocks of the first kernel have processed its
+ * splits. It is merged by the block whose index b is that of the first kernel's block that processed its first split;
+ * there is at most one such group for each b. The partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP),
@@ -621,8 +624,8 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     te__decode_group g = {};
     if (item < n.items) g = te__decode_group_of<GROUP, F>(n, item);
     const bool is_mine = item < n.items && g.item < item && g.item >= n.begin((int)blockIdx.x, blocks);
-    /* The next kernel waits until all blocks of this kernel are done. So it suffices that one of the blocks without
-     * work waits for the preceding kernel; the others return. */
+    /* The kernel after this one relies on the preceding kernel being finished once all blocks of this kernel are. If no
+     * block has work, at least one of them must therefore wait for the preceding kernel; the others return. */
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
@@ -657,9 +660,9 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
     typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT>
         traits;
     typedef te_attention_args args;
-    /* BLOCKS limits the registers of a block. Up to head size 128 it is one more than the number of this kernel's
-     * blocks that run on a multiprocessor, so that blocks of the merge kernel and of the next kernel fit beside them.
-     * This is not possible with tiles of 16 rows over a cache of 8 bits, which need more registers. */
+    /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds). Up
+     * to head size 128 this is one block more than run there, so that blocks of the merge kernel and of the next kernel
+     * fit beside them. Tiles of 16 rows over a cache of 8 bits need too many registers for that. */
         static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {

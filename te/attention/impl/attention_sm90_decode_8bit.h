@@ -3,18 +3,17 @@
  * A stage has TE__DECODE8_KEYS keys or values, in tiles of 16 rows: numbers of 8 bits, then a scale for each row
  * (te_attention_cache). Each of the four warps multiplies two tiles, whose numbers it converts in registers, exactly,
  * to 16 bits. ldmatrix loads four 8-bit numbers into a register of a lane, and the conversion makes two pairs of them:
- * bytes 0 and 2, and bytes 1 and 3. So the 16 dimensions of a 16-byte chunk are multiplied in another order than they
- * are stored in:
+ * bytes 0 and 2, and bytes 1 and 3. This permutes the 16 columns of each 16-byte chunk:
  *
- *     S^T = K Q^T    the queries are read in the same order (te__decode8_q)
- *     O^T = V^T P^T  each half of a fragment's rows has every other dimension: lane 4 g + t has O in columns 2 g and
- *                    2 g + 1 of a fragment (te__decode_store)
+ *     S^T = K Q^T    The queries are read with their columns in the same permuted order (te__decode8_q).
+ *     O^T = V^T P^T  The columns of V become the rows of O^T, so each half of a fragment's rows has every other column
+ *                    of O: lane 4 g + t has columns 2 g and 2 g + 1 of a fragment (te__decode_store).
  *
  * The scale of a key is multiplied into its scores, and the scale of a value into P. The product of P and scale is
  * rounded to bf16, also in lists of f16: bf16 has the range of f32, so that no scale is too large or too small. New
  * rows are rounded to 8 bits before they are used, as attention_options.h defines.
- *
- * Floor: one read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each token.
+ * Floor: one read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each token; the 8 bytes are the
+ * scales of a key and of a value.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_8BIT_H
@@ -43,11 +42,11 @@ TE_BOTH constexpr int te__decode8_tile_bytes(int d) { return TE_CACHE_TILE * (d 
 template <int FORMAT, te_dtype T> TE_BOTH constexpr float te__decode8_unit(void) {
     return FORMAT == TE_CACHE_FORMAT_int8 && T == TE_bf16 ? 64.0f : 1.0f;
 }
-/* Converts two integers n to n / te__decode8_unit, in T. In x, they are the lower bytes of the two halves. The code
- * first inverts the highest bit of n, which makes it the unsigned u = n + 128. */
+/* Converts two integers n to n / te__decode8_unit, in T. x has one of them in the low byte of each half. The highest
+ * bit of n is inverted first; the eight bits are then the unsigned number u = n + 128. */
 template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
     uint32_t r;
-    /* as f16, the bits 0x6400 | u are the number 1024 + u; subtracting 1024 + 128 leaves n */
+    /* as f16, the bits 0x6400 | u are the number 1024 + u = 1024 + 128 + n; subtracting 1024 + 128 leaves n */
     if constexpr (T == TE_f16) {
         asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x00ff00ffu) ^ 0x64806480u), "r"(0x64806480u));
     /* as bf16, the bits u are the subnormal number u * 2^-133; times 2^127, minus 2, it is (u - 128) / 64 = n / 64 */
@@ -57,9 +56,9 @@ template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
     }
     return r;
 }
-/* Converts two e4m3 numbers to T. In x, sign, exponent and fraction are already where T has them. But the exponent bias
- * is 7 in e4m3, 127 in bf16 and 15 in f16, so the numbers are multiplied by 2^120 or 2^8. Subnormal numbers are
- * converted exactly, too; NaN becomes 480. */
+/* Converts two e4m3 numbers to T. In each half of x, the sign, the exponent and the fraction of one number are already
+ * at the bits where T has them. But the exponent bias is 7 in e4m3, 127 in bf16 and 15 in f16, so the numbers are
+ * multiplied by 2^120 or 2^8. This converts subnormal numbers exactly, too; a NaN becomes the number 480. */
 template <te_dtype T> TE_FN uint32_t te__decode8_rebias(uint32_t x) {
     uint32_t r;
     if (T == TE_bf16) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x7b807b80u));
@@ -87,12 +86,13 @@ template <int FORMAT, te_dtype T> TE_FN void te__decode8_convert(uint32_t &even,
  * PERIOD chunks (te__cache_swizzle). */
 template <int D> struct te__decode8_lane {
     static constexpr int PERIOD = D % 128 ? 4 : 8;
-    uint32_t first; /* this lane's offset in a tile, in bytes, for chunks 0 and 1 */
+    uint32_t first; /* this lane's address for chunks 0 and 1, as an offset in bytes from the start of a tile */
     __device__ __forceinline__ te__decode8_lane(void) {
         const int lane = (int)threadIdx.x % 32, row = lane % 16;
         first = (uint32_t)(row * D + (lane / 16 ^ te__cache_swizzle(row, D, TE_bf16, TE_CACHE_FORMAT_int8)) * 16);
     }
-    /* Returns this lane's offset in a tile, in bytes, for chunks `chunk` (even) and chunk + 1. */
+    /* Returns this lane's address for one ldmatrix that reads chunks `chunk` (an even number) and chunk + 1, as an
+     * offset in bytes from the start of a tile. */
     __device__ __forceinline__ uint32_t at(int chunk) const {
         return (first ^ (uint32_t)(chunk % PERIOD * 16)) + (uint32_t)(chunk / PERIOD * PERIOD * 16);
     }
@@ -167,9 +167,10 @@ TE_FN uint32_t te__transposed(uint32_t pair) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
     return r;
 }
-/* Computes O^T += V^T P^T for this warp's values in a stage of V. p: P^T, laid out as S^T in te__decode8_products.
- * tile: the address of the warp's first tile. left: how many of these values, from the first on, belong to the split.
- * The scales of the other values count as 0, because they may be NaN; their 8-bit numbers are finite in any case. */
+/* Computes O^T += V^T P^T for the rows of V (values) of this warp in a stage. p: P^T, laid out as S^T in
+ * te__decode8_products. tile: the address of the warp's first tile. left: only the first `left` of these rows belong to
+ * the split. The other rows are multiplied by 0 instead of their scales, which may be NaN; their 8-bit numbers are
+ * finite in any case. */
 template <int FORMAT, int V, int NT>
 TE_FN void te__decode8_add_pv(float (&o)[V / 16][NT][4], const float (&p)[TE__DECODE8_TILES][NT][4], uint32_t tile,
                               int left) {
@@ -228,10 +229,11 @@ TE_FN int te__decode8_in_row(int key, int d) {
     const int lane = (int)threadIdx.x % 32;
     return (lane / 2 ^ te__cache_swizzle(key, d, TE_bf16, TE_CACHE_FORMAT_int8)) * 16 + lane % 2 * 8;
 }
-/* Rounds to 8 bits the keys (value 0) or values (value 1) of those new rows (tokens of this call) that belong to a
- * stage, and stores them in the stage, into which the producer could not copy them yet, and in the cache. Each row is
- * stored in the cache once: with the tile that has the row's query for the first of the heads that share the KV head.
- * key: the first key of the stage; stop: one more than the split's last key. Called by all consumers. */
+/* Rounds the keys (value 0) or values (value 1) of new rows (tokens of this call) to 8 bits, if they belong to the keys
+ * of a stage. Stores them in the stage, because the producer could not copy them from the cache, and in the cache. The
+ * queries of one row, one of each query head that shares the KV head, may lie in several tiles; the row is stored in
+ * the cache with the tile that has the first of these heads. key: the first key of the stage; stop: one more than the
+ * split's last key. Called by all consumers. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                  uint32_t stage, int key) {

@@ -1,11 +1,11 @@
 /* attention_sm90_decode_result.h -- the results of splits in the decoding kernels (attention_sm90_decode.h): functions
  * that add up the results of a block's four warps, merge the results of the splits of a group, and store the output or
- * a partial result. Both kernels use these functions, in the same order and with explicit rounding, so that a row has
- * bitwise identical results whichever kernel merges its splits.
+ * a partial result. The decoding kernel and the merge kernel both use these functions, in the same order and with
+ * explicit rounding, so that a row has bitwise identical results whichever kernel merges its splits.
  *
- * A result consists of O^T, not yet divided by the sums of the softmax, and of the maximum and the sum of the softmax
- * of each row. It is distributed over the lanes of one or four warps like the accumulators of mma.sync
- * (te__decode_result).
+ * The result of a split (or of several merged ones) is O^T of a tile of queries, not yet divided by the sums of the
+ * softmax, and the maximum and the sum of the softmax of each row. It is distributed over the lanes of one or four
+ * warps like the accumulators of mma.sync (te__decode_result).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_RESULT_H
@@ -165,11 +165,12 @@ struct te__decode_pair {
     uint32_t pair;
     int r, column;
 };
-/* Returns pair number i (0 or 1) of the two pairs that this lane stores of the accumulators o of a fragment of O^T.
- * scale: the factors of the lane's two rows. n: the fragment's rows are 8 n to 8 n + 7. With a cache of 16 bits, lanes
- * with neighbouring columns first exchange elements; then a lane with an even g = lane / 4 has two columns of the first
- * of its two rows, a lane with an odd g of the second. With a cache of 8 bits each lane already has two adjacent
- * columns of both rows (attention_sm90_decode_8bit.h). */
+/* Returns a pair of adjacent elements of O that this lane stores. o: the lane's accumulators of a fragment of O^T
+ * (16 columns of O; rows 8 n to 8 n + 7), which make two pairs; i: which of them, 0 or 1. scale: the factors of the
+ * lane's two rows. With a cache of 16 bits, o has one column of each of two rows, so the lanes of neighbouring columns
+ * exchange elements: a lane whose g = lane / 4 is even gets two columns of its first row, a lane with an odd g two
+ * columns of its second row. With a cache of 8 bits each lane already has two adjacent columns of both rows
+ * (attention_sm90_decode_8bit.h). */
 template <te_dtype T, class F>
 TE_FN te__decode_pair te__decode_pair_of(const float (&o)[4], const float (&scale)[2], int n, int i) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, odd = g % 2;
@@ -185,9 +186,9 @@ TE_FN te__decode_pair te__decode_pair_of(const float (&o)[4], const float (&scal
     p.r = n * 8 + 2 * t + odd, p.column = i * 8 + g - odd;
     return p;
 }
-/* Stores the output of a group, i.e. of a tile of queries. fragment: the number of the fragment of O^T with which
- * `result` begins. With the option fp8_output (te_attention_args), each number is rounded to T before it is multiplied
- * by the output scale and converted to e4m3. */
+/* Stores the output of a group, i.e. of a tile of queries. `result` has M fragments of O^T (16 columns of O each),
+ * beginning with fragment number `fragment` of the head's V / 16. With the option fp8_output (te_attention_args), each
+ * number is rounded to T before it is multiplied by the output scale and converted to e4m3. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &w,
                             const te__decode_result<M, NT> &result, int fragment) {

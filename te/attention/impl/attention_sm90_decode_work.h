@@ -26,7 +26,8 @@ enum {
     TE__DECODE_BATCH_BYTES = (4 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4
 };
 
-/* The keys of a sequence that at least one of some consecutive queries sees, and the splits that contain these keys. */
+/* The keys that at least one query of a range of consecutive queries of a sequence sees, and the splits that contain
+ * these keys. A split is a range of 1 << shift keys, the unit of work of a block. */
 struct te__decode_keys {
     int keys;  /* the number of keys of the sequence, including those of the new rows */
     int shift; /* a split has 1 << shift keys */
@@ -52,13 +53,14 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
     return w;
 }
 
-/* The sequences of a batch; the arrays are in the block's shared memory. Each group of sequence i (a tile of queries of
- * one KV head, with its keys) has first_split[i + 1] - first_split[i] splits, namely those with a key that at least one
- * query of the sequence sees. Together they have first_stage[i + 1] - first_stage[i] stages. */
+/* The sequences of a batch; the arrays are in the block's shared memory. A group of sequence i is a tile of queries of
+ * one KV head, with its keys. All groups of a sequence have the same splits, first_split[i + 1] - first_split[i] in
+ * number: those that contain a key that at least one query of the sequence sees. These splits have
+ * first_stage[i + 1] - first_stage[i] stages (of 64 keys). */
 struct te__decode_batch {
-    /* first_split, first_stage: prefix sums, over the sequences, of the numbers of splits and of stages of one group of
-     * each sequence; past: how many tokens of a sequence were in the cache before its new rows; first_row: the first
-     * row of a sequence. Each array has count + 1 elements, but past has count. */
+    /* first_split: element i is the sum, over the sequences before sequence i, of the number of splits of one of their
+     * groups; first_stage: the same for stages; past: how many tokens of a sequence were in the cache before its new
+     * rows; first_row: the first row of a sequence. Each array has count + 1 elements, but past has count. */
     const int *first_split, *first_stage, *past, *first_row;
     /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
     int count, heads;
@@ -71,8 +73,8 @@ struct te__decode_batch {
         const int n = first_row[i + 1] - first_row[i];
         return n < longest ? n : longest;
     }
-    /* Finds an element's sequence in a list in which sequence i has heads * (first[i + 1] - first[i]) elements: returns
-     * the sequence of element `at`. */
+    /* Returns the sequence to which element `at` of a list belongs. In this list, the elements are ordered by sequence,
+     * and those of sequence i begin at heads * first[i]. */
     __device__ __forceinline__ int sequence_of(const int *first, int at) const {
         int low = 0, high = count;
         while (high - low > 1) {
@@ -84,9 +86,9 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Returns the number of the first item of block b (an item is one split of the keys of a group); the items of the
-     * block end before begin(b + 1). The stages of all items are divided evenly among the blocks, and a block processes
-     * the items whose first stage is one of its stages. */
+    /* Returns the number of the first item of block b in the work list (an item is one split of one group); its last
+     * item is begin(b + 1) - 1. The stages of all items are divided evenly among the blocks, and an item is processed
+     * by the block that has the item's first stage. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
@@ -99,9 +101,9 @@ struct te__decode_batch {
     }
 };
 /* Fills the arrays of the batch at `memory`, TE__DECODE_BATCH_BYTES bytes of shared memory, and returns the batch.
- * Called by all threads of the block. The function reads only data that te_cache_begin has read or written, so it may
- * run before te_kernel_wait (see te__cache_begin). Its loads bypass the L1, which may still hold data of an earlier
- * batch. */
+ * Called by all threads of the block, possibly before te_kernel_wait: the function reads only data that te_cache_begin
+ * has read or written, and te_cache_begin has made them visible (te__cache_begin). Its loads bypass the L1, which may
+ * still hold data of an earlier batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
     constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
@@ -126,8 +128,8 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
                                                 const int end = (w.seen.end + TE__DECODE_KEYS - 1) / TE__DECODE_KEYS;
                                                 sum[0] += w.splits, sum[1] += end > first ? end - first : 1;
     };
-    /* Each thread processes consecutive sequences; a prefix sum over the threads then adds up their numbers of splits
-     * and stages. */
+    /* Each thread adds up the numbers of splits and of stages of consecutive sequences; a prefix sum over the threads
+     * follows. */
     const int each = (n.count + threads - 1) / threads, from = thread * each;
     const int to = from + each < n.count ? from + each : n.count;
     int sum[2] = {0, 0}, before[2], total[2] = {0, 0};
@@ -153,12 +155,12 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
     return n;
 }
 
-/* A group, i.e. a tile of queries of one KV head with the keys that it sees, and the range of the group's splits that
- * this block processes. */
+/* A group, i.e. a tile of queries of one KV head with the keys that it sees, and the range of its splits (ranges of
+ * consecutive keys) that this block processes. */
 struct te__decode_group : te__decode_keys {
-    int i, kv_head, tile; /* the sequence, the KV head and the tile of the group */
-    /* item: the number of the group's first item in the work list; count: the number of items of the group. They are
-     * the splits first_split to first_split + count - 1 of the sequence. */
+    int i, kv_head, tile; /* the indices of the sequence, of the KV head, and of the tile among those of the KV head */
+    /* item: the number, in the work list, of the group's first item; count: the number of its items. An item is a
+     * split; those of the group are the splits first_split to first_split + count - 1 of the sequence. */
     int item, count;
     int first_split;
     /* first_row: the first row of the sequence among the rows of the batch; rows: the number of rows of the tile,
@@ -169,21 +171,21 @@ struct te__decode_group : te__decode_keys {
     int is_last;         /* 1 if this is the last group of the block */
     /* the index of the memory for the group's partial results (te__decode_slot_of) */
     int slot;
-    /* Returns the first key to process in the group's split number `at`: the first key of the split that the tile sees,
-     * rounded down to a multiple of TE__DECODE_KEYS. */
+    /* Returns the first key to process in split number `at` of the group: the first key of the split that a query of
+     * the tile sees, rounded down to a multiple of TE__DECODE_KEYS. */
     __device__ __forceinline__ int begin(int at) const {
         const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
         return of_split > of_tile ? of_split : of_tile;
     }
-    /* Returns one more than the last key that the tile sees in the group's split number `at`; 0 if the tile has no
-     * rows. */
+    /* Returns one more than the last key of split number `at` of the group that a query of the tile sees; 0 if the tile
+     * has no rows. */
     __device__ __forceinline__ int end(int at) const {
         const int of_split = (first_split + at + 1) << shift;
         return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
     }
 };
-/* Completes a group whose members i, kv_head, tile and item are set: sets its keys, count, first_split, first_row and
- * rows. */
+/* Completes a group whose members i, kv_head, tile and item are set: computes its keys, count, first_split, first_row
+ * and rows. */
 template <int GROUP, class F>
 TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
     constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP);
@@ -196,7 +198,7 @@ TE_FN void te__decode_complete(te__decode_group &g, const te__decode_batch &n) {
     const int query = row / GROUP, last = (row + (g.rows ? g.rows : 1) - 1) / GROUP;
     static_cast<te__decode_keys &>(g) = te__decode_keys_of<F>(queries, past, query, last - query + 1);
 }
-/* Returns the group (tile of queries with its keys) to which item number `item` of the work list belongs. */
+/* Returns the group (tile of queries with its keys) that has item number `item` (a split) of the work list. */
 template <int GROUP, class F>
 TE_FN te__decode_group te__decode_group_of(const te__decode_batch &n, int item) {
     te__decode_group g;
@@ -234,8 +236,8 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
 /* Returns the slot of memory for the partial results of a group (a tile of queries) whose splits are processed by more
  * than one block. There are TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the
  * number of the group. Otherwise it is the number of the block that processes the group's first split: no two such
- * groups have the same slot, because only the last group of a block can extend into the next block. block: a block that
- * processes some of the group's splits. */
+ * groups have the same slot, because only the last group of a block can extend into the next block. block: any block
+ * that processes some of the group's splits. */
 TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
     if (n.count * n.heads <= TE__DECODE_MAX_BLOCKS) return g.i * n.heads + g.kv_head * n.tiles + g.tile;
     while (n.begin(block, blocks) > g.item) block--;

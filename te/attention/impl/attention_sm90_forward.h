@@ -94,15 +94,15 @@ typedef struct te__attn_fwd_params {
         *tickets;
     int all_heads;     /* the number of query heads of all sequences together */
     int seq;           /* the number of queries of a sequence; with varlen: of the longest sequence */
-    /* the number of tiles of queries of all heads; with varlen: of tile indices, some of which belong to no tile
-     * (te_sequence_tiles) */
+    /* without varlen: the number of tiles of queries of all heads; with varlen: the number of tile indices, some of
+     * which belong to no tile (te_sequence_tiles) */
     int tiles;
     int head_tiles;    /* the number of tiles of queries of one head */
     /* With a causal mask: how many tiles of queries of each head are processed at the end, after all other tiles of all
      * heads. They are those with the fewest keys. */
     int last_tiles;
     /* heads_at_once: how many heads are processed at the same time, few enough that their K and V stay in the L2.
-     * heads_at_once_last: the same number for the tiles at the end, which last_tiles counts. */
+     * heads_at_once_last: the same for those tiles of queries that are processed at the end (last_tiles). */
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* attention sinks: [heads], one logit for each head */
@@ -126,8 +126,8 @@ template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_s
 
 /* A tile of queries. query: its first query; head: its head, numbered sequence * heads + head. */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
-/* Special values of te__attn_work_tile.head. END: there are no more tiles; INVALID: with varlen, some tile indices
- * belong to no tile; blocks skip them. */
+/* Special values of te__attn_work_tile.head. END: there are no more tiles. INVALID: with varlen, this tile index
+ * belongs to no tile (te_sequence_tiles), and the block skips it. */
 enum { TE__ATTN_WORK_END = -1, TE__ATTN_WORK_INVALID = -2 };
 
 typedef struct te__attn_fwd_barriers {
@@ -147,8 +147,8 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* At the barriers `empty` of Q all consumer threads arrive; at those of K and V one lane of each consumer
-             * warp. */
+            /* At the barriers `empty` of Q all 128 threads of each consumer warpgroup arrive; at those of K and V one
+             * lane of each of its four warps. */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -156,11 +156,12 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
 
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
-/* Returns the tile that has the given number; blocks take tiles in the order of the numbers. First come all tiles of
- * some heads (heads_at_once), then all tiles of the next heads, and so on. With a causal mask, a head's tiles with the
- * most keys come first, and the last_tiles with the fewest keys come after all other tiles of all heads, so that all
- * blocks end at about the same time. With a causal mask, tiles are also aligned to the end of the sequence: if the
- * first tile of queries is incomplete, it begins before the sequence, and it is the tile with the fewest keys. */
+/* Returns the tile of queries that has the given number; blocks take tiles in the order of the numbers. First come all
+ * tiles of some heads (heads_at_once), then all tiles of the next heads, and so on. With a causal mask, the tiles of a
+ * head are ordered by the number of keys that they see, the largest number first; and the last_tiles tiles of each head
+ * that see the fewest keys come after all other tiles of all heads, so that all blocks end at about the same time.
+ * Also, tiles are then aligned to the end of the sequence: if the number of queries is not a multiple of ROWS, the
+ * first tile begins before the sequence. */
 template <int ROWS, class F> TE_FN te__attn_work_tile te__attn_fwd_work_tile(const te__attn_fwd_params *p, int number) {
     te__attn_work_tile w = {0, TE__ATTN_WORK_END};
     if (number >= p->tiles) return w;
@@ -233,8 +234,9 @@ template <int HEADS, class F> TE_FN auto te__attn_fwd_kv_batch(te__attn_work_til
 template <class F> TE_FN const CUtensorMap *te__attn_fwd_v_map(const te__attn_fwd_params *p) {
     return F::VALUE ? &((const te__attn_fwd_value_params *)(const void *)p)->v : &p->kv;
 }
-/* Returns the index of a head of v in the tensor map of te__attn_fwd_v_map. kv_head: the index of the head among the KV
- * heads; k_head: the index, in the tensor map of the keys, of the head of k with the same kv_head. */
+/* Returns the index, in the tensor map of te__attn_fwd_v_map, of the head of v that belongs to KV head kv_head. k_head:
+ * the index of the KV head's k in the tensor map of the keys. If both have the same head size, k and v share a tensor
+ * map, in which the KV_HEADS heads of v follow those of k. */
 template <int KV_HEADS, class F> TE_FN int te__attn_fwd_v_head(int kv_head, int k_head) {
     return F::VALUE ? kv_head : k_head + KV_HEADS;
 }
@@ -315,10 +317,9 @@ template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipeline
     te__named_barrier_arrive(1 + (a.group + 1) % C::GROUPS, 256);
 }
 
-/* Issues the product S of the current tile of keys, and O += P V of the previous tile. On return S is complete, but P V
- * may still run. has_k: 0 if there is no current tile; has_v: 0 if there is no previous tile. Both products are issued
- * in any case, but the result of a product without a tile is not used. If add is 0, O = P V is computed instead of O +=
- * P V. */
+/* Issues the product S of the current tile of keys, and O += P V of the previous tile (O = P V if add is 0). On return
+ * S is complete, but P V may still run. has_k, has_v: 0 if there is no current, or no previous tile of keys; its
+ * product is issued nevertheless, and the caller does not use the result. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -343,16 +344,17 @@ template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
     te__attn_pipeline_advance(a.v);
 }
-/* Waits until O += P V is complete, then releases the stage of V that it has read (unless has_v is 0: there was
- * none). */
+/* Waits until O += P V is complete, then releases the stage of V that it has read. has_v: 0 if there was no tile of V
+ * for this product (te__attn_fwd_issue_gemms), so that no stage is to be released. */
 template <class C>
 TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
     te__wgmma_wait_0();
     te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     if (has_v) te__attn_release_v(a);
 }
-/* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: it was the last tile
- * of keys for these queries; then the warp also releases Q and the work tile (of which each lane has a copy). */
+/* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: 1 if it was the last
+ * tile of keys for these queries; then the warp also releases the stage of Q, with the entry of te__attn_fwd_barriers
+ * that describes this tile of queries (each lane has a copy of it). */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -361,8 +363,8 @@ template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, i
 }
 
 /* Skips a tile of K. A block loads the tiles of keys that any of its warpgroups needs, and a warpgroup skips those that
- * none of its queries sees: at most one at either end of the range of keys. The V of the skipped tile is skipped one
- * product later (te__attn_skip_v). */
+ * none of its queries sees: at most one at the beginning, and one at the end, of the range of keys. The V of a tile is
+ * used one step later than its K, and so the V of the skipped tile is skipped one step later (te__attn_skip_v). */
 template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
@@ -398,10 +400,10 @@ TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2]
         }
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
 }
-/* Processes a tile of keys after the first one. needs_mask: some queries do not see all keys of this tile. This happens
- * only with a window: otherwise all queries see all keys of these tiles, because the queries of a warpgroup and the
- * tiles of keys begin at multiples of 64. add: 0 if O = P V is to be computed instead of O += P V. is_last: this is the
- * last tile of keys. */
+/* Processes a tile of keys after the first one. needs_mask: 1 if some queries do not see all keys of this tile. This
+ * happens only with a window: with a causal mask alone, only the first tile that is processed, at the diagonal, needs
+ * the mask, because the queries of a warpgroup and the tiles of keys begin at multiples of 64. add: 0 if O = P V is to
+ * be computed instead of O += P V. is_last: 1 if this is the last tile of keys. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -457,8 +459,8 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
     te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    /* skipped_last: 1 if this warpgroup skipped the last tile of keys of the previous tile of queries, so that its V is
-     * still to be skipped. add: 1 if the next P V is added to O, 0 if it overwrites O. */
+    /* skipped_last: 1 if this warpgroup skipped K of the last tile of keys for the previous tile of queries, and must
+     * still skip the V of that tile of keys. add: 1 if the next P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
@@ -544,8 +546,8 @@ TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_arg
     p->tiles = F::VARLEN ? p->slots * HEADS : p->all_heads * p->head_tiles;
     p->heads_at_once = F::RIGHT == 0 ? (int)te_max(1, te_min(TE__ATTN_FWD_L2_BYTES / kv_bytes, kv_heads)) : 1;
     p->heads_at_once *= HEADS / KV_HEADS;
-    /* With a causal mask, the quarter of a head's tiles with the fewest keys reads only a quarter of the keys.
-     * Therefore the K and V of more heads fit into the L2 while these tiles are processed. */
+    /* With a causal mask, the quarter of a head's tiles of queries that see the fewest keys see only the first quarter
+     * of the keys. So while these tiles are processed, the keys and values that more heads need fit into the L2. */
     p->last_tiles = F::RIGHT == 0 ? p->head_tiles / 4 : 0;
     p->heads_at_once_last = (int)te_min(16 * (int64_t)p->heads_at_once, p->all_heads);
 }

@@ -8,12 +8,13 @@
  * 11 significant bits, while Q and K have only 4. P is 2^(scale * s + offset), where the scale and the exponent also
  * have 11 bits, and the offset, an integer, is exact.
  *
- * The number that is subtracted from a row's logits (row_max) is the maximum of its first tile of keys, rounded up to
- * an integer, until the sum of a lane's elements of P in a tile exceeds 448, the largest e4m3. Then P (while it is
- * still f16), O and the sums are divided by a power of two. If f16 may have overflowed as well, S of that tile is
- * recomputed instead, and P is computed in f32. P becomes an A operand without a shuffle between lanes: of 32 keys a
- * lane has columns 2 t and 2 t + 1 of four groups of eight, but the operand needs columns 4 t to 4 t + 3 of two groups
- * of sixteen. Therefore the keys of V are permuted accordingly (te__attn_fp8_byte_of_key).
+ * The number that is subtracted from a row's logits (row_max) is at first the maximum of the first tile of keys,
+ * rounded up to an integer. When the sum of a lane's elements of P in a tile exceeds 448, the largest e4m3, row_max is
+ * raised by an integer n: P (while it is still f16), O and the softmax sums are divided by 2^n. If the sum is so large
+ * that P may have overflowed f16, S of that tile is recomputed instead, and P is computed in f32. P becomes an A
+ * operand without a shuffle between lanes, because the keys of V are permuted (te__attn_fp8_byte_of_key): of 32 keys a
+ * lane has columns 2 t and 2 t + 1 of four groups of eight, where the operand has columns 4 t to 4 t + 3 of two groups
+ * of sixteen.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
  * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the
@@ -64,8 +65,8 @@ template <int D_> struct te__attn_fp8_traits {
     static_assert(KEYS == 128 && ROWS - 64 <= KEYS, "te: attention: a box of V, te__attn_skip_k expect it");
 };
 
-/* If the sum of a lane's elements of P is NaN or exceeds this limit, an element may have been above 65504, the largest
- * f16. */
+/* If the sum of a lane's elements of P exceeds this limit or is NaN, an element, or the sum itself, may have exceeded
+ * 65504, the largest f16, so that S must be recomputed. */
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
@@ -185,9 +186,9 @@ TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16);
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
-/* Returns the scale as a pair of two equal f16. A scale below 2^-24 becomes 2^-24, which changes the exponent by less
- * than 2^-8, because finite f16 scores are below 2^16. (0 could not be used: 0 times a masked score of -inf would be
- * NaN.) */
+/* Returns the scale as a pair of two equal f16. A scale below 2^-24 becomes 2^-24; it must not become 0, because 0
+ * times a masked score of -inf would be NaN. This changes the exponent scale * s by less than 2^-8, because finite f16
+ * scores are below 2^16. */
 TE_FN uint32_t te__attn_fp8_exponent_scale(float scale) {
     return scale >= 0 && scale <= 32768.0f ? te__attn_f16x2(fmaxf(scale, 1.0f / (1 << 24))) : TE__ATTN_FP8_NAN;
 }
@@ -219,8 +220,8 @@ TE_FN uint32_t te__attn_fp8_exp2_poly(uint32_t x) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(y), "r"(0x84008400u)); /* -2^-14 */
     return y;
 }
-/* Replaces S by P in row e, one of this thread's two rows. Returns the sum of this lane's elements of P in the row;
- * even and odd columns are summed separately, in f16. */
+/* Replaces S by P in row e, one of this thread's two rows. Returns the sum of this lane's elements of P in the row. The
+ * even and the odd columns are first summed separately in f16, and the two sums are added in f32. */
 template <class C>
 TE_FN float te__attn_fp8_exp_row(te__attn_fwd_fragments<C> &r, int e, const te__attn_fp8_exponent &x) {
     constexpr int EVERY = C::EXP2_POLY_EVERY;
@@ -271,8 +272,8 @@ template <class C> TE_FN float te__attn_fp8_max(const te__attn_fwd_fragments<C> 
 TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
-/* Divides P, O and the sums by a power of two, in each row in which the sum of a lane's elements of P exceeds the
- * largest e4m3. The power of two is the smallest that makes P at most 16; if P is at most 16 already, it is 2. */
+/* Divides P, O and the softmax sums by 2^n, in each row in which the sum of a lane's elements of P exceeds the largest
+ * e4m3, and raises row_max by n. n is the smallest number that makes P at most 16, but at least 1. */
 template <class C>
 TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float sum[2]) {
     float factor[2];
@@ -392,8 +393,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     float value = 0; /* the dequantization factor of v in the head of tile w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    /* skipped_last: 1 if this warpgroup skipped the last tile of keys of the previous tile of queries, so that its V is
-     * still to be skipped. add: 1 if the next P V is added to O, 0 if it overwrites O. */
+    /* skipped_last: 1 if this warpgroup skipped K of the last tile of keys for the previous tile of queries, and must
+     * still skip the V of that tile of keys. add: 1 if the next P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];

@@ -143,9 +143,9 @@ TE_FN float te__attn_exp_row(te__attn_fwd_fragments<C> &r, int e, float row_max,
 template <te_dtype T, class C> TE_FN void te__attn_pack_p(te__attn_fwd_fragments<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
-/* The largest sum of a lane's elements of P, in one row of a tile, for which row_max is not updated. Elements of P are
- * not negative, so that none exceeds the sum. In f16 an element must not exceed 65504, the largest f16. bf16 has the
- * range of float, but the limit must keep the product P V far from the end of this range. */
+/* If the sum of a lane's elements of P in one row of a tile exceeds this threshold, row_max is updated. No element
+ * exceeds the sum, because elements of P are not negative. The threshold for f16 leaves a factor of 4 to 65504, the
+ * largest f16. bf16 has the range of float, but the product P V must stay far below the end of this range. */
 template <te_dtype T> TE_FN float te__attn_rescale_threshold(void) {
     return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f;
 }
@@ -177,10 +177,10 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         }
     }
 }
-/* Returns the number to subtract from a row's scores if row_max is their maximum so far: row_max itself, or 0 if all
- * keys so far were masked (row_max is -inf), which makes P of the row 0. In the first later tile with a visible key,
- * te__attn_exp_row is called with row_max = -inf, which makes P infinite; this exceeds the threshold, so that row_max
- * is updated. */
+/* Returns the number to subtract from a row's scores if row_max is their maximum so far. This is row_max or, if all
+ * keys so far were masked (row_max is -inf), 0, which makes P of the row 0. te__attn_fwd_step subtracts row_max itself:
+ * if it is still -inf, P of a visible key becomes infinite, which exceeds te__attn_rescale_threshold, so that
+ * te__attn_rescale updates row_max. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
 }
@@ -197,8 +197,9 @@ TE_FN void te__attn_init_sinks(te__attn_fwd_fragments<C> &r, float row_max[2], f
         if (threadIdx.x % 4 == 0) row_sum[e] += te_exp2((sink - te__attn_finite_max<F>(row_max[e])) * scale_log2);
     }
 }
-/* Called when P was too large for row_max, and S was recomputed: updates row_max, computes P, and rescales O and
- * row_sum. sum: output, for each of the thread's two rows, the sum of this lane's elements of P in this tile. */
+/* Called when the sum of P has exceeded te__attn_rescale_threshold and S was recomputed: updates row_max, computes P,
+ * and rescales O and row_sum. sum: output, for each of the thread's two rows, the sum of this lane's elements of P in
+ * this tile. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, float sum[2]) {
     float factor[2];
@@ -224,7 +225,7 @@ TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
             else w[i + step] = received;
         }
 }
-/* Where and how one thread stores its part of the output of a warpgroup's tile of queries. */
+/* Where and how one thread stores its elements of the output of a warpgroup's tile of queries. */
 struct te__attn_fwd_output {
     /* The address of query 0 of this head and sequence in the output, which is in e4m3 if scale is not null. */
     void *out;
@@ -248,7 +249,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
         const int row = to.query + 8 * e;
         float sum = r.row_sum[e] + __shfl_xor_sync(~0u, r.row_sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        /* the sum is at least 1, because one score of the row equals row_max, and its P is 1 */
+        /* the sum is at least 1, because row_max is the score of one of the row's keys or of its sink: P of that one is
+         * 1 (in FP8, where row_max is rounded up but P has the factor 16, it is more) */
         const float inverse = to.factor * te_reciprocal(sum);
         void *const first = te__attn_out_at(to.out, (int64_t)row * to.width + lane % 4 * 8, to.scale);
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {

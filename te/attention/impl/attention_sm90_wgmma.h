@@ -2,10 +2,10 @@
  * the sizes that attention needs, tiles loaded by TMA, pipelines, named barriers, and bulk copies to global memory.
  *
  * For example, these calls compute S = Q K^T of two tiles in shared memory, Q [64, D], the warpgroup's 64 queries, and
- * K [KEYS, D], a tile of keys:
+ * K [KEYS, D], a tile of keys. Afterwards s may be read:
  *     te__wgmma_fence_operand(s), te__wgmma_fence();
  *     te__attn_gemm_ss<T, KEYS, D>(s, te__attn_tile_descriptor(q, 64), te__attn_tile_descriptor(k, KEYS));
- *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s); // now s may be read
+ *     te__wgmma_commit(), te__wgmma_wait_0(), te__wgmma_fence_operand(s);
  *
  * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
  * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
@@ -46,8 +46,8 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
 #define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
 
 /* Calls the macro X for each number N of columns of B that a kernel uses. The arguments of X: N; the asm names of a
- * thread's N / 2 accumulators; the numbers of the seven asm operands that follow the accumulators; and the accumulators
- * as asm operands. */
+ * thread's N / 2 accumulators, which are asm operands 0 to N / 2 - 1; the numbers N / 2 to N / 2 + 6 of the seven asm
+ * operands after them; and the accumulators as asm operands. */
 #define TE__WGMMA_ATOM_SIZES(X)                                                                                        \
     X(32, TE__L32, 16, 17, 18, 19, 20, 21, 22, TE__D16(0))                                                        \
     X(64, TE__L64, 32, 33, 34, 35, 36, 37, 38, TE__D32(0))                                                        \
@@ -111,8 +111,8 @@ TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
 /* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. */
 template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        /* The address field of a descriptor counts units of 16 bytes: 16 columns of a row are 2 units, and a row of a
-         * box is 8 units. */
+        /* The address field of a descriptor counts units of 16 bytes: 16 columns of a row have 2 units, and a row of a
+         * box (64 columns) has 8 units. */
         const int box = k / 4, column = k % 4 * 2;
         te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
     }
