@@ -79,7 +79,8 @@ TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cuda
     const int ins = te__graph_neighbors(before, fill, 1), outs = te__graph_neighbors(after, fill, 0);
     if (of.height != 1 || bytes > TE_SMALL_FILL_MAX_BYTES || ins < 0 || outs < 0) return;
     te_small_fill args = {(uint8_t *)of.dst, of.value, (int)of.elementSize, (int)bytes};
-    void *arg[1] = {&args};
+    int early = 0;
+    void *arg[2] = {&args, &early};
     struct cudaKernelNodeParams p = {};
     p.func = (void *)(uintptr_t)kernel, p.gridDim = dim3(1), p.blockDim = dim3(32), p.kernelParams = arg;
     if (cudaGraphAddKernelNode(&node, graph, before, (size_t)ins, &p) != cudaSuccess) return (void)cudaGetLastError();
@@ -127,6 +128,9 @@ typedef struct te_launch {
     int threads, cluster, pdl, shared; /* threads: per block; cluster: the number of thread blocks in a cluster, all
                                         * along x; pdl: 1: programmatic dependent launch; shared: bytes of dynamic
                                         * shared memory per block */
+    /* the second argument of a kernel that TE_KERNEL or a similar macro defines (other kernels have no such argument):
+     * 1: the kernel allows the next kernel to start even before it has itself waited for the preceding kernel */
+    int early;
     int bytes, size;
 } te_launch;
 
@@ -193,7 +197,7 @@ TE_API te_status te__launch_now(const te_launch *l, const void *args, te_context
     if (l->call) return l->call(args, ctx);
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t launch = {};
-    void *arg[1] = {(void *)(uintptr_t)args};
+    void *arg[2] = {(void *)(uintptr_t)args, (void *)(uintptr_t)&l->early};
     launch.gridDim = dim3((unsigned)l->grid.x, (unsigned)l->grid.y), launch.blockDim = dim3((unsigned)l->threads),
     launch.dynamicSmemBytes = (size_t)l->shared;
     launch.stream = (cudaStream_t)ctx->stream, launch.attrs = attributes;
@@ -304,7 +308,7 @@ TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
         const te_launch *old = te__launch_next(r->record, &same), *l = te__launch_next(s->record, &at);
         if (!memcmp(old, l, (size_t)l->size)) continue;
-        void *arg[1] = {(void *)(uintptr_t)(l + 1)};
+        void *arg[2] = {(void *)(uintptr_t)(l + 1), (void *)(uintptr_t)&l->early};
         struct cudaKernelNodeParams p = {};
         p.func = (void *)(uintptr_t)l->kernel, p.gridDim = dim3((unsigned)l->grid.x, (unsigned)l->grid.y),
         p.blockDim = dim3((unsigned)l->threads);
@@ -362,9 +366,10 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     if (s) s->recording = ctx->replay > 0;
 }
 /* Return whether the next launch directly follows a kernel of the same pass. If so, all work before this pass is done
- * when the next kernel starts, and that kernel may read memory that the pass does not write, such as weights, before it
- * calls te_kernel_wait. A recorded call, such as that of a cuBLASLt GEMM, does not count as a kernel, because the
- * kernel that it launches may let the next one start before it has itself waited for its predecessor. */
+ * when the next kernel starts, because the first kernel of the pass has waited for it; and the next kernel may read
+ * memory that the pass does not write, such as weights, before it calls te_kernel_wait. A recorded call, such as that
+ * of a cuBLASLt GEMM, does not count as a kernel, because the kernel that it launches may let the next one start before
+ * it has itself waited for its predecessor. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
@@ -404,9 +409,14 @@ TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid gri
     l.kernel = kernel, l.name = name, l.grid = grid, l.threads = threads, l.shared = shared, l.cluster = cluster;
     return l;
 }
-/* Launch a kernel, or record its launch. args: the kernel's only argument, of `bytes` bytes. */
+/* Launch a kernel, or record its launch. args: the kernel's first argument, of `bytes` bytes; the second is
+ * te_launch.early. A small kernel lets the next one start early: the weights that this one loads in advance are then in
+ * flight while the small kernel runs. A large kernel does not, because blocks of the next kernel would take its
+ * multiprocessors' resources. */
 TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *args, size_t bytes) {
     launch.pdl = te__cuda_uses_pdl(ctx);
+    launch.early = launch.pdl && te__launch_is_recording(ctx) && te__launch_follows_kernel(ctx) &&
+                   launch.grid.x * launch.grid.y <= ctx->processors;
     return te__launch_or_record(&launch, args, (int)bytes, ctx);
 }
 /* Do what te__cuda_launch does, for a launch without clusters and without dynamic shared memory. */

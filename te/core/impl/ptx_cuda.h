@@ -47,20 +47,13 @@ TE_FN void te__ldmatrix_x4(uint32_t w[4], uint32_t from, const int transpose) {
                      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
 }
 
-/* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16, or a is [16, 32] and b is [32, 8] of
- * e4m3. Which lane holds which elements is said in the PTX ISA, "Matrix fragments for mma.m16n8k16" and "for
- * mma.m16n8k32"; in bytes, the two layouts are the same. */
+/* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16. The PTX ISA says which lane holds
+ * which elements, in "Matrix fragments for mma.m16n8k16". */
 TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {
     if (dtype == TE_bf16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
-    else if (dtype == TE_e4m3)
-        asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
     else
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

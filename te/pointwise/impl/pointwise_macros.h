@@ -234,8 +234,11 @@
                               TE_POINTWISE_ROWS_OF(name), kernel##_shape(c->half), part);                             \
         }                                                                                                             \
     }                                                                                                                 \
-    TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
-        kernel##_body)
+    TE_FN void kernel##_prefetch(const te_pointwise *c) {                                                             \
+        if (exists) te_norm_prefetch(c, kernel##_shape(c->half));                                                     \
+    }                                                                                                                 \
+    TE_KERNEL_WITH_PREFETCH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers,            \
+        kernel##_shared, kernel##_prefetch, kernel##_body)
 
 /* Defines the kernel of a step in a model with constant widths: it is compiled for exactly the width of the step. */
 #define TE__POINTWISE_FIXED(name, dtype, pass, eps, ...)                                                              \
