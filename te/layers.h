@@ -97,6 +97,21 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
+/* Mixtral (Jiang et al. 2024): Llama's block with E experts in place of the MLP, of which TOP_K are chosen for each
+ * token. F: the inner size of an expert. Ops in place of the MLP's: b_router, b_fc1, b_act, b_fc2. BASE is
+ * 1000000.0f. */
+#define TE_MIXTRAL_BLOCK(b, H, F, HEADS, KV, D, BASE, E, TOP_K)                                                      \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
+    (rope, b##_rope, HEADS, KV, D, (base, BASE)), (attention, b##_attention, HEADS, KV, D),                          \
+    (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                                                             \
+    (fork, b##_x2), (rmsnorm, b##_norm2, H), TE__LAYERS_EXPERTS(b, H, F, E, TOP_K), (add, b##_x2)
+/* Qwen3-MoE (Yang et al. 2025): TE_QWEN3_BLOCK with experts in place of the MLP. */
+#define TE_QWEN3_MOE_BLOCK(b, H, F, HEADS, KV, D, BASE, E, TOP_K)                                                    \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
+    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                \
+    (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
+    (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)), TE__LAYERS_EXPERTS(b, H, F, E, TOP_K), (add, b##_x2)
+
 /* Gemma 2 (Gemma Team 2024): the block has a norm before and a norm after attention (b_norm1, b_norm1_after), and
  * before and after the MLP (b_norm2, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50.
  * SCALE: the softmax scale, query_pre_attn_scalar^(-1/2). LEFT: the sliding window, that is, how many tokens before its
@@ -237,6 +252,10 @@
 #define TE__LAYERS_MLP(b, ACT, H, F, FC1_OUT, BIAS, LAST)                                               \
     (linear, b##_fc1, H, FC1_OUT), BIAS(b##_fc1_bias, FC1_OUT) (ACT, b##_act), (linear, b##_fc2, F, H), \
     BIAS(b##_fc2_bias, H) LAST
+/* The experts of a gated MLP, and their router. */
+#define TE__LAYERS_EXPERTS(b, H, F, E, TOP_K)                                                                        \
+    (router, b##_router, H, E, (top_k, TOP_K), (renormalise, 1)), (expert_linear, b##_fc1, H, 2 * (F), E),           \
+    (swiglu, b##_act), (expert_linear, b##_fc2, F, H, E), (combine, b##_router)
 #define TE__LAYERS_LAYER(b, NORM, ACT, H, F, FC1_OUT, HEADS, KV, D, P, ROPE, BIAS)                  \
     (fork, b##_x1), (NORM, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     BIAS(b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)) ROPE(b##_rope, HEADS, KV, D)                     \

@@ -44,6 +44,55 @@ struct norm_errors {
     }
 };
 
+// ---- mixture of experts --------------------------------------------------------------------------------------------
+
+// The relative error of the weights of token t. x: the router's input; ex: its error bounds, or null. The logits are sums, exp and the sigmoid
+// multiply their errors by at most 1, and a quotient has the errors of both of its parts.
+static double weight_error(const op &o, const reference::routing &q, size_t t, const vec &x, const vec *ex, const vec &w) {
+    double off = 0, size = 0;
+    for (size_t e = 0; e < q.experts; e++) {
+        double l = 0;
+        for (size_t k = 0; k < o.in; k++)
+            l += (sums * std::fabs(x[t * o.in + k]) + (ex ? (*ex)[t * o.in + k] : 0)) * std::fabs(w[e * o.in + k]);
+        off = std::max(off, l), size = std::max(size, std::fabs(q.logit[t * q.experts + e]));
+    }
+    return 3 * off + 3 * functions * (2 + 2 * size) + same_sign(q.experts);
+}
+// The error bounds of the gradients of the logits, dlogit. eweight: those of the gradients of the weights, dweight.
+static vec logit_errors(const op &o, const reference::routing &q, const vec &x, const vec &w, const vec &dweight, const vec &eweight,
+                        const vec &dlogit, double loss_scale, te_dtype t16) {
+    const double aux = o.option("aux_loss", 0), z = o.option("z_loss", 0);
+    vec e(dlogit.size());
+    for (size_t t = 0; t < q.tokens; t++) {
+        const double relative = 2 * weight_error(o, q, t, x, nullptr, w) + 8 * sums;
+        double along = 0, off = 0, balance = 0, top = 0;
+        for (size_t k = 0; k < q.experts; k++) {
+            balance += q.p[t * q.experts + k] * aux * (double)q.experts * (double)q.count[k] / (double)q.slot.size() * loss_scale;
+            top = std::max(top, std::fabs(q.logit[t * q.experts + k]));
+        }
+        const auto own = [&](size_t j) { // the derivative of a score, at most; divided by the sum of the scores if the weight is
+            const size_t at = t * q.top_k + j;
+            return q.divides ? q.weight[at] / q.factor : q.chosen_score[at];
+        };
+        for (size_t j = 0; j < q.top_k; j++)
+            along += own(j) * std::fabs(q.factor * dweight[t * q.top_k + j]), off += own(j) * q.factor * eweight[t * q.top_k + j];
+        for (size_t k = 0; k < q.experts; k++) {
+            const size_t at = t * q.experts + k;
+            const double share = aux * (double)q.experts * (double)q.count[k] / (double)q.slot.size() * loss_scale;
+            double mine = q.p[at];
+            for (size_t j = 0; j < q.top_k; j++)
+                if (q.expert[t * q.top_k + j] == k) {
+                    const size_t i = t * q.top_k + j;
+                    mine += own(j), e[at] += own(j) * q.factor * (eweight[i] + relative * std::fabs(dweight[i]));
+                }
+            e[at] += mine * (off + along * relative) + q.p[at] * (share + balance) * relative +
+                     2 * z * loss_scale * q.p[at] * (top + std::log((double)q.experts) + 1) * (relative + functions);
+            e[at] += ulp(std::fabs(dlogit[at]) + e[at], t16);
+        }
+    }
+    return e;
+}
+
 // ---- attention -----------------------------------------------------------------------------------------------------
 
 // One query: its probabilities and their error bounds. A 16-bit kernel rounds them before it multiplies them with v.
@@ -253,6 +302,29 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             const reference::modulated m(o, c, width, k);
             const double factor = std::fabs(by[m.factor]) + !m.gate, plus = m.gate ? 0 : std::fabs(by[m.summand]);
             e[k] = before[k] * (factor + off[m.factor]) + std::fabs(in[k]) * off[m.factor] + (m.gate ? 0 : off[m.summand]) + sums * (std::fabs(in[k]) * factor + plus);
+        }
+    } else if (o.kind == "router") {
+        const reference::routing q(o, in, params);
+        for (size_t k = 0; k < e.size(); k++) e[k] = before[q.slot[k / o.in] / q.top_k * o.in + k % o.in];
+    } else if (o.kind == "expert_linear" || o.kind == "expert_bias" || o.kind == "combine") {
+        const size_t from = reference::router_of(l, i);
+        const op &router = l.ops[from];
+        const vec &rx = from ? value[from - 1] : x;
+        const reference::routing q(router, rx, params);
+        std::fill(e.begin(), e.end(), 0.0);
+        vec relative(q.tokens);
+        for (size_t t = 0; t < q.tokens && o.kind == "combine"; t++)
+            relative[t] = weight_error(router, q, t, rx, from ? &error[from - 1] : nullptr, params[(size_t)router.first_param]);
+        for (size_t r = 0; r < q.slot.size(); r++) {
+            const size_t slot = q.slot[r], expert = q.expert[slot], token = slot / q.top_k;
+            for (size_t n = 0; n < o.out; n++) {
+                const size_t at = r * o.in + n;
+                if (o.kind == "combine") e[token * o.out + n] += q.weight[slot] * (before[at] * (1 + relative[token]) + (relative[token] + sums) * std::fabs(in[at]));
+                else if (o.kind == "expert_bias") e[at] = before[at] + sums * (std::fabs(in[at]) + std::fabs((*w)[expert * o.out + n]));
+                else
+                    for (size_t k = 0; k < o.in; k++)
+                        e[r * o.out + n] += (before[r * o.in + k] + sums * std::fabs(in[r * o.in + k])) * std::fabs((*w)[(expert * o.out + n) * o.in + k]);
+            }
         }
     } else if (o.kind == "slice") {
         for (size_t k = 0; k < e.size(); k++) e[k] = before[k / o.out * o.in + (size_t)o.number(0, 0) + k % o.out];
@@ -470,6 +542,56 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                 e[at] = (d[from] * std::fabs(reference::activation_slope(gated, a)) + g * slope_error(a)) * b;
                 e[at + o.out] = d[from] * f + g * functions * (1 + std::fabs(a) + f * (1 + std::fabs(a)));
             }
+    } else if (o.kind == "router") {
+        const reference::routing q(o, x, params);
+        const vec &dweight = expert_weights, dlogit = q.gradient(o, dweight, c.loss_scale);
+        const vec off = logit_errors(o, q, x, *w, dweight, fork_grad.at((int)i), dlogit, c.loss_scale, dtype);
+        e.assign(dx.size(), 0.0);
+        for (size_t k = 0; k < d.size(); k++) e[q.slot[k / o.in] / q.top_k * o.in + k % o.in] += d[k] + sums * std::fabs(dy[k]);
+        vec total(w->size()); // as for a linear
+        for (size_t t = 0; t < q.tokens; t++)
+            for (size_t n = 0; n < q.experts; n++) {
+                const double g = dlogit[t * q.experts + n], eg = off[t * q.experts + n] + sums * std::fabs(g);
+                for (size_t k = 0; k < o.in; k++) {
+                    e[t * o.in + k] += eg * std::fabs((*w)[n * o.in + k]);
+                    (*ew)[n * o.in + k] += eg * std::fabs(x[t * o.in + k]), total[n * o.in + k] += g * x[t * o.in + k];
+                }
+            }
+        for (size_t k = 0; k < total.size(); k++) (*ew)[k] += (same_sign(q.tokens) - sums) * std::fabs(total[k]);
+    } else if (o.kind == "expert_linear" || o.kind == "expert_bias" || o.kind == "combine") {
+        const size_t from = reference::router_of(l, i);
+        const reference::routing q(l.ops[from], v.in(from), params);
+        const vec &router = params[(size_t)l.ops[from].first_param];
+        vec total(ew ? ew->size() : 0);
+        e.assign(dx.size(), 0.0);
+        if (o.kind == "combine") fork_grad[(int)from].assign(q.slot.size(), 0.0), expert_weights.assign(q.slot.size(), 0.0);
+        // In a pattern with a combine, the kernels of an expert_linear round its dx before they multiply it by the weight, and the product of x and
+        // the weight; and the gradient of the weight is a sum over the columns of x, not of y.
+        const bool before = o.kind == "combine" && i && l.ops[i - 1].kind == "expert_linear", combined = o.kind == "expert_linear" && i + 1 < l.ops.size() && l.ops[i + 1].kind == "combine";
+        for (size_t r = 0; r < q.slot.size(); r++) {
+            const size_t slot = q.slot[r], expert = q.expert[slot];
+            const double relative = o.kind == "combine" ? weight_error(l.ops[from], q, slot / q.top_k, v.in(from), nullptr, router) : 0;
+            for (size_t n = 0; n < o.out; n++) {
+                const size_t at = (o.kind == "combine" ? slot / q.top_k : r) * o.out + n, to = r * o.in + n;
+                const double off = d[at] + sums * std::fabs(dy[at]);
+                if (o.kind == "combine") {
+                    e[to] = q.weight[slot] * (off + relative * std::fabs(dy[at]));
+                    fork_grad[(int)from][slot] += (off + ulp(std::fabs(dy[at]), dtype)) * std::fabs(x[to]), expert_weights[slot] += dy[at] * x[to];
+                    for (size_t k = 0; before && k < l.ops[i - 1].in; k++) { // the terms of (dy w) x
+                        const double term = std::fabs(params[(size_t)l.ops[i - 1].first_param][(expert * o.in + n) * l.ops[i - 1].in + k] * v.in(i - 1)[r * l.ops[i - 1].in + k]);
+                        fork_grad[(int)from][slot] += (off + (sums + ulp(1, dtype)) * std::fabs(dy[at])) * term;
+                    }
+                } else if (o.kind == "expert_bias") e[to] = d[at], (*ew)[expert * o.out + n] += off;
+                else
+                    for (size_t k = 0; k < o.in; k++) {
+                        const size_t p = (expert * o.out + n) * o.in + k;
+                        e[r * o.in + k] += off * std::fabs((*w)[p]);
+                        (*ew)[p] += off * std::fabs(x[r * o.in + k]), total[p] += dy[at] * x[r * o.in + k];
+                        if (combined) (*ew)[p] += std::fabs(dy[at]) * (ulp(std::fabs(x[r * o.in + k]), dtype) + sums * std::fabs(x[r * o.in + k]));
+                    }
+            }
+        }
+        for (size_t k = 0; k < total.size(); k++) (*ew)[k] += (same_sign(q.slot.size()) - sums) * std::fabs(total[k]);
     } else if (o.kind == "attention") {
         e = attention_backward(o, i, x, v.out[i], dy, d, w, ew, c, dtype);
     } else if (o.kind == "cross_attention") {

@@ -80,6 +80,7 @@ struct backward {
     std::vector<vec> param;  // bounds of the parameters' gradients
     std::map<int, vec> fork_grad, fork_terms; // by fork: of the gradient of its value; and the sum of |terms| of that gradient
     std::map<std::string, vec> inputs;
+    vec expert_weights; // the gradients of the weights of a router, from its combine to the router
     vec logits; // error bounds of the logits that backward recomputes; empty: backward reads the saved ones
     backward(const list &ops, const std::vector<vec> &p, const reference::values &values, const call &what, te_dtype t)
         : l(ops), params(p), v(values), c(what), dtype(t) {

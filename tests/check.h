@@ -141,13 +141,13 @@ struct trial {
         int tries = 0;
         do {
             if (tries++ == 100)
-                FAIL("each of a hundred draws has an input of a relu too near to 0 in " << s.text << ": this case tests nothing");
+                FAIL("each of a hundred draws has an input of a relu too near to 0, or two scores of a router too near to each other, in " << s.text << ": this case tests nothing");
             m.draw(random);
             for (size_t i = 0; i < e.names.size(); i++)
                 (e.is_input[i] ? in_edges : out_grads)[e.names[i]] = random.draw(e.value[i]->bytes / size, dtype);
             ref = reference::forward(m.ops, m.param, random.draw(x.bytes / size, dtype), in_edges, call,
                                      stored_forward(plan, true));
-        } while (near_relu_jump(m.ops, ref));
+        } while (near_relu_jump(m.ops, ref) || near_choice(m.ops, ref, m.param, dtype));
         x.write(ref.x, dtype);
         for (size_t i = 0; i < e.names.size(); i++)
             if (e.is_input[i])
@@ -278,7 +278,7 @@ struct trial {
         expected want;
         want.g = reference::backward(m.ops, m.param, ref, dy_ref, out_grads, call, round, held,
                                      [&](size_t i, const reference::vec &d, const reference::vec &to) {
-                                         bound.step(i, d, to, round.at[i], dtype != TE_f32 && is_gemm(i), true);
+                                         bound.step(i, d, to, round.at[i], dtype != TE_f32 && (is_gemm(i) || te__is_combined(plan, (int)i)), true);
                                      });
         m.merge(want.g);
         reference::gradients errors;

@@ -227,7 +227,7 @@ struct shape {
 
 // Parameter k of an op, of a size as in training: weights of 1 / sqrt(in), gammas around 1 (0 in the 1p norms), biases around 0.
 inline reference::vec draw_param(source &random, const reference::op &o, int k, size_t n, te_dtype t) {
-    const bool weight = o.kind == "linear" || o.kind == "tied_linear";
+    const bool weight = o.kind == "linear" || o.kind == "tied_linear" || o.kind == "expert_linear" || (o.kind == "router" && k == 0);
     const bool gamma = (reference::is_norm(o.kind) && k == 0) || o.kind.compare(0, 9, "head_norm") == 0;
     return random.draw(n, t, gamma && o.kind.find("1p") == std::string::npos ? 1 : 0, weight ? 1 / std::sqrt((double)o.in) : gamma ? 0.3 : 0.7);
 }
@@ -310,6 +310,14 @@ inline bool near_relu_jump(const reference::list &l, const reference::values &v)
             for (double e : v.in(i))
                 if (std::fabs(e) < 3e-6 && e != 0) return true;
     }
+    return false;
+}
+
+// Whether a router has chosen between experts whose scores differ so little that rounding decides: by a unit in the last place of a
+// few inputs in 16 bits, by the sum's error in f32.
+inline bool near_choice(const reference::list &l, const reference::values &v, const std::vector<reference::vec> &params, te_dtype t) {
+    for (size_t i = 0; i < l.ops.size(); i++)
+        if (l.ops[i].kind == "router" && reference::routing(l.ops[i], v.in(i), params).margin < (t == TE_f32 ? 1e-5 : 1e-3)) return true;
     return false;
 }
 

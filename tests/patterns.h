@@ -7,6 +7,7 @@
 #include "te/ops/attention.h"
 #include "te/ops/elementwise.h"
 #include "te/ops/dropout.h"
+#include "te/moe.h"
 #include "te/ops/head_norm.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"

@@ -121,6 +121,8 @@
 #define PATTERN_OF_dyt_fork \
     PATTERN_CASE(dyt_fork, "dyt_fork", "dyt_fork", (linear, p, PATTERN_OUT, PATTERN_IN), (fork, x), (dyt, n, PATTERN_IN), (linear, q, PATTERN_IN, PATTERN_IN), (add, x))
 
+#define PATTERN_OF_combine_expert_linear \
+    PATTERN_CASE(combine_expert_linear, "combine_expert_linear", "combine_expert_linear", (linear, p, PATTERN_IN, 40), (router, r, 40, 5, (top_k, 2)), (tanh, t), (expert_linear, down, 40, 24, 5), (combine, r), (linear, q, 24, PATTERN_OUT))
 #define PATTERN_OF_rope_head_norm \
     PATTERN_CASE(rope_head_norm, "rope_head_norm", "rope_head_norm1p", (linear, p, PATTERN_IN, 8 * 128), (head_norm1p, n, 4, 2, 128), (rope, r, 4, 2, 128), (linear, q, 8 * 128, PATTERN_OUT))
 

@@ -207,6 +207,8 @@
     PATTERN_CASE(linear_bias_rope, "linear_bias_rope", "linear_bias_rope", (linear, l, PATTERN_IN, 6 * PATTERN_HEAD(128, 32)),         \
              (bias, b, 6 * PATTERN_HEAD(128, 32)), (rope, r, 2, 2, PATTERN_HEAD(128, 32), (rotary_dim, PATTERN_HEAD(96, 16))))
 
+#define PATTERN_OF_router_expert_linear \
+    PATTERN_CASE(router_expert_linear, "router_expert_linear", "router_expert_linear", (linear, p, PATTERN_IN, 40), (router, r, 40, 5, (top_k, 2)), (expert_linear, up, 40, 24, 5), (combine, r), (linear, q, 24, PATTERN_OUT))
 #define PATTERN_OF_head_norm_rope \
     PATTERN_CASE(head_norm_rope, "head_norm_rope", "head_norm_rope", (linear, p, PATTERN_IN, 8 * 128), (head_norm, n, 4, 2, 128), (rope, r, 4, 2, 128), (linear, q, 8 * 128, PATTERN_OUT))
 

@@ -1,6 +1,8 @@
 // reference.cc -- the formulas of every kind of op, forward and backward, as declared in reference.h.
 #include "reference.h"
 
+#include <algorithm>
+
 namespace reference {
 
 list::list(const te_plan *plan, const std::string &text) {
@@ -205,6 +207,87 @@ double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
     if (!o.params) return 1;
     return params[(size_t)o.first_param][c] + (o.kind.find("1p") != std::string::npos ? 1 : 0);
 }
+routing::routing(const op &o, const vec &x, const std::vector<vec> &params)
+    : experts((size_t)o.number(1, 0)), top_k((size_t)o.option("top_k", 1)), tokens(x.size() / o.in), score(o.word("score")),
+      divides(o.option("renormalise", 0) == 1 || score == "softmax_of_chosen"), factor((double)(float)o.option("factor", 1)),
+      logit(tokens * experts), p(tokens * experts), weight(tokens * top_k), chosen_score(tokens * top_k), expert(tokens * top_k), row(tokens * top_k),
+      slot(tokens * top_k), count(experts) {
+    const vec &w = params[(size_t)o.first_param];
+    const size_t groups = (size_t)o.option("groups", 1), kept = (size_t)o.option("groups_kept", (double)groups), size = experts / groups;
+    for (size_t t = 0; t < tokens; t++) {
+        double top = -INFINITY, sum = 0, of_chosen = 0;
+        vec s(experts), c(experts);
+        for (size_t e = 0; e < experts; e++) {
+            double &l = logit[t * experts + e];
+            for (size_t k = 0; k < o.in; k++) l += x[t * o.in + k] * w[e * o.in + k];
+            top = std::fmax(top, l);
+        }
+        for (size_t e = 0; e < experts; e++) sum += std::exp(logit[t * experts + e] - top);
+        for (size_t e = 0; e < experts; e++) {
+            const double l = logit[t * experts + e];
+            p[t * experts + e] = std::exp(l - top) / sum;
+            s[e] = score == "sigmoid" ? sigmoid(l) : score == "softmax_of_chosen" ? std::exp(l - top) : p[t * experts + e];
+            c[e] = (o.params > 1 || groups > 1) && score != "softmax_of_chosen" ? s[e] : l;
+            if (o.params > 1) c[e] += params[(size_t)o.first_param + 1][e];
+        }
+        const auto best = [&](const vec &of) { return (size_t)(std::max_element(of.begin(), of.end()) - of.begin()); }; // the first of equals
+        if (groups > 1) {
+            vec of_group(groups);
+            for (size_t g = 0; g < groups; g++) {
+                vec part(c.begin() + (long)(g * size), c.begin() + (long)((g + 1) * size));
+                std::sort(part.rbegin(), part.rend());
+                of_group[g] = part[0] + (size > 1 ? part[1] : 0);
+            }
+            vec sorted = of_group;
+            std::sort(sorted.rbegin(), sorted.rend());
+            if (kept < groups) margin = std::fmin(margin, sorted[kept - 1] - sorted[kept]);
+            std::vector<char> keep(groups);
+            for (size_t n = 0; n < kept; n++) keep[best(of_group)] = 1, of_group[best(of_group)] = -INFINITY;
+            for (size_t e = 0; e < experts; e++)
+                if (!keep[e / size]) c[e] = -INFINITY;
+        }
+        for (size_t j = 0; j < top_k; j++) {
+            const size_t e = best(c);
+            const double of_this = c[e];
+            expert[t * top_k + j] = e, chosen_score[t * top_k + j] = s[e], of_chosen += s[e], count[e]++;
+            c[e] = -INFINITY;
+            margin = std::fmin(margin, of_this - c[best(c)]);
+        }
+        for (size_t j = 0; j < top_k; j++) weight[t * top_k + j] = factor * chosen_score[t * top_k + j] / (divides ? of_chosen : 1);
+    }
+    std::vector<size_t> next(experts + 1);
+    for (size_t e = 0; e < experts; e++) next[e + 1] = next[e] + count[e];
+    for (size_t i = 0; i < expert.size(); i++) row[i] = next[expert[i]]++, slot[row[i]] = i;
+}
+vec routing::gradient(const op &o, const vec &dweight, double loss_scale) const {
+    const double aux = (double)(float)o.option("aux_loss", 0), z = (double)(float)o.option("z_loss", 0);
+    vec d(tokens * experts, 0.0);
+    for (size_t t = 0; t < tokens; t++) {
+        vec ds(experts, 0.0), g(experts, 0.0);
+        double sum = 0, along = 0, mean = 0, balance = 0, top = -INFINITY, size = 0;
+        for (size_t j = 0; j < top_k; j++) sum += chosen_score[t * top_k + j];
+        for (size_t j = 0; j < top_k; j++) along += factor * dweight[t * top_k + j] * chosen_score[t * top_k + j] / sum;
+        for (size_t j = 0; j < top_k; j++) // w = factor s, or factor s / sum
+            ds[expert[t * top_k + j]] = divides ? (factor * dweight[t * top_k + j] - along) / sum : factor * dweight[t * top_k + j];
+        for (size_t e = 0; e < experts; e++) top = std::fmax(top, logit[t * experts + e]);
+        for (size_t e = 0; e < experts; e++) {
+            size += std::exp(logit[t * experts + e] - top), mean += ds[e] * p[t * experts + e];
+            g[e] = aux * (double)experts * (double)count[e] / (double)(tokens * top_k) * loss_scale, balance += g[e] * p[t * experts + e];
+        }
+        for (size_t e = 0; e < experts; e++) {
+            const double q = p[t * experts + e], s = sigmoid(logit[t * experts + e]);
+            double &to = d[t * experts + e];
+            to = score == "sigmoid" ? ds[e] * s * (1 - s) : score == "softmax_of_chosen" ? ds[e] * std::exp(logit[t * experts + e] - top) : q * (ds[e] - mean);
+            to += q * (g[e] - balance) + 2 * z * loss_scale * (top + std::log(size)) * q;
+        }
+    }
+    return d;
+}
+size_t router_of(const list &l, size_t i) {
+    while (l.ops[--i].kind != "router")
+        if (l.ops[i].kind == "load") i = (size_t)l.ops[i].edge + 1;
+    return i;
+}
 const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_edges) {
     const op &from = l.ops[(size_t)l.ops[i].edge];
     return from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)l.ops[i].edge];
@@ -288,6 +371,23 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
             for (size_t e = 0; e < y.size(); e++) {
                 const modulated m(o, c, width, e);
                 y[e] = m.gate ? in[e] * by[m.factor] : in[e] * (1 + by[m.factor]) + by[m.summand];
+            }
+        } else if (o.kind == "router") {
+            const routing q(o, in, params);
+            y.assign(q.slot.size() * o.in, 0.0);
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[q.slot[e / o.in] / q.top_k * o.in + e % o.in];
+        } else if (o.kind == "expert_linear" || o.kind == "expert_bias" || o.kind == "combine") {
+            const size_t from = router_of(l, i);
+            const routing q(l.ops[from], v.in(from), params);
+            if (o.kind == "combine") y.assign(q.tokens * o.out, 0.0);
+            for (size_t r = 0; r < rows; r++) {
+                const size_t slot = q.slot[r], e = q.expert[slot];
+                for (size_t n = 0; n < o.out; n++) {
+                    if (o.kind == "combine") y[slot / q.top_k * o.out + n] += q.weight[slot] * in[r * o.in + n];
+                    else if (o.kind == "expert_bias") y[r * o.out + n] = in[r * o.in + n] + (*w)[e * o.out + n];
+                    else
+                        for (size_t k = 0; k < o.in; k++) y[r * o.out + n] += in[r * o.in + k] * (*w)[(e * o.out + n) * o.in + k];
+                }
             }
         } else if (o.kind == "slice") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out];
@@ -460,6 +560,36 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
                 if (!m.gate) part[m.summand] += d[e];
             }
             add_to_fork(part, i);
+        } else if (o.kind == "router") { // y = rows of x; the weights depend on logits = x w^T
+            const routing q(o, x, params);
+            const vec dlogit = q.gradient(o, fork_grad.at((int)i), c.loss_scale);
+            dx.assign(x.size(), 0.0);
+            for (size_t e = 0; e < d.size(); e++) dx[q.slot[e / o.in] / q.top_k * o.in + e % o.in] += d[e];
+            for (size_t t = 0; t < q.tokens; t++)
+                for (size_t e = 0; e < q.experts; e++)
+                    for (size_t k = 0; k < o.in; k++) {
+                        dx[t * o.in + k] += dlogit[t * q.experts + e] * (*w)[e * o.in + k];
+                        (*dw)[e * o.in + k] += dlogit[t * q.experts + e] * x[t * o.in + k];
+                    }
+        } else if (o.kind == "expert_linear" || o.kind == "expert_bias" || o.kind == "combine") {
+            const size_t from = router_of(l, i);
+            const routing q(l.ops[from], v.in(from), params);
+            dx.assign(x.size(), 0.0);
+            if (o.kind == "combine") fork_grad[(int)from].assign(q.slot.size(), 0.0);
+            for (size_t r = 0; r < q.slot.size(); r++) {
+                const size_t slot = q.slot[r], e = q.expert[slot];
+                for (size_t n = 0; n < o.out; n++) {
+                    const double g = d[(o.kind == "combine" ? slot / q.top_k : r) * o.out + n];
+                    if (o.kind == "combine") // y = the sum of weight x
+                        dx[r * o.in + n] = q.weight[slot] * g, fork_grad[(int)from][slot] += g * x[r * o.in + n];
+                    else if (o.kind == "expert_bias") dx[r * o.in + n] = g, (*dw)[e * o.out + n] += g;
+                    else
+                        for (size_t k = 0; k < o.in; k++) {
+                            dx[r * o.in + k] += g * (*w)[(e * o.out + n) * o.in + k];
+                            (*dw)[(e * o.out + n) * o.in + k] += g * x[r * o.in + k];
+                        }
+                }
+            }
         } else if (o.kind == "slice") { // y = columns of x
             dx.assign(x.size(), 0.0);
             for (size_t e = 0; e < d.size(); e++) dx[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out] = d[e];

@@ -297,6 +297,23 @@ struct modulated {
     }
 };
 
+// (router, name, hidden, experts, options): the logits, the chosen experts and their weights, and the order of the routed rows. `margin` is the
+// least difference between the score of a chosen expert and that of the next one: a choice within rounding errors is no choice to test.
+struct routing {
+    size_t experts, top_k, tokens;
+    std::string score;
+    bool divides; // whether the scores of the chosen experts are divided by their sum
+    double factor, margin = INFINITY;
+    vec logit, p;              // [tokens, experts]: p = softmax(logit)
+    vec weight, chosen_score;  // [tokens, top_k]
+    std::vector<size_t> expert, row, slot, count; // expert, row: [tokens, top_k]; slot: the inverse of row
+    routing(const op &o, const vec &x, const std::vector<vec> &params);
+    // The gradients of the logits, of those of the weights and of the two losses.
+    vec gradient(const op &o, const vec &dweight, double loss_scale) const;
+};
+// The router whose rows op i reads.
+size_t router_of(const list &l, size_t i);
+
 // The value of the fork or input that op i reads.
 const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_edges);
 size_t fork_width(const list &l, size_t i); // its columns

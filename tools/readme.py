@@ -110,7 +110,7 @@ def op(_, family):
 
 def families(pattern):
     """The families in the name of a pattern: linear_mul_param_add is linear, mul_param, add."""
-    for family in ("mul_param", "head_norm"):
+    for family in ("mul_param", "head_norm", "expert_linear"):
         pattern = pattern.replace(family, family.replace("_", "-"))
     return [name.replace("-", "_") for name in pattern.split("_")]
 

@@ -113,6 +113,11 @@ TE_FN void te_warp_sync(void) { __syncwarp(); }
 TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return __reduce_add_sync(~0u, x); }
 TE_FN uint32_t te_warp_or_u32(uint32_t x) { return __reduce_or_sync(~0u, x); }
 TE_FN uint32_t te_warp_max_u32(uint32_t x) { return __reduce_max_sync(~0u, x); }
+/* Sets bits of *word, which lies in shared memory; other lanes of the block may set bits of it at the same time. */
+TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) {
+    (void)atomicOr((unsigned long long *)word, (unsigned long long)bits);
+}
+TE_FN int te_popcount_u64(uint64_t x) { return __popcll((unsigned long long)x); }
 /* Return, in every lane, the sum of x over the warp. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
@@ -154,6 +159,8 @@ TE_FN uint64_t te_lanes_max_u64(uint64_t x, const te_lanes *g) {
 }
 #else
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) { return x; }
+TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) { *word |= bits; }
+TE_FN int te_popcount_u64(uint64_t x) { return __builtin_popcountll(x); }
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     (void)g, *total = x;
     return 0;

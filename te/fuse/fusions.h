@@ -70,6 +70,7 @@
 #define TE_FORWARD_norm_add TE_FUSED
 #define TE_FORWARD_linear_norm_add TE_FUSED
 #define TE_FORWARD_head_norm_rope TE_FUSED
+#define TE_FORWARD_router_expert_linear TE_FUSED
 
 #define TE_BACKWARD_act_bias TE_FUSED
 #define TE_BACKWARD_gated_bias TE_FUSED
@@ -96,6 +97,7 @@
 #define TE_BACKWARD_linear_gated_bias TE_FUSED
 #define TE_BACKWARD_attention_bias TE_FUSED
 #define TE_BACKWARD_rope_head_norm TE_FUSED
+#define TE_BACKWARD_combine_expert_linear TE_FUSED
 
 /* X-lists that repeat all patterns above, for tests and benchmarks; tests/patterns_forward_test.cc fails if a pattern
  * is missing here. */
@@ -111,12 +113,13 @@
     X(linear_bias_rope) X(head_norm_rope) X(output_norm) X(add_output_norm) X(dropout_add_output_norm)      \
     X(bias_dropout_add_output_norm) X(linear_add_output_norm) X(linear_bias_add_output_norm)                \
     X(linear_bias_dropout_add_output_norm) X(norm_add) X(linear_norm_add) X(linear_bias_add_norm)            \
-    X(linear_bias_dropout_add_norm)
+    X(linear_bias_dropout_add_norm) X(router_expert_linear)
 #define TE_BACKWARD_PATTERNS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) X(linear_gated)     \
     X(linear_gated_bias) X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param)       \
     X(dyt_fork) X(rope_head_norm) X(norm_output) X(norm_output_add_bias) X(norm_output_add_dropout)              \
-    X(norm_output_add_dropout_bias) X(norm_add_bias) X(norm_add_dropout_bias)
+    X(norm_output_add_dropout_bias) X(norm_add_bias) X(norm_add_dropout_bias) \
+    X(combine_expert_linear)
 
 #endif

@@ -18,6 +18,9 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
+/* The bytes of an op's input and output for each token: of a row, or of the top_k rows that a router makes of it. */
+TE_API long te__in_bytes(const te_op *op, long size) { return op->in * size * te__rows_per_token(op->in_rows); }
+TE_API long te__out_bytes(const te_op *op, long size) { return op->out * size * te__rows_per_token(op->out_rows); }
 /* Return the te_run of a dry run with one row and with recipes on; the functions below take it as an argument. none:
  * memory for TE_MAX_PARAMS parameters, which is set to zeros and stands for the parameters of every op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
@@ -101,14 +104,14 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const int i = s->op[j];
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
-    long n = r->pass == TE_INFER ? 0 : op->stats * (long)sizeof(float);
+    long n = r->pass == TE_INFER ? 0 : te__rows_per_token(op->out_rows) * op->stats * (long)sizeof(float);
     if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the op reads the fork's value, except if the fork is the last op of
                                                 * the step before: the value is then the step's input */
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
-        if (op->edge + 1 != s->op[0] || from_input) n += op->in * size;
+        if (op->edge + 1 != s->op[0] || from_input) n += te__in_bytes(op, size);
     }
-    if (op->flags & TE_IS_OUTPUT) n += op->out * size; /* what it stores for the caller */
-    else if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
+    if (op->flags & TE_IS_OUTPUT) n += te__out_bytes(op, size); /* what it stores for the caller */
+    else if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += te__out_bytes(op, size);
     return n;
 }
 /* Return the bytes per row that op number j of a backward step reads and writes beside the step's input and output: the
@@ -119,20 +122,20 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int i = s->op[j];
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
-    long n = op->stats * (long)sizeof(float);
+    long n = te__rows_per_token(op->out_rows) * op->stats * (long)sizeof(float);
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
-    if (reads && !(i && te__recomputes_logits(p, i - 1))) n += op->in * size;
+    if (reads && !(i && te__recomputes_logits(p, i - 1))) n += te__in_bytes(op, size);
     /* The backward of a fork reads the gradient of the fork's value, summed over its uses. The backward of an (input,
      * ..) does not: the ops that use the input have already stored this gradient for the caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
-        n += op->out * size;
+        n += te__out_bytes(op, size);
     /* Whether an op later in the list has already stored its contribution to the fork's gradient. If so, this step
      * reads the stored sum, adds its own contribution and writes the sum again. */
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
-    if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
-    else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
-    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* the fork's value, and the fork's gradient,
-                                                                       * which is written and, if `joins`, also read */
+    if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * te__out_bytes(op, size);
+    else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += te__out_bytes(op, size);
+    /* the fork's value, and the fork's gradient, which is written and, if `joins`, also read */
+    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * te__out_bytes(op, size);
     return n;
 }
 /* Return a lower bound of the bytes per row that a step reads and writes: its input and output, the values that forward
@@ -146,10 +149,11 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     const int back = pass == TE_BACKWARD, leaves_gradient = back && te__step_leaves_gradient(p, s);
     if (first->flags & TE_IS_LOAD) return !back || te__is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
     if (te__step_moves_nothing(p, s, pass)) return 0;
-    long n = (back ? first->out + last->in : first->in + last->out) * size;
+    long n = (back ? te__out_bytes(first, size) + te__in_bytes(last, size)
+                   : te__in_bytes(first, size) + te__out_bytes(last, size));
     /* An embedding. In backward: dy is read (size), and the f32 gradient of the table is read and written (8). */
     if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size);
-    if (leaves_gradient) n = te__step_sums(p, s) ? first->out * size : 0;
+    if (leaves_gradient) n = te__step_sums(p, s) ? te__out_bytes(first, size) : 0;
     for (int j = 0; j < s->count; j++)
         n += back ? te__op_bytes_backward(&r, s, j, leaves_gradient) : te__op_bytes_forward(&r, s, j);
     return n - te__step_fp8_saves(&r, s);

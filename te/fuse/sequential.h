@@ -311,6 +311,7 @@
      TE_MEMBER(first_part, TE_FIRST_PART(op)),                                                                        \
      TE_MEMBER(ranks, TE_RANKS(op)),                                                                                  \
      TE_MEMBER(edge, TE_EDGE_INDEX(model, op)),                                                                       \
+     TE_MEMBER(experts, TE_EXPERTS(op)),                                                                              \
      TE_MEMBER(options, &TE__OPTIONS_NAME(model, op)),                                                                \
      TE_MEMBER(options_bytes, (int)sizeof TE__OPTIONS_NAME(model, op)),                                               \
      TE_MEMBER(params, 0 TE__PARAMS(TE__PLUS_ONE, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op)))),   \

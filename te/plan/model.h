@@ -92,9 +92,17 @@ typedef enum te_rows {
     TE_ROWS_sequences, /* one row for each sequence: te_batch.sequences rows or, if that is 0, te_batch.batch rows */
     TE_ROWS_shard, /* one row for each token of this rank's shard. The tensor group splits the tokens into n equal parts
                     * for its n ranks, in the order of the ranks (sequence parallelism) */
-    TE_ROWS_memory /* one row for each row that cross_attention attends to (the encoder's output): te_batch.batch *
+    TE_ROWS_memory, /* one row for each row that cross_attention attends to (the encoder's output): te_batch.batch *
                     * te_batch.memory_seq rows */
+    TE_ROWS_routed = 1 << 20 /* TE_ROUTED_ROWS: top_k rows for each token, ordered by expert (te/ops/router.h) */
 } te_rows;
+/* The kind of the rows behind a (router, ..): a token has one row for each of the top_k experts that it was sent to.
+ * The kind contains both numbers, experts below 2048 and top_k below 256, so that lists can be checked at compile
+ * time. */
+#define TE_ROUTED_ROWS(experts, top_k) ((int)TE_ROWS_routed | (int)(experts) << 8 | (int)(top_k))
+TE_BOTH int te__rows_are_routed(te_rows rows) { return (int)rows >= (int)TE_ROWS_routed; }
+/* How many rows of this kind a token has: top_k of routed rows, else 1. */
+TE_BOTH int te__rows_per_token(te_rows rows) { return te__rows_are_routed(rows) ? (int)rows & 255 : 1; }
 
 /* How a value is laid out over the ranks of the tensor group. The layout is known at compile time, and
  * te/fuse/impl/list_checks.h checks that each op accepts the layout of its input. */
@@ -181,7 +189,10 @@ typedef struct te_op {
                                    * / kv_heads for a fused q, k, v */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
-    int edge;                     /* the index of the fork or (input, ..) whose value the op uses; -1: it uses none */
+    int edge;                     /* the index of the fork or (input, ..) whose value the op uses, or of the router
+                                   * whose rows a combine sums; -1: it uses none */
+    int experts;                  /* the number of experts of a router, and of an op with parameters for each expert; 0:
+                                   * the op is neither */
     const void *options;          /* the op's constants, a te_<family>_options, whose members are ints and floats */
     int options_bytes, params;
     /* The array has one element more than the maximum, because the initialiser's list ends with a filler element. */
@@ -463,6 +474,23 @@ TE_API int te__is_last_use(const te_plan *p, int i) {
 TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;
+}
+/* Returns whether op i is a router: its output are routed rows, each of which is a row of its input. */
+TE_API int te__is_router(const te_plan *p, int i) {
+    return i >= 0 && p->op[i].experts && !te__rows_are_routed(p->op[i].in_rows);
+}
+/* Returns whether backward gathers the output of op i from the op's saved input again, so that forward need not save
+ * it: op i is a router, and an expert_linear reads its output. */
+TE_API int te__is_regathered(const te_plan *p, int i) {
+    return te__is_router(p, i) && i + 1 < p->op_count && p->op[i + 1].experts && (p->op[i + 1].flags & TE_SAVES_INPUT);
+}
+/* Returns whether backward computes the gradients of the router's weights without the output of op i, so that forward
+ * need not save it: op i is an expert_linear in a backward step with the combine behind it. */
+TE_API int te__is_combined(const te_plan *p, int i) {
+    if (!p->op[i].experts || !(p->op[i].flags & TE_SAVES_INPUT) || te__is_router(p, i)) return 0;
+    for (int k = 0; k < p->backward_count; k++)
+        if (p->backward[k].op[0] == i + 1) return p->backward[k].count > 1;
+    return 0;
 }
 TE_API te_rows te__out_rows(const te_plan *p) { return p->op[p->op_count - 1].out_rows; }
 

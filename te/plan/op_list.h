@@ -281,6 +281,7 @@ typedef enum te_produces {
  *     TE_PARTS_<family>(op)               number of parts of an output row (3 for q, k and v)     (1)
  *     TE_FIRST_PART_<family>(op)          width of the first part / width of each other part      (1)
  *     TE_RANKS_<family>(op)               number of ranks that shard its vocabulary               (0): not sharded
+ *     TE_EXPERTS_<family>(op)             number of experts for which it has parameters           (0)
  *     TE_SHAPES_<family>(op)              the largest number of shapes that it may have           (12)
  *     TE_TAKES_<family>_<option>          type of one of its options: TE_INTEGER, TE_NUMBER or TE_TOKEN */
 
@@ -298,6 +299,7 @@ typedef enum te_produces {
 #define TE_PARTS(op)           TE_TUPLE_OR(TE_FACT(PARTS, op)(op), 1)
 #define TE_FIRST_PART(op)      TE_TUPLE_OR(TE_FACT(FIRST_PART, op)(op), 1)
 #define TE_RANKS(op)           TE_TUPLE_OR(TE_FACT(RANKS, op)(op), 0)
+#define TE_EXPERTS(op)         TE_TUPLE_OR(TE_FACT(EXPERTS, op)(op), 0)
 #define TE_OPTIONS(op)         TE_TUPLE_OR(TE_FACT(OPTIONS, op)(op), (te_no_options, 0))
 
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)

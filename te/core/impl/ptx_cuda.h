@@ -36,6 +36,17 @@ TE_FN void te__sts_float(uint32_t to, float f) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(f) : "memory");
 }
 
+/* Load four 8 x 8 matrices of 16-bit elements, as fragments for mma.sync. Lane 8 i + j passes the address of row j of
+ * matrix i. transpose: 1: each matrix is transposed. */
+TE_FN void te__ldmatrix_x4(uint32_t w[4], uint32_t from, const int transpose) {
+    if (transpose)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+}
+
 /* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16. The PTX ISA says which lane holds
  * which elements, in "Matrix fragments for mma.m16n8k16". */
 TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {
@@ -207,6 +218,11 @@ TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const t
     else if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 1");
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
+}
+/* Like te__wgmma_n256, for an A that is stored as [k, m] and a B that is stored as [k, n]: both are MN-major. */
+TE_FN void te__wgmma_n256_mn_major(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype) {
+    if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 1, 1");
+    else TE__WGMMA_N256("k16.f32.f16.f16", ", 1, 1");
 }
 /* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. a, b: the wgmma descriptors of A and B, which may
  * be e4m3 or e5m2, but not both e5m2. add: 1 adds to D, 0 overwrites it. */

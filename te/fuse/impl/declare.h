@@ -288,6 +288,10 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
         "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \
     static_assert(!TE_IF_END(after, ((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_memory), 0),                          \
         "te: " #model ": " TE_CALLED(op) " ends the list with the rows of memory, which y does not have");             \
+    static_assert(!TE_IF_END(after, ((int)TE_ROWS_OUT(model, op) >= (int)TE_ROWS_routed), 0),                          \
+        "te: " #model ": " TE_CALLED(op) " ends the list with routed rows; a (combine, ..) must follow");              \
+    static_assert(!TE__IS_CLASS(op, gemm) || (int)TE_ROWS_IN(model, op) < (int)TE_ROWS_routed,                         \
+        "te: " #model ": " TE_CALLED(op) " stands on routed rows, which an (expert_linear, ..) takes");                \
     static_assert(TE_IF_END(after, 1, 0) || !(TE_FLAGS(op) & TE_TO_LOSS),                                              \
         "te: " #model ": " TE_CALLED(op) " must end the list");                                                        \
     static_assert((int)TE_ID(model, op) == 0 || !(TE_FLAGS(op) & TE_FROM_TOKENS),                                      \

@@ -270,6 +270,14 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
             (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == (int)TE__RECOMPUTE_OF(model, op, inside),          \
                   "te: " TE_STRING(model) ": (fork, " TE_STRING(TE_FORK_OF(op)) ") stands in a (recompute, ..), "      \
                       TE_CALLED(op) " behind it; begin the region with the fork, or take both in");
+/* A combine and its router: what a router in a region chose is in memory only while the region is open. */
+#define TE_RECOMPUTE_CHECKED_combine ,
+#define TE__RECOMPUTE_CHECK_combine(model, op)                                                                         \
+    static_assert((int)TE_JOIN4(, model, router, TE_FORK_OF(op), inside) == 0 ||                                       \
+                      (int)TE_JOIN4(, model, router, TE_FORK_OF(op), inside) ==                                        \
+                          (int)TE__RECOMPUTE_OF(model, op, inside),                                                    \
+                  "te: " TE_STRING(model) ": (router, " TE_STRING(TE_FORK_OF(op))                                      \
+                      ", ..) stands in a (recompute, ..) that ends in front of " TE_CALLED(op));
 #define TE_RECOMPUTE_CHECKED_output ,
 #define TE__RECOMPUTE_CHECK_output(model, op)                                       \
     static_assert((int)TE__RECOMPUTE_OF(model, op, inside) == 0,                    \

@@ -24,7 +24,7 @@
 #include <stdlib.h> /* calloc */
 
 #include "../../core/impl/graph_replay.h" /* te__cuda_launch */
-#include "../../core/impl/ptx_cuda.h"    /* te__mma_sync, te__shared_address */
+#include "../../core/impl/ptx_cuda.h"    /* te__mma_sync, te__ldmatrix_x4 */
 #include "../../core/target.h"      /* te_kernel_begin, TE_KERNEL */
 #include "../gemm_types.h"          /* te_gemm, te__gemm_allocate */
 
@@ -163,14 +163,6 @@ TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines
         else te__fallback_copy_unaligned(to, at, count);
     }
 }
-TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpose) {
-    if (transpose)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-}
 /* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. With L for
  * the first and second eight lines and K for the first and second eight elements of k, the order is, for A (is_b 0): L0
  * K0, L1 K0, L0 K1, L1 K1. For B (is_b 1): L0 K0, L0 K1, which are the operand B of one mma.sync, then L1 K0, L1 K1,
@@ -182,7 +174,7 @@ TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, 
               deeper = is_b ? matrix % 2 : matrix / 2;
     const int row = MN_MAJOR ? k + 8 * deeper + lane % 8 : line + 8 * lower + lane % 8;
     const int vector = MN_MAJOR ? line / 8 + lower : k / 8 + deeper;
-    te__fallback_ldmatrix(w, te__fallback_address(tile, row, vector, VECTORS), MN_MAJOR);
+    te__ldmatrix_x4(w, te__fallback_address(tile, row, vector, VECTORS), MN_MAJOR);
 }
 
 /* The functions of the kernel for 16-bit operands of dtype T. TA: 1 if A is transposed; TB: 1 if B is transposed; M:

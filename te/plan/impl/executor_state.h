@@ -150,7 +150,7 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     case TE_ROWS_sequences: return r->sequences;
     case TE_ROWS_shard: return r->tokens / r->tensor->size;
     case TE_ROWS_memory: return r->memory;
-    default: return r->tokens;
+    default: return r->tokens * te__rows_per_token(rows);
     }
 }
 /* The index of this rank's first row of kind `rows`, counted within the batch, which all ranks of the tensor group
@@ -178,6 +178,14 @@ TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
+/* The number of rows for which the block of a value with rows of this kind is sized: top_k times as many for routed
+ * rows. te__capacity_of_value: the same for a value, whose number of rows shows whether they are routed. */
+TE_API int64_t te__capacity_of(const te_run *r, te_rows rows) {
+    return te__capacity_rows(r) * te__rows_per_token(rows);
+}
+TE_API int64_t te__capacity_of_value(const te_run *r, const te_value *v) {
+    return te__capacity_rows(r) * (v->rows > te_max(r->tokens, r->memory) ? v->rows / r->tokens : 1);
+}
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
@@ -198,7 +206,7 @@ TE_API te_status te__acquire_bytes(te_run *r, te_value *v, size_t bytes) {
  * (te__set_current) or the value of a fork (te__set_edge). */
 TE_API te_status te__acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
     *v = te__value_of(0, dtype, te__rows_in(r, rows), cols);
-    return te__acquire_bytes(r, v, (size_t)(te__capacity_rows(r) * cols) * te_dtype_bytes(dtype));
+    return te__acquire_bytes(r, v, (size_t)(te__capacity_of(r, rows) * cols) * te_dtype_bytes(dtype));
 }
 /* Set *v to a new e4m3 matrix in the workspace. The inverse scales of this matrix, one per row or one per 1 x 128 tile,
  * lie behind it in the same block. */

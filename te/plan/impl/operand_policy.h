@@ -160,7 +160,7 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & (TE_PASSES_VALUE | TE_IS_OUTPUT))) i++;
     if (i + 1 == p->op_count || backward[i + 1].fp8) return 0;
-    if (te__recomputes_logits(p, i)) return 0;
+    if (te__recomputes_logits(p, i) || te__is_regathered(p, i) || te__is_combined(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
 /* Return whether backward must recompute something of op i because op i lies in recompute region k: its output, its FP8

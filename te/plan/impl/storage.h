@@ -107,7 +107,7 @@ TE_API te_value te__input_of(const te_run *r, int i) { return i ? te__output_of(
 TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     te_value to = te__value_of(0, dtype, v->rows, v->cols);
     if (v->dtype == dtype || !v->data) return TE_OK;
-    TE_TRY(te__acquire_bytes(r, &to, (size_t)(te__capacity_rows(r) * v->cols) * te_dtype_bytes(dtype)));
+    TE_TRY(te__acquire_bytes(r, &to, (size_t)(te__capacity_of_value(r, v) * v->cols) * te_dtype_bytes(dtype)));
     if (!r->dry) TE_TRY(r->plan->convert(to.data, dtype, v->data, v->dtype, v->rows * v->cols, r->ctx));
     *v = to;
     return TE_OK;
@@ -119,7 +119,7 @@ TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;
     made->dtype = dtype;
-    return te__scratch(r, &made->data, (size_t)(te__capacity_rows(r) * v->cols) * te_dtype_bytes(dtype));
+    return te__scratch(r, &made->data, (size_t)(te__capacity_of_value(r, v) * v->cols) * te_dtype_bytes(dtype));
 }
 /* Convert *made to *v if te__begin_converted has given *made memory of its own. */
 TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_run *r) {

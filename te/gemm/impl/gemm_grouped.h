@@ -1,0 +1,667 @@
+/* gemm_grouped.h -- the products of a mixture of experts: one GEMM for each group of rows, all of them in one launch.
+ *
+ * Group e has the rows offset[e] to offset[e + 1] - 1 of x, and a weight of its own. There are three kinds of products:
+ *     TE_GROUPED_FORWARD    y[rows, out] = x[rows, in] weight[e]^T, weight [groups, out, in]
+ *     TE_GROUPED_DGRAD      dx[rows, in] = dy[rows, out] weight[e]
+ *     TE_GROUPED_WGRAD      dweight[e] = dy^T x over the rows of the group, in f32
+ * The offsets lie in target memory, and on CUDA the host does not read them: the grid has a block for each tile that
+ * there can be, and a block finds its group by a binary search, as for sequences of different lengths (te_sequences).
+ *
+ * Do this:
+ *     te_grouped g = te__grouped_of(TE_GROUPED_FORWARD, out, in, groups, rows);
+ *     g.a = x, g.b = weight, g.d = y, g.offset = offset, g.max_rows = rows, g.dtype = g.out_dtype = TE_bf16;
+ */
+#ifndef TE_GEMM_GROUPED_H
+#define TE_GEMM_GROUPED_H
+
+#include "gemm_dispatch.h" /* te_gemm, te__gemm_scratch */
+#if TE_CUDA
+#include "../../core/impl/ptx_cuda.h" /* te__mma_sync, te__ldmatrix_x4 */
+#include "gemm_sm90_mainloop.h"       /* te__sm90_gemm_store_subtile */
+#endif
+
+typedef enum te_grouped_kind { TE_GROUPED_FORWARD, TE_GROUPED_DGRAD, TE_GROUPED_WGRAD } te_grouped_kind;
+
+typedef struct te_grouped {
+    const void *a;         /* forward: x; dgrad and wgrad: dy */
+    const void *b;         /* forward and dgrad: weight; wgrad: x */
+    void *d;               /* y, dx or dweight */
+    const int32_t *offset; /* [groups + 1], target memory */
+    const int32_t *slot;   /* forward on CUDA: row i is row slot[i] / top_k of x; null: it is row i */
+    float *scratch;        /* on the host: te__grouped_scratch(g) floats */
+    int64_t rows;          /* of all groups */
+    te_grouped_kind kind;
+    int out, in, groups, top_k;
+    int max_rows;          /* the largest number of rows of a group */
+    int accumulate;        /* wgrad: 1: dweight is added to; 0: it is overwritten */
+    te_dtype dtype, out_dtype; /* out_dtype: of d: dtype or f32 */
+} te_grouped;
+
+TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int groups, int64_t rows) {
+    te_grouped g;
+    memset(&g, 0, sizeof g);
+    g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = 1;
+    return g;
+}
+/* The GEMM of the `rows` rows from row `first` on, which are those of group e. */
+TE_API te_gemm te__grouped_gemm(const te_grouped *g, int e, int64_t first, int64_t rows) {
+    const int64_t weight = (int64_t)e * g->out * g->in, size = (int64_t)te_dtype_bytes(g->dtype);
+    const int wgrad = g->kind == TE_GROUPED_WGRAD, dgrad = g->kind == TE_GROUPED_DGRAD;
+    te_gemm p = te_gemm_of(wgrad ? g->out : rows, wgrad || dgrad ? g->in : g->out,
+                           wgrad ? rows : dgrad ? g->out : g->in);
+    p.dtype = g->dtype, p.out = g->out_dtype, p.trans_a = wgrad, p.trans_b = !wgrad && !dgrad, p.scratch = g->scratch;
+    p.a = (const char *)g->a + first * (g->kind == TE_GROUPED_FORWARD ? g->in : g->out) * size;
+    p.b = (const char *)g->b + (wgrad ? first * g->in : weight) * size;
+    p.d = (char *)g->d + (wgrad ? weight : first * p.n) * (int64_t)te_dtype_bytes(g->out_dtype);
+    p.c = p.d, p.beta = g->accumulate ? 1.0f : 0.0f;
+    return p;
+}
+#if TE_CUDA
+
+/* ---- CUDA: the tile of a block ----------------------------------------------------------------------------------- */
+
+/* A block of 256 threads computes a tile of D. For 16-bit operands, cp.async copies tiles that are 64 deep along the
+ * sum into a ring of stages in shared memory, and mma.sync multiplies them, as in gemm_fallback.h. The rows of x are
+ * gathered by the copies, so no permuted copy of x is needed. The tiles have 128 rows; if the groups have few rows on
+ * average, as in decoding, 16 rows, and a block then reads the weight of its group once. */
+enum {
+    TE_GROUPED_THREADS = 256,
+    TE_GROUPED_DEPTH = 64,
+    TE_GROUPED_SHARED = 96 << 10, /* bytes of the ring: two blocks fit on a multiprocessor */
+    TE_GROUPED_F32_TILE = 64,
+    TE_GROUPED_F32_DEPTH = 16
+};
+/* The rows of a tile are first to end - 1, of group e. rows: 0 or less: the block has no tile. */
+typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
+
+/* Finds the tile of rows number `tile`. The tiles of group e have the numbers from offset[e] / size + e on, so that
+ * some numbers, at most one for each group, belong to no tile. Each lane of a warp tests the groups lane, lane + 32,
+ * ..; the group is the last one whose first number is not above `tile`. */
+TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
+    te_grouped_tile t;
+    int before = 0;
+    for (int e = (int)threadIdx.x % 32; e < g->groups; e += 32) before += g->offset[e] / size + e <= tile;
+    t.e = (int)__reduce_add_sync(~0u, (unsigned)before) - 1, t.col = 0;
+    t.first = g->offset[t.e], t.end = g->offset[t.e + 1];
+    t.first += (tile - (t.first / size + t.e)) * size;
+    t.end = (int)te_min(t.end, t.first + size);
+    return t;
+}
+/* The row of x that is row `row` of the group's operand. */
+TE_FN int64_t te__grouped_row(const te_grouped *g, int row) { return g->slot ? g->slot[row] / g->top_k : row; }
+
+/* ---- CUDA: 16 bits ----------------------------------------------------------------------------------------------- */
+
+/* The address of 16-byte vector number `vector` in row `row` of a tile in shared memory, of `vectors` vectors a row.
+ * The tile is swizzled, so that the same vector of eight successive rows lies in different banks. */
+TE_FN uint32_t te__grouped_address(uint32_t tile, int row, int vector, int vectors) {
+    return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
+}
+TE_FN void te__grouped_copy(uint32_t to, const void *from, int exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+}
+/* Load a fragment of 16 lines and 16 elements along the sum: four 8 x 8 matrices, in the order that mma.sync needs
+ * (gemm_fallback.h). If `transposed`, the rows of the tile in shared memory are elements along the sum. */
+template <int VECTORS>
+TE_FN void te__grouped_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b, const int transposed) {
+    const int lane = (int)threadIdx.x % 32, matrix = lane / 8, lower = is_b ? matrix / 2 : matrix % 2,
+              deeper = is_b ? matrix % 2 : matrix / 2;
+    const int row = transposed ? k + 8 * deeper + lane % 8 : line + 8 * lower + lane % 8;
+    const int vector = transposed ? line / 8 + lower : k / 8 + deeper;
+    te__ldmatrix_x4(w, te__grouped_address(tile, row, vector, VECTORS), transposed);
+}
+/* The functions of the kernel for products of kind KIND in dtype T, with tiles of M x N. */
+template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
+    enum {
+        WGRAD = KIND == TE_GROUPED_WGRAD,
+        B_TRANSPOSED = KIND != TE_GROUPED_FORWARD, /* a row of B's tile is one element along the sum */
+        K = TE_GROUPED_DEPTH,
+        /* in a small tile, half of the warps compute the second half of each stage's elements along the sum */
+        WARPS_M = M == 16 ? 1 : 2, WARPS_K = M == 16 && N == 64 ? 2 : 1, WARPS_N = 8 / WARPS_M / WARPS_K,
+        WARP_M = M / WARPS_M, WARP_N = N / WARPS_N, WARP_K = K / WARPS_K,
+        BLOCKS_M = WARP_M / 16, BLOCKS_N = WARP_N / 8,
+        A_VECTORS = (WGRAD ? M : K) / 8, A_ROWS = WGRAD ? K : M, B_VECTORS = (B_TRANSPOSED ? N : K) / 8,
+        B_ROWS = B_TRANSPOSED ? K : N,
+        A_COPIES = (A_ROWS * A_VECTORS + TE_GROUPED_THREADS - 1) / TE_GROUPED_THREADS, /* of a thread, for each stage */
+        B_COPIES = B_ROWS * B_VECTORS / TE_GROUPED_THREADS,
+        A_BYTES = M * K * 2, STAGE = A_BYTES + N * K * 2, STAGES = TE_GROUPED_SHARED / STAGE
+    };
+    /* at: the rows of A that this thread copies, unless A is transposed */
+    struct state {
+        const uint16_t *a, *b;
+        int64_t at[A_COPIES];
+    };
+    TE_FN int lines(const te_grouped *g) { return WGRAD ? g->out : 0; }
+    TE_FN int columns(const te_grouped *g) { return KIND == TE_GROUPED_FORWARD ? g->out : g->in; }
+    TE_FN int depth(const te_grouped *g) { return KIND == TE_GROUPED_FORWARD ? g->in : g->out; }
+
+    TE_FN void begin(state *s, const te_grouped *g, const te_grouped_tile *t) {
+        s->a = (const uint16_t *)g->a, s->b = (const uint16_t *)g->b;
+        if (!WGRAD) s->b += (int64_t)t->e * g->out * g->in;
+        TE_UNROLL for (int i = 0; !WGRAD && i < A_COPIES; i++) {
+            const int row = t->first + (i * TE_GROUPED_THREADS + (int)threadIdx.x) / A_VECTORS;
+            s->at[i] = row < t->end ? te__grouped_row(g, row) * depth(g) : -1;
+        }
+    }
+    /* Starts the copies of step `step`, and commits them as a group of cp.async, which is empty behind the last
+     * step. */
+    TE_FN void load(state *s, const te_grouped *g, const te_grouped_tile *t, int line, uint32_t ring, int step,
+                    int steps) {
+        const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
+        if (step < steps) {
+            const int k = step * K;
+            TE_UNROLL for (int i = 0; i < A_COPIES; i++) {
+                const int index = i * TE_GROUPED_THREADS + (int)threadIdx.x, row = index / A_VECTORS;
+                const int vector = index % A_VECTORS;
+                if (A_ROWS * A_VECTORS % TE_GROUPED_THREADS && row >= A_ROWS) continue;
+                const int x = (WGRAD ? line : k) + vector * 8, source = t->first + k + row;
+                const int exists = WGRAD ? source < t->end && x < g->out : s->at[i] >= 0 && x < depth(g);
+                const int64_t at = WGRAD ? (int64_t)source * g->out + x : s->at[i] + x;
+                te__grouped_copy(te__grouped_address(stage, row, vector, A_VECTORS), s->a + (exists ? at : 0), exists);
+            }
+            TE_UNROLL for (int i = 0; i < B_COPIES; i++) {
+                const int index = i * TE_GROUPED_THREADS + (int)threadIdx.x, row = index / B_VECTORS;
+                const int vector = index % B_VECTORS;
+                const int x = (B_TRANSPOSED ? t->col : k) + vector * 8;
+                const int y = WGRAD ? t->first + k + row : (B_TRANSPOSED ? k : t->col) + row;
+                const int exists = y < (WGRAD ? t->end : g->out) && x < g->in;
+                te__grouped_copy(te__grouped_address(stage + A_BYTES, row, vector, B_VECTORS),
+                                 s->b + (exists ? (int64_t)y * g->in + x : 0), exists);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    TE_FN void multiply(float c[BLOCKS_M][BLOCKS_N][4], uint32_t stage, int row, int column, int first) {
+        TE_UNROLL for (int k = first; k < first + WARP_K; k += 16) {
+            uint32_t a[BLOCKS_M][4], b[BLOCKS_N / 2][4];
+            TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
+                te__grouped_fragment<A_VECTORS>(a[i], stage, row + 16 * i, k, 0, WGRAD);
+            TE_UNROLL for (int j = 0; j < BLOCKS_N / 2; j++)
+                te__grouped_fragment<B_VECTORS>(b[j], stage + A_BYTES, column + 16 * j, k, 1, B_TRANSPOSED);
+            TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
+                TE_UNROLL for (int j = 0; j < BLOCKS_N; j++)
+                    te__mma_sync(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], T);
+        }
+    }
+    /* Stores the sums for columns col and col + 1 of row `row`. */
+    TE_FN void store(const te_grouped *g, const te_grouped_tile *t, int row, int col, float u, float v) {
+        if (col >= columns(g) || row >= (WGRAD ? g->out : t->end)) return;
+        const int64_t at = (WGRAD ? (int64_t)t->e * g->out * g->in : 0) + (int64_t)row * columns(g) + col;
+        if (!WGRAD) {
+            *(uint32_t *)((uint16_t *)g->d + at) = te_pair_of_floats(u, v, T);
+            return;
+        }
+        float2 *to = (float2 *)((float *)g->d + at);
+        const float2 old = g->accumulate ? *to : make_float2(0, 0);
+        *to = make_float2(old.x + u, old.y + v);
+    }
+    /* Adds the sums of the second half of the warps to those of the first half; returns whether this warp has the
+     * totals. */
+    TE_FN int add_halves(float *c, int half) {
+        enum { SUMS = WARPS_K > 1 ? BLOCKS_M * BLOCKS_N * 4 : 1, THREADS = TE_GROUPED_THREADS / 2 };
+        __shared__ float sums[SUMS][THREADS];
+        const int thread = (int)threadIdx.x % THREADS;
+        TE_UNROLL for (int i = 0; half && i < SUMS; i++) sums[i][thread] = c[i];
+        __syncthreads();
+        TE_UNROLL for (int i = 0; !half && i < SUMS; i++) c[i] += sums[i][thread];
+        return !half;
+    }
+    TE_FN void body(const te_grouped *g, uint32_t ring) {
+        const int tiles_n = (columns(g) + N - 1) / N, at = (int)blockIdx.x;
+        te_grouped_tile t;
+        int line = 0;
+        if (WGRAD) t.e = (int)blockIdx.y, t.first = g->offset[t.e], t.end = g->offset[t.e + 1], line = at / tiles_n * M;
+        else t = te__grouped_find(g, at / tiles_n, M), line = t.first;
+        t.col = at % tiles_n * N;
+        if (!WGRAD && t.first >= t.end) return;
+        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+        const int row = warp / WARPS_N % WARPS_M * WARP_M, column = warp % WARPS_N * WARP_N;
+        const int half = warp / (WARPS_M * WARPS_N); /* which part of each stage this warp multiplies */
+        const int steps = ((WGRAD ? t.end - t.first : depth(g)) + K - 1) / K;
+        float c[BLOCKS_M][BLOCKS_N][4];
+        state s;
+        TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
+            TE_UNROLL for (int j = 0; j < BLOCKS_N; j++) c[i][j][0] = c[i][j][1] = c[i][j][2] = c[i][j][3] = 0;
+        begin(&s, g, &t);
+        TE_UNROLL_1 for (int i = 0; i < STAGES - 1; i++) load(&s, g, &t, line, ring, i, steps);
+        TE_UNROLL_1 for (int i = 0; i < steps; i++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+            __syncthreads(); /* step i has arrived, and all warps have read step i - 1, whose stage is filled next */
+            load(&s, g, &t, line, ring, i + STAGES - 1, steps);
+            multiply(c, ring + (uint32_t)(i % STAGES * STAGE), row, column, half * WARP_K);
+        }
+        if (WARPS_K > 1 && !add_halves(&c[0][0][0], half)) return;
+        TE_UNROLL for (int i = 0; i < BLOCKS_M; i++)
+            TE_UNROLL for (int j = 0; j < BLOCKS_N; j++)
+                TE_UNROLL for (int h = 0; h < 2; h++)
+                    store(g, &t, line + row + 16 * i + 8 * h + lane / 4, t.col + column + 8 * j + lane % 4 * 2,
+                          c[i][j][2 * h], c[i][j][2 * h + 1]);
+    }
+};
+template <te_dtype T, int KIND, int M, int N>
+static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2)
+te_grouped_product(const __grid_constant__ te_grouped g) {
+    extern __shared__ uint4 te_grouped_ring[];
+    te_kernel_begin();
+    te_grouped_16bit<T, KIND, M, N>::body(&g, te__shared_address(te_grouped_ring));
+}
+
+/* ---- CUDA: f32 --------------------------------------------------------------------------------------------------- */
+
+/* A block computes a tile of 64 x 64 with float multiplications; each thread computes 4 x 4 elements. */
+template <int KIND>
+static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(const __grid_constant__ te_grouped g) {
+    enum { TILE = TE_GROUPED_F32_TILE, K = TE_GROUPED_F32_DEPTH, WGRAD = KIND == TE_GROUPED_WGRAD };
+    __shared__ float a[K][TILE + 4], b[K][TILE + 4];
+    te_kernel_begin();
+    const int columns = KIND == TE_GROUPED_FORWARD ? g.out : g.in, tiles_n = (columns + TILE - 1) / TILE;
+    const int ty = (int)threadIdx.x / 16 * 4, tx = (int)threadIdx.x % 16 * 4, at = (int)blockIdx.x;
+    te_grouped_tile t;
+    int line;
+    if (WGRAD) t.e = (int)blockIdx.y, t.first = g.offset[t.e], t.end = g.offset[t.e + 1], line = at / tiles_n * TILE;
+    else t = te__grouped_find(&g, at / tiles_n, TILE), line = t.first;
+    t.col = at % tiles_n * TILE;
+    if (!WGRAD && t.first >= t.end) return;
+    const int depth = WGRAD ? t.end - t.first : KIND == TE_GROUPED_FORWARD ? g.in : g.out;
+    const int64_t weight = (int64_t)t.e * g.out * g.in;
+    const float *from_a = (const float *)g.a, *from_b = (const float *)g.b;
+    float c[4][4] = {{0}};
+    for (int k0 = 0; k0 < depth; k0 += K) {
+        TE_UNROLL for (int i = 0; i < TILE * K / TE_GROUPED_THREADS; i++) {
+            const int index = i * TE_GROUPED_THREADS + (int)threadIdx.x;
+            const int la = WGRAD ? index % TILE : index / K, ka = WGRAD ? index / TILE : index % K;
+            const int lb = KIND == TE_GROUPED_FORWARD ? index / K : index % TILE;
+            const int kb = KIND == TE_GROUPED_FORWARD ? index % K : index / TILE;
+            const int row = line + la, col = t.col + lb;
+            const int has_a = k0 + ka < depth && row < (WGRAD ? g.out : t.end);
+            const int has_b = k0 + kb < depth && col < columns;
+            a[ka][la] = !has_a ? 0.0f : WGRAD ? from_a[(int64_t)(t.first + k0 + ka) * g.out + row]
+                                              : from_a[te__grouped_row(&g, row) * depth + k0 + ka];
+            b[kb][lb] = !has_b                          ? 0.0f
+                        : WGRAD                         ? from_b[(int64_t)(t.first + k0 + kb) * g.in + col]
+                        : KIND == TE_GROUPED_FORWARD    ? from_b[weight + (int64_t)col * g.in + k0 + kb]
+                                                        : from_b[weight + (int64_t)(k0 + kb) * g.in + col];
+        }
+        __syncthreads();
+        TE_UNROLL for (int k = 0; k < K; k++) {
+            TE_UNROLL for (int i = 0; i < 4; i++)
+                TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] += a[k][ty + i] * b[k][tx + j];
+        }
+        __syncthreads();
+    }
+    TE_UNROLL for (int i = 0; i < 4; i++)
+        TE_UNROLL for (int j = 0; j < 4; j++) {
+            const int row = line + ty + i, col = t.col + tx + j;
+            if (col >= columns || row >= (WGRAD ? g.out : t.end)) continue;
+            float *to = (float *)g.d + (WGRAD ? weight : 0) + (int64_t)row * columns + col;
+            *to = c[i][j] + (WGRAD && g.accumulate ? *to : 0.0f);
+        }
+}
+
+#ifndef TE_KEEP_CALLS /* which prevents inlining: accumulators would not stay in registers */
+/* ---- Hopper: 16 bits, by wgmma ----------------------------------------------------------------------------------- */
+
+/* A persistent kernel with tiles of 128 x 256, like gemm_sm90.h: two consumer warpgroups accumulate 64 x 256 each, and
+ * a producer warpgroup fills a pipeline of four stages, each 64 deep along the sum. All copies are
+ * made by TMA, except those of gathered rows of x, by cp.async. The sum must be a multiple of 64 deep, except in wgrad,
+ * where it is over the rows of a group, and copies set the rows behind its end to 0. Floor: as for a dense GEMM
+ * (gemm_sm90.h). */
+enum {
+    TE_GROUPED_SM90_M = 128,
+    TE_GROUPED_SM90_N = 256,
+    TE_GROUPED_STAGES = 4,
+    TE_GROUPED_A_BYTES = TE_GROUPED_SM90_M * TE_GROUPED_DEPTH * 2,
+    TE_GROUPED_STAGE_BYTES = TE_GROUPED_A_BYTES + TE_GROUPED_SM90_N * TE_GROUPED_DEPTH * 2,
+    TE_GROUPED_SM90_SHARED = TE_GROUPED_STAGES * TE_GROUPED_STAGE_BYTES + 8 * 2048 + 1024,
+    TE_GROUPED_SM90_THREADS = 384,
+    /* A stage is passed to the consumers when the copies of so many later stages have been started. By then its own
+     * have arrived, so the producer does not wait for them. */
+    TE_GROUPED_LAG = 2
+};
+typedef struct te_grouped_sm90 {
+    CUtensorMap a_map; /* of x or dy, unless its rows are gathered; wgrad: of dy, [rows, out], ragged */
+    CUtensorMap b_map; /* of the weights of all groups, [groups * out, in]; wgrad: of x, [rows, in], ragged */
+    te_grouped g;
+} te_grouped_sm90;
+typedef struct te_grouped_barriers { uint64_t full[TE_GROUPED_STAGES], empty[TE_GROUPED_STAGES]; } te_grouped_barriers;
+/* The number of tiles, and of numbers of tiles that belong to no tile (te__grouped_find). */
+TE_BOTH int64_t te__grouped_sm90_tiles(const te_grouped *g) {
+    const int columns = g->kind == TE_GROUPED_FORWARD ? g->out : g->in;
+    const int64_t tiles_n = te_ceil_div(columns, TE_GROUPED_SM90_N);
+    return tiles_n * (g->kind == TE_GROUPED_WGRAD ? g->groups * te_ceil_div(g->out, TE_GROUPED_SM90_M)
+                                                  : g->rows / TE_GROUPED_SM90_M + g->groups);
+}
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* The functions of the kernel for products of kind KIND in dtype T. */
+template <te_dtype T, int KIND> struct te_grouped_wgmma {
+    enum {
+        WGRAD = KIND == TE_GROUPED_WGRAD, M = TE_GROUPED_SM90_M, N = TE_GROUPED_SM90_N, K = TE_GROUPED_DEPTH,
+        B_MN_MAJOR = KIND != TE_GROUPED_FORWARD,
+        A_COPIES = M * K / 8 / 128 /* vectors of a stage that a producer thread copies */
+    };
+    /* A tile. line: the first row of D in its group's part, or in y; steps: along the sum. */
+    struct work { te_grouped_tile t; int line, steps; };
+
+    TE_FN int find(work *w, const te_grouped *g, int tile) {
+        const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in, tiles_n = (columns + N - 1) / N;
+        const int tiles_m = (g->out + M - 1) / M, at = tile / tiles_n;
+        if (WGRAD) {
+            w->t.e = at / tiles_m, w->t.first = g->offset[w->t.e], w->t.end = g->offset[w->t.e + 1];
+            w->line = at % tiles_m * M, w->steps = (w->t.end - w->t.first + K - 1) / K;
+        } else {
+            w->t = te__grouped_find(g, at, M), w->line = w->t.first;
+            w->steps = (KIND == TE_GROUPED_FORWARD ? g->in : g->out) / K;
+        }
+        w->t.col = tile % tiles_n * N;
+        return WGRAD ? w->steps || !g->accumulate : w->t.first < w->t.end;
+    }
+
+    /* Sets *w to the first tile of this block from number *tile on that exists; returns 0 if there is none. */
+    TE_FN int seek(work *w, int *tile, const te_grouped *g) {
+        const int tiles = (int)te__grouped_sm90_tiles(g);
+        while (*tile < tiles && !find(w, g, *tile)) *tile += (int)gridDim.x;
+        return *tile < tiles;
+    }
+
+    /* ---- the producer warpgroup */
+
+    /* The address of 16-byte vector `vector` in row `row` of a tile with rows of 128 bytes, as TMA swizzles it. */
+    TE_FN uint32_t swizzle(uint32_t tile, int row, int vector) {
+        return tile + (uint32_t)(row * 128 + ((vector ^ (row & 7)) << 4));
+    }
+    /* Copies rows of x or dy that lie along the rows of the tile: 128 rows of 64 columns, from column k on. */
+    TE_FN void copy_a(const te_grouped *g, uint32_t to, const int64_t at[A_COPIES], int k) {
+        TE_UNROLL for (int i = 0; i < A_COPIES; i++) {
+            const int row = i * 16 + (int)threadIdx.x / 8, vector = (int)threadIdx.x % 8;
+            const int64_t from = at[i] < 0 ? 0 : at[i] + k + vector * 8;
+            te__grouped_copy(swizzle(to, row, vector), (const uint16_t *)g->a + from, at[i] >= 0);
+        }
+    }
+    /* wgrad: loads a box of 64 rows, of which `count` belong to the group, and 64 columns of dy or x. */
+    TE_FN void load_box(uint32_t to, const CUtensorMap *map, int col, int first, int count, uint32_t bar) {
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                     "l"(map), "r"(col), "r"(te__ragged_row(0, count)), "r"(first + count), "r"((int)TE__RAGGED_ROWS),
+                     "r"(bar)
+                     : "memory");
+    }
+    TE_FN void load_rows(const te_grouped_sm90 *p, const work *w, uint32_t to, int step, uint32_t bar) {
+        const int first = w->t.first + step * K, count = w->t.end - first;
+        te__barrier_arrive_expect_tx(bar, TE_GROUPED_STAGE_BYTES);
+        TE_UNROLL for (int q = 0; q < 2; q++)
+            load_box(to + q * 8192, &p->a_map, w->line + 64 * q, first, count, bar);
+        TE_UNROLL for (int q = 0; q < 4; q++)
+            load_box(to + TE_GROUPED_A_BYTES + q * 8192, &p->b_map, w->t.col + 64 * q, first, count, bar);
+    }
+    /* Starts the copies by TMA for a stage: of B and, unless its rows are gathered, of A. Rows of A behind the end of
+     * the group do not matter: their rows of D are not stored. */
+    TE_FN void load_stage(const te_grouped_sm90 *p, const work *w, uint32_t to, int k, uint32_t bar) {
+        const int first = w->t.e * p->g.out;
+        const uint32_t b = to + TE_GROUPED_A_BYTES;
+        te__barrier_arrive_expect_tx(bar, p->g.slot ? N * K * 2 : (int)TE_GROUPED_STAGE_BYTES);
+        if (!p->g.slot) te__tma_load(to, &p->a_map, k, w->t.first, bar, 0);
+        if (!B_MN_MAJOR) te__tma_load(b, &p->b_map, k, first + w->t.col, bar, 0);
+        else TE_UNROLL for (int q = 0; q < 4; q++)
+            te__tma_load(b + q * 8192, &p->b_map, w->t.col + 64 * q, first + k, bar, 0);
+    }
+    /* Passes the stage that was filled `lag` stages before number `count` to the consumers. The fence makes the copies
+     * visible to wgmma, which reads shared memory by the async proxy. */
+    template <int LAG> TE_FN void pass(te_grouped_barriers *bars, int count) {
+        asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LAG) : "memory");
+        te__barrier_arrive(te__shared_address(&bars->full[(count - 1 - LAG) % TE_GROUPED_STAGES]));
+    }
+    /* Runs in one thread if TMA makes all copies. */
+    TE_FN void produce(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
+        const te_grouped *g = &p->g;
+        int count = 0, tile = (int)blockIdx.x;
+        work w;
+        for (; seek(&w, &tile, g); tile += (int)gridDim.x)
+            TE_UNROLL_1 for (int s = 0; s < w.steps; s++, count++) {
+                const int stage = count % TE_GROUPED_STAGES;
+                const uint32_t to = ring + (uint32_t)(stage * TE_GROUPED_STAGE_BYTES);
+                const uint32_t full = te__shared_address(&bars->full[stage]);
+                te__barrier_wait(te__shared_address(&bars->empty[stage]), count / TE_GROUPED_STAGES % 2 ^ 1);
+                if (threadIdx.x) continue;
+                if (WGRAD) load_rows(p, &w, to, s, full);
+                else load_stage(p, &w, to, s * K, full);
+            }
+    }
+    /* Runs in the whole warpgroup, which gathers the rows of A. */
+    TE_FN void produce_gathered(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
+        const te_grouped *g = &p->g;
+        int count = 0, tile = (int)blockIdx.x; /* count: stages that were filled */
+        work w;
+        for (; seek(&w, &tile, g); tile += (int)gridDim.x) {
+            int64_t at[A_COPIES];
+            TE_UNROLL for (int i = 0; i < A_COPIES; i++) {
+                const int row = w.t.first + i * 16 + (int)threadIdx.x / 8;
+                at[i] = row < w.t.end ? te__grouped_row(g, row) * g->in : -1;
+            }
+            TE_UNROLL_1 for (int s = 0; s < w.steps; s++) {
+                const int stage = count % TE_GROUPED_STAGES;
+                const uint32_t to = ring + (uint32_t)(stage * TE_GROUPED_STAGE_BYTES);
+                te__barrier_wait(te__shared_address(&bars->empty[stage]), count / TE_GROUPED_STAGES % 2 ^ 1);
+                if (threadIdx.x == 0) load_stage(p, &w, to, s * K, te__shared_address(&bars->full[stage]));
+                copy_a(g, to, at, s * K);
+                asm volatile("cp.async.commit_group;" ::: "memory");
+                if (++count > TE_GROUPED_LAG) pass<TE_GROUPED_LAG>(bars, count);
+            }
+        }
+        if (count > 1) pass<1>(bars, count);
+        if (count > 0) pass<0>(bars, count);
+    }
+
+    /* ---- the consumer warpgroups */
+
+    TE_FN void multiply(float d[128], uint32_t a, uint32_t b, int step) {
+        te__wgmma_fence();
+        TE_UNROLL for (int q = 0; q < K / 16; q++) {
+            const uint64_t a_desc = te__wgmma_descriptor_of_low(a + q * (WGRAD ? 128 : 2));
+            const uint64_t b_desc = te__wgmma_descriptor_of_low(b + q * (B_MN_MAJOR ? 128 : 2));
+            if (WGRAD) te__wgmma_n256_mn_major(d, a_desc, b_desc, step || q, T);
+            else te__wgmma_n256(d, a_desc, b_desc, step || q, T, B_MN_MAJOR);
+        }
+        te__wgmma_commit();
+    }
+    /* Stores this warp's 16 rows of a tile, in 16 bits: a quarter at a time by way of its subtile in shared memory, so
+     * that eight lanes store 128 bytes of a row. */
+    TE_FN void store(const te_grouped *g, const work *w, const float d[128], uint32_t subtile) {
+        const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in, lane = (int)threadIdx.x % 32;
+        const int first = w->line + ((int)threadIdx.x / 32 - 4) * 16;
+        TE_UNROLL for (int quarter = 0; quarter < 4; quarter++) {
+            uint32_t packed[16], v[4];
+            te__sm90_gemm_pack_quarter(packed, d, quarter, T);
+            te__sm90_gemm_store_subtile(subtile, packed, lane);
+            __syncwarp();
+            TE_UNROLL for (int i = 0; i < 4; i++) {
+                const int row = first + 4 * i + lane / 8, col = w->t.col + 64 * quarter + lane % 8 * 8;
+                te__lds128(v, te__sm90_gemm_swizzle(subtile, 4 * i + lane / 8, lane % 8));
+                if (row < w->t.end && col < columns)
+                    *(uint4 *)((uint16_t *)g->d + (int64_t)row * columns + col) = make_uint4(v[0], v[1], v[2], v[3]);
+            }
+            __syncwarp();
+        }
+    }
+    /* wgrad: stores this warp's 16 rows of a tile in f32, or adds them. Four lanes store 32 bytes of a row. */
+    TE_FN void store_f32(const te_grouped *g, const work *w, const float d[128]) {
+        const int lane = (int)threadIdx.x % 32, first = w->line + ((int)threadIdx.x / 32 - 4) * 16 + lane / 4;
+        float *to = (float *)g->d + (int64_t)w->t.e * g->out * g->in;
+        TE_UNROLL for (int h = 0; h < 2; h++) {
+            if (first + 8 * h >= g->out) continue;
+            TE_UNROLL for (int j = 0; j < 32; j++) {
+                const int col = w->t.col + 8 * j + lane % 4 * 2;
+                float2 *at = (float2 *)(to + (int64_t)(first + 8 * h) * g->in + col);
+                if (col >= g->in) continue;
+                const float2 old = g->accumulate ? *at : make_float2(0, 0);
+                *at = make_float2(old.x + d[4 * j + 2 * h], old.y + d[4 * j + 2 * h + 1]);
+            }
+        }
+    }
+    TE_FN void consume(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
+        const te_grouped *g = &p->g;
+        const int warp = (int)threadIdx.x / 32 - 4, lane = (int)threadIdx.x % 32;
+        const int warpgroup = __shfl_sync(~0u, warp / 4, 0);
+        const uint32_t a = (uint32_t)te__wgmma_descriptor(ring + warpgroup * 8192, WGRAD);
+        const uint32_t b = (uint32_t)te__wgmma_descriptor(ring + TE_GROUPED_A_BYTES, B_MN_MAJOR);
+        const uint32_t empty = te__shared_address(bars->empty), full = te__shared_address(bars->full);
+        const uint32_t subtile = ring + (uint32_t)(TE_GROUPED_STAGES * TE_GROUPED_STAGE_BYTES + warp * 2048);
+        int stage = 0, phase = 0, tile = (int)blockIdx.x;
+        float d[128];
+        work w, next;
+        for (int more = seek(&w, &tile, g); more; w = next) {
+            TE_UNROLL for (int i = 0; WGRAD && i < 128; i++) d[i] = 0; /* a group may have no rows */
+            TE_UNROLL_1 for (int s = 0; s < w.steps; s++) {
+                const uint32_t offset = (uint32_t)stage * (TE_GROUPED_STAGE_BYTES >> 4);
+                te__barrier_wait(full + 8 * stage, phase);
+                multiply(d, a + offset, b + offset, s);
+                te__wgmma_wait_1();
+                if (s && lane == 0) te__barrier_arrive(empty + 8 * (stage ? stage - 1 : TE_GROUPED_STAGES - 1));
+                if (++stage == TE_GROUPED_STAGES) stage = 0, phase ^= 1;
+            }
+            tile += (int)gridDim.x, more = seek(&next, &tile, g); /* while the tensor cores are busy */
+            te__wgmma_wait_0();
+            if (w.steps && lane == 0) te__barrier_arrive(empty + 8 * (stage ? stage - 1 : TE_GROUPED_STAGES - 1));
+            if (WGRAD) store_f32(g, &w, d);
+            else store(g, &w, d, subtile);
+        }
+    }
+    TE_FN void body(const te_grouped_sm90 *p, te_grouped_barriers *bars) {
+        extern __shared__ char te_grouped_stages[];
+        const uint32_t ring = (te__shared_address(te_grouped_stages) + 1023) & ~1023u;
+        if (threadIdx.x == 0) {
+            TE_UNROLL for (int s = 0; s < TE_GROUPED_STAGES; s++) {
+                te__barrier_init(te__shared_address(&bars->full[s]), p->g.slot ? 129 : 1);
+                te__barrier_init(te__shared_address(&bars->empty[s]), 8);
+            }
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncthreads();
+        te_kernel_begin();
+        if (threadIdx.x < 128) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+            if (KIND == TE_GROUPED_FORWARD && p->g.slot) produce_gathered(p, ring, bars);
+            else if (threadIdx.x < 32) produce(p, ring, bars);
+        } else {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+            consume(p, ring, bars);
+        }
+    }
+};
+#endif
+template <te_dtype T, int KIND>
+static __global__ void __launch_bounds__(TE_GROUPED_SM90_THREADS, 1)
+te_grouped_sm90_product(const __grid_constant__ te_grouped_sm90 p) {
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+    __shared__ te_grouped_barriers bars;
+    te_grouped_wgmma<T, KIND>::body(&p, &bars);
+#endif
+}
+/* Makes the tensor map of rows of `width` columns, for boxes of 64 rows that do not reach into the next group. */
+TE_API te_status te__grouped_rows_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int width,
+                                      te_dtype dtype, te_context *ctx) {
+    const te__tensor_shape shape = {2, {(cuuint64_t)width, 0}, {(cuuint64_t)width * 2}, {64, 64}};
+    return te__tensor_map_ragged(map, encode, data, &shape, dtype, ctx);
+}
+/* Launches the kernel above if it runs on the device and takes the product; *is_done says whether it did. */
+template <te_dtype T, te_grouped_kind KIND>
+TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_context *ctx) {
+    static te_sm90_kernel kernel = {(const void *)te_grouped_sm90_product<T, KIND>, 0, 0};
+    const int depth = KIND == TE_GROUPED_FORWARD ? g->in : g->out, is_forward = KIND == TE_GROUPED_FORWARD;
+    const int64_t tiles = te__grouped_sm90_tiles(g);
+    te_grouped_sm90 p;
+    *is_done = 0;
+    if (ctx->capability != 900 || (KIND != TE_GROUPED_WGRAD && depth % TE_GROUPED_DEPTH)) return TE_OK;
+    const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
+    if (!encode || !te__sm90_kernel_ready(&kernel, TE_GROUPED_SM90_SHARED, ctx->device)) return TE_OK;
+    memset(&p, 0, sizeof p);
+    p.g = *g;
+    if (KIND == TE_GROUPED_WGRAD) {
+        TE_TRY(te__grouped_rows_map(&p.a_map, encode, g->a, g->out, T, ctx));
+        TE_TRY(te__grouped_rows_map(&p.b_map, encode, g->b, g->in, T, ctx));
+    } else {
+        if (!g->slot) TE_TRY(te__tensor_map_matrix(&p.a_map, encode, g->a, g->rows, depth, TE_GROUPED_SM90_M, T, ctx));
+        TE_TRY(te__tensor_map_matrix(&p.b_map, encode, g->b, (int64_t)g->groups * g->out, g->in,
+                                     is_forward ? (int)TE_GROUPED_SM90_N : 64, T, ctx));
+    }
+    TE_REQUIRE(tiles <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "a product of %lld rows and %d groups",
+               (long long)g->rows, g->groups);
+    *is_done = 1;
+    const te_grid grid = te__grid_of(te_min(tiles, ctx->processors), 1);
+    const te_launch launch = te__launch_of(kernel.kernel, "grouped product", grid, TE_GROUPED_SM90_THREADS,
+                                           TE_GROUPED_SM90_SHARED, 1);
+    return te__cuda_launch(ctx, launch, &p, sizeof p);
+}
+
+#endif
+
+/* ---- CUDA: the launch -------------------------------------------------------------------------------------------- */
+
+/* Raises a kernel's limit of dynamic shared memory, once on each device. */
+template <te_dtype T, int KIND, int M, int N> TE_API te_status te__grouped_allow_shared(te_context *ctx) {
+    static uint64_t allowed; /* one bit for each device */
+    const uint64_t bit = 1ull << (ctx->device & 63);
+    if (__atomic_load_n(&allowed, __ATOMIC_ACQUIRE) & bit) return TE_OK;
+    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute((const void *)te_grouped_product<T, KIND, M, N>,
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, TE_GROUPED_SHARED),
+                           "shared memory of a grouped product"));
+    (void)__atomic_fetch_or(&allowed, bit, __ATOMIC_RELEASE);
+    return TE_OK;
+}
+template <te_dtype T, int KIND, int M, int N>
+TE_API te_status te__grouped_launch(const te_grouped *g, te_context *ctx) {
+    const int size = T == TE_f32 ? (int)TE_GROUPED_F32_TILE : M, n = T == TE_f32 ? size : N;
+    const int64_t tiles_n = te_ceil_div(KIND == TE_GROUPED_FORWARD ? g->out : g->in, n);
+    const int64_t tiles_m = KIND == TE_GROUPED_WGRAD ? te_ceil_div(g->out, size) : g->rows / size + g->groups;
+    const te_grid grid = te__grid_of(tiles_m * tiles_n, KIND == TE_GROUPED_WGRAD ? g->groups : 1);
+    const void *kernel;
+    TE_REQUIRE(tiles_m * tiles_n <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "a product of %lld rows and %d groups",
+               (long long)g->rows, g->groups);
+    if constexpr (T == TE_f32) kernel = (const void *)te_grouped_f32<KIND>;
+    else {
+        TE_TRY((te__grouped_allow_shared<T, KIND, M, N>(ctx)));
+        kernel = (const void *)te_grouped_product<T, KIND, M, N>;
+    }
+    const te_launch launch = te__launch_of(kernel, "grouped product", grid, TE_GROUPED_THREADS,
+                                           T == TE_f32 ? 0 : (int)TE_GROUPED_SHARED, 1);
+    return te__cuda_launch(ctx, launch, g, sizeof *g);
+}
+/* Runs the GEMMs of all groups, in dtype T. Tiles of 16 rows are for groups that have fewer than 32 rows on average;
+ * they have 64 columns if tiles of 128 would not keep the device busy. */
+template <te_dtype T, te_grouped_kind KIND>
+TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
+    if constexpr (KIND != TE_GROUPED_WGRAD && T != TE_f32) {
+        const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in;
+        const int64_t tiles = te_min(g->rows, g->groups) * te_ceil_div(columns, 128);
+        if (g->rows < 32 * (int64_t)g->groups)
+            return tiles < 4 * ctx->processors ? te__grouped_launch<T, KIND, 16, 64>(g, ctx)
+                                               : te__grouped_launch<T, KIND, 16, 128>(g, ctx);
+    }
+#ifndef TE_KEEP_CALLS
+    if constexpr (T != TE_f32) {
+        int is_done;
+        TE_TRY((te__grouped_sm90_launch<T, KIND>(&is_done, g, ctx)));
+        if (is_done) return TE_OK;
+    }
+#endif
+    return te__grouped_launch<T, KIND, 128, 128>(g, ctx);
+}
+#else
+/* The number of floats of g->scratch. */
+TE_API size_t te__grouped_scratch(const te_grouped *g) {
+    const te_gemm p = te__grouped_gemm(g, 0, 0, g->max_rows);
+    return te__gemm_scratch(&p);
+}
+/* Runs the GEMMs of all groups, one after the other. product: the function that runs a GEMM in the list's dtype. */
+TE_API te_status te__grouped_run(const te_grouped *g, te_status (*product)(const te_gemm *, te_context *),
+                                 te_context *ctx) {
+    for (int e = 0; e < g->groups; e++) {
+        const int64_t first = g->offset[e], rows = g->offset[e + 1] - first;
+        const te_gemm p = te__grouped_gemm(g, e, first, rows);
+        if (rows || (g->kind == TE_GROUPED_WGRAD && !g->accumulate)) TE_TRY(product(&p, ctx));
+    }
+    return TE_OK;
+}
+#endif
+
+#endif

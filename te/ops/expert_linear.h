@@ -1,0 +1,345 @@
+/* expert_linear.h -- ops with parameters for each expert, on the rows that a router has ordered by expert (router.h).
+ *
+ *   (expert_linear, name, in, out, experts)   y[row] = x[row] weight[expert of the row]^T; weight [experts, out, in]
+ *   (expert_bias, name, width, experts)       y[row] = x[row] + bias[expert of the row]; bias [experts, width]
+ *
+ * Do this:
+ *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, 2 * F, E), (expert_bias, up_b, 2 * F, E), (swiglu, act),
+ *     (expert_linear, down, F, H, E), (combine, r)
+ *
+ * All widths are multiples of eight. The weight's rows are those of expert 0, then those of expert 1, and so on: the
+ * parameter is [experts * out, in]. Forward saves x; but if x is the output of the router, backward gathers it again
+ * from the router's input. Backward computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed
+ * in f32 in a fixed order. The gradients of an expert without rows are 0. An expert_linear runs in the list's dtype,
+ * under a recipe, too. The products: te/gemm/impl/gemm_grouped.h.
+ */
+#ifndef TE_OPS_EXPERT_LINEAR_H
+#define TE_OPS_EXPERT_LINEAR_H
+
+#include "../gemm/impl/gemm_grouped.h" /* te_grouped */
+#include "router.h"                    /* te_routing */
+
+#define TE__EXPERTS_FIT(model, op, experts) \
+    ((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed && ((int)TE_ROWS_IN(model, op) >> 8 & 2047) == (int)(experts))
+#define TE__CHECK_EXPERTS(model, op, experts)                                                                        \
+    static_assert((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed,                                                 \
+                  TE__ROUTER_TEXT(model, op) " needs the rows of a (router, ..)");                                   \
+    static_assert((int)TE_ROWS_IN(model, op) < (int)TE_ROWS_routed || TE__EXPERTS_FIT(model, op, experts),           \
+                  TE__ROUTER_TEXT(model, op) " has another number of experts than its router");
+
+/* ---- (expert_linear, name, in, out, experts) --------------------------------------------------------------------- */
+
+#define TE_OP_expert_linear (expert_linear, custom)
+#define TE_SHAPES_expert_linear(op) (3)
+#define TE_IN_expert_linear(op) (TE_ARG1(op, 0))
+#define TE_OUT_expert_linear(op, in) (TE_ARG2(op, 0))
+#define TE_STATES_OUT_expert_linear ,
+#define TE_EXPERTS_expert_linear(op) ((int)(TE_ARG3(op, 0)))
+#define TE_FLAGS_expert_linear(op) (TE_SAVES_INPUT)
+#define TE_PARAMS_expert_linear(op, in, out) ((weight, (int64_t)(TE_ARG3(op, 0)) * (out), in, normal))
+#define TE_CHECK_expert_linear(model, op)                                                                            \
+    (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0))                                                                    \
+     static_assert((TE_ARG1(op, 0)) % 8 == 0 && (TE_ARG2(op, 0)) % 8 == 0,                                           \
+                   TE__ROUTER_TEXT(model, op) ": its widths must be multiples of eight");)
+
+/* Runs a grouped product. kind: forward, dgrad or wgrad. On CUDA each dtype and kind has a kernel of its own. */
+typedef te_status (*te__grouped_fn)(const te_grouped *g, te_run *r);
+#if TE_CUDA
+template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
+    return te__grouped_run<T, KIND>(g, r->ctx);
+}
+#define TE__GROUPED(dtype, kind) te__grouped_step<TE_##dtype, TE_GROUPED_##kind>
+#else
+TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
+    return te__grouped_run(g, r->plan->product, r->ctx);
+}
+#define TE__GROUPED(dtype, kind) te__grouped_step
+#endif
+#define TE_CUSTOM_expert_linear_forward(name, model, dtype, op)                                                      \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        return te__expert_linear_forward(r, s, TE__GROUPED(dtype, FORWARD));                                         \
+    }
+#define TE_CUSTOM_expert_linear_backward(name, model, dtype, op)                                                     \
+    TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        const te_expert_kernels kernels = {TE__GROUPED(dtype, DGRAD), TE__GROUPED(dtype, WGRAD),                     \
+                                           name##_gather_launch};                             \
+        return te__expert_linear_backward(r, s, &kernels);                                                           \
+    }
+
+/* The pattern router expert_linear: the product gathers the rows of x itself. On the host, where it cannot, the
+ * router's kernel copies them to scratch memory. */
+#define TE_PAIR_router_expert_linear ,
+#define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
+    TE__ROUTER_KERNEL(name##_choose, a, te_router_choose, TE_##dtype)                                                \
+    TE__ROUTER_KERNEL(name##_place, a, te_router_gather, (int)TE_WIDTH_IN(model, a),                                 \
+                      TE__ROUTER_FORMATS(model, dtype, a), !TE_CUDA)                                                 \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        const te_router_kernels kernels = {name##_choose_launch, name##_place_launch};                               \
+        return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
+    }
+
+/* The kernels of the backward of an expert_linear. gather: te_routed_gather. */
+typedef struct te_expert_kernels {
+    te__grouped_fn dgrad, wgrad;
+    te_routed_launch_fn gather;
+} te_expert_kernels;
+
+/* The products of op i, whose rows are those of `router`. */
+TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int i, int router) {
+    const te_op *op = &r->plan->op[i];
+    const te_router_options o = te__router_options_of(r->plan, router);
+    te_grouped g = te__grouped_of(kind, op->out, op->in, o.experts, r->tokens * o.top_k);
+    g.offset = te__routing_of(r, router).offset, g.max_rows = (int)r->tokens;
+    g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
+    return g;
+}
+/* Runs the products g, with scratch memory from the workspace. launches: 0: only reserves the memory. */
+TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, int launches) {
+#if !TE_CUDA
+    te_grouped capacity = *g;
+    void *scratch = 0;
+    capacity.max_rows = (int)te__capacity_rows(r);
+    const size_t bytes = te__grouped_scratch(&capacity) * sizeof(float);
+    if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
+    g->scratch = (float *)scratch;
+#endif
+    return r->dry || !launches ? TE_OK : run(g, r);
+}
+TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, te__grouped_fn run) {
+    const int i = s->op[0];
+    te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, te__router_of(r->plan, i));
+    te_value x = r->current, y, made;
+    TE_TRY(te__output(&y, r, s, i));
+    TE_TRY(te__convert_value(&x, r, g.dtype));
+    TE_TRY(te__begin_converted(&made, &y, r, g.dtype));
+    g.a = x.data, g.b = r->param[i]->data, g.d = made.data;
+    TE_TRY(te__expert_run(r, &g, run, 1));
+    TE_TRY(te__end_converted(&y, &made, r));
+    return te__set_current(r, y), TE_OK;
+}
+
+TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s, const te_router_kernels *kernels,
+                                                     te__grouped_fn run) {
+    const int router = s->op[0], i = s->op[1];
+    te_value x = r->current, rows = te__no_value(), y, made;
+    TE_TRY(te__output(&y, r, s, i));
+    if (!TE_CUDA) TE_TRY(te__acquire(r, &rows, r->plan->op[i].in_rows, r->plan->op[i].in, r->plan->op[i].in_dtype));
+    TE_TRY(te__router_forward(r, router, &rows, kernels));
+    te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, router);
+    if (TE_CUDA) g.slot = te__routing_of(r, router).slot, g.top_k = te__rows_per_token(r->plan->op[i].in_rows);
+    else x = rows;
+    TE_TRY(te__convert_value(&x, r, g.dtype));
+    TE_TRY(te__begin_converted(&made, &y, r, g.dtype));
+    g.a = x.data, g.b = r->param[i]->data, g.d = made.data;
+    TE_TRY(te__expert_run(r, &g, run, 1));
+    TE_TRY(te__end_converted(&y, &made, r));
+    return te__set_current(r, y), TE_OK;
+}
+
+/* Copies each token's row of x to its routed rows of y. Memory traffic: reads x, writes y. A warp has a token: with a
+ * routed row instead, a row of x would be read top_k times, each time when the L2 no longer has it. */
+TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    if (token >= a->tokens) return;
+    for (int c = g.id * 8; c < a->width; c += g.count * 8) {
+        float v[8];
+        te_load8(v, a->x, token * a->width + c, 8, 1, dtype);
+        for (int j = 0; j < a->top_k; j++)
+            te_store8(a->y, (int64_t)a->at.row[token * a->top_k + j] * a->width + c, v, 8, 1, dtype);
+    }
+}
+/* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has
+ * not saved, it is gathered from the router's input: to `place` or, if that is null, to scratch memory. */
+TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te_routed_launch_fn gather) {
+    const te_op *op = &r->plan->op[i];
+    te_routed_args a;
+    *x = te__input_of(r, i);
+    if (!te__is_regathered(r->plan, i - 1)) return te__convert_value(x, r, r->plan->dtype);
+    te_value from = te__input_of(r, i - 1);
+    TE_TRY(te__convert_value(&from, r, r->plan->dtype));
+    if (place) *x = te__value_of(place, r->plan->dtype, te__rows_in(r, op->in_rows), op->in);
+    else TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
+    memset(&a, 0, sizeof a);
+    a.at = te__routing_of(r, i - 1), a.x = from.data, a.y = x->data;
+    a.tokens = r->tokens, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
+    return r->dry ? TE_OK : gather(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a);
+}
+TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const te_expert_kernels *kernels) {
+    const int i = s->op[0], router = te__router_of(r->plan, i), needs_dx = te__needs_input_grad(r, i);
+    te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router);
+    te_grouped g = te__expert_product(r, TE_GROUPED_DGRAD, i, router);
+    te_value dy = r->current, x, dx = te__no_value(), made = te__no_value();
+    TE_TRY(te__convert_value(&dy, r, w.dtype));
+    if (needs_dx) TE_TRY(te__gradient(&dx, r, s, i));
+    if (needs_dx) TE_TRY(te__begin_converted(&made, &dx, r, g.dtype));
+    /* the memory of dx has place for x until dx is computed */
+    TE_TRY(te__expert_input(&x, r, i, made.data, kernels->gather));
+    w.a = dy.data, w.b = x.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
+    TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
+    if (needs_dx) {
+        g.a = dy.data, g.b = r->param[i]->data, g.d = made.data;
+        TE_TRY(te__expert_run(r, &g, kernels->dgrad, dx.data != 0));
+        if (dx.data) TE_TRY(te__end_converted(&dx, &made, r));
+    }
+    return te__set_current(r, dx), TE_OK;
+}
+
+/* ---- combine expert_linear, in backward -------------------------------------------------------------------------- */
+
+/* With a combine directly behind it, forward does not save the output of the expert_linear (Guo et al. 2025, SonicMoE).
+ * A row of y = x weight^T enters the token's output as w y, so with g = dy weight, where dy is the gradient of the
+ * token's output: dw = dy y = g x, dx = w g, and dweight = dy^T (w x). */
+#define TE_PAIR_combine_expert_linear ,
+#define TE_CUSTOM_PAIR_combine_expert_linear_backward(name, model, dtype, a, b)                                      \
+    TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
+    TE_KERNEL(name##_weigh, TE_ROUTER_THREADS, te_routed_args, te_routed_weigh(te_args, te_at, TE_##dtype))          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        const te_expert_kernels kernels = {TE__GROUPED(dtype, DGRAD), TE__GROUPED(dtype, WGRAD),                     \
+                                           name##_gather_launch};                                                    \
+        return te__combine_expert_linear(r, s, &kernels, name##_weigh_launch);                                       \
+    }
+
+/* For each routed row: dw = g x, g becomes w g, and y becomes w x. g is at a->dx; if it is null, only y is computed.
+ * Memory traffic: reads and writes two values like x. A warp has a row. */
+TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) {
+    int group;
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    float sum = 0;
+    if (row >= a->rows) return;
+    const int slot = a->at.slot[row];
+    const float w = a->at.weight[slot];
+    for (int c = g.id * 8; c < a->width; c += g.count * 8) {
+        const int64_t at = row * a->width + c;
+        float x[8], v[8];
+        te_load8(x, a->x, at, 8, 1, dtype);
+        if (a->dx) {
+            te_load8_coherent(v, a->dx, at, 8, 1, dtype);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum += v[i] * x[i], v[i] *= w;
+            te_store8(a->dx, at, v, 8, 1, dtype);
+        }
+        TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= w;
+        te_store8(a->y, at, x, 8, 1, dtype);
+    }
+    if (!a->dx) return;
+    te_lanes_sum(&sum, 1, &g);
+    if (g.id == 0) a->dweight[slot] = sum;
+}
+TE_API te_status te__combine_expert_linear(te_run *r, const te_step *s, const te_expert_kernels *kernels,
+                                           te_routed_launch_fn weigh) {
+    const int i = s->op[1], router = r->plan->op[s->op[0]].edge, needs_dx = te__needs_input_grad(r, i);
+    const te_op *op = &r->plan->op[i];
+    const te_dtype dtype = r->plan->dtype;
+    te_grouped w = te__expert_product(r, TE_GROUPED_WGRAD, i, router);
+    te_grouped g = te__expert_product(r, TE_GROUPED_DGRAD, i, router);
+    te_value dy = r->current, rows, x = te__input_of(r, i), weighed, dweight, dx = te__no_value(), made = dx;
+    te_routed_args a;
+    TE_REQUIRE(te__router_of(r->plan, i) == router, r->ctx, TE_ERROR_STATE,
+               "%s: (combine, %s) stands on the rows of another router", r->plan->name, r->plan->op[s->op[0]].name);
+    memset(&a, 0, sizeof a);
+    TE_TRY(te__convert_value(&dy, r, dtype));
+    TE_TRY(te__acquire(r, &rows, op->out_rows, op->out, dtype));
+    a.at = te__routing_of(r, router), a.tokens = r->tokens, a.rows = rows.rows;
+    a.top_k = te__rows_per_token(op->in_rows);
+    a.x = dy.data, a.y = rows.data, a.width = op->out;
+    if (!r->dry) TE_TRY(kernels->gather(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a));
+    if (te__is_regathered(r->plan, i - 1)) TE_TRY(te__expert_input(&x, r, i, 0, kernels->gather));
+    else TE_TRY(te__convert_value(&x, r, dtype));
+    TE_TRY(te__acquire(r, &weighed, op->in_rows, op->in, dtype));
+    if (needs_dx) {
+        TE_TRY(te__gradient(&dx, r, s, i));
+        TE_TRY(te__begin_converted(&made, &dx, r, dtype));
+        g.a = rows.data, g.b = r->param[i]->data, g.d = made.data;
+        TE_TRY(te__expert_run(r, &g, kernels->dgrad, 1));
+        dweight = te__value_of(0, TE_f32, r->tokens, a.top_k);
+        TE_TRY(te__acquire_bytes(r, &dweight, (size_t)(te__capacity_rows(r) * a.top_k) * sizeof(float)));
+        te__set_edge(r, router, dweight);
+        a.dx = made.data, a.dweight = (float *)dweight.data;
+    }
+    a.x = x.data, a.y = weighed.data, a.width = op->in;
+    if (!r->dry) TE_TRY(weigh(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1), &a));
+    w.a = rows.data, w.b = weighed.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
+    TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
+    if (needs_dx) TE_TRY(te__end_converted(&dx, &made, r));
+    return te__set_current(r, dx), TE_OK;
+}
+
+/* ---- (expert_bias, name, width, experts) ------------------------------------------------------------------------- */
+
+#define TE_OP_expert_bias (expert_bias, custom)
+#define TE_SHAPES_expert_bias(op) (2)
+#define TE_IN_expert_bias(op) (TE_ARG1(op, 0))
+#define TE_EXPERTS_expert_bias(op) ((int)(TE_ARG2(op, 0)))
+#define TE_PARAMS_expert_bias(op, in, out) ((bias, TE_ARG2(op, 0), TE_ARG1(op, 0), zero))
+#define TE_CHECK_expert_bias(model, op)                                                                              \
+    (TE__CHECK_EXPERTS(model, op, TE_ARG2(op, 0))                                                                    \
+     static_assert((TE_ARG1(op, 0)) % 8 == 0, TE__ROUTER_TEXT(model, op) ": its width must be a multiple of eight");)
+#define TE_CUSTOM_expert_bias_forward(name, model, dtype, op)                                                        \
+    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
+              te_expert_bias_rows(te_args, te_at, (int)TE_WIDTH_IN(model, op), TE__ROUTER_FORMATS(model, dtype, op))) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__expert_bias_forward(r, s, name##_launch); }
+#define TE_CUSTOM_expert_bias_backward(name, model, dtype, op)                                                       \
+    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
+              te_expert_bias_sum(te_args, te_at, (int)TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op)))    \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__expert_bias_backward(r, s, name##_launch); }
+
+/* Memory traffic: reads x, writes y. A warp has a row. */
+TE_FN void te_expert_bias_rows(const te_routed_args *a, te_block b, const int width, const te_formats f) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    if (row >= a->rows) return;
+    const int64_t expert = a->at.expert[a->at.slot[row]];
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        float v[8], w[8];
+        te_load8(v, a->x, row * width + c, 8, 1, f.in);
+        te_load8(w, a->bias, expert * width + c, 8, 1, f.weight);
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] += w[i];
+        te_store8(a->y, row * width + c, v, 8, 1, f.out);
+    }
+}
+/* dbias of one expert (b.y) and 8 TE_ROUTER_LANES columns: the sum of its rows of dy. Memory traffic: reads dy. */
+TE_FN void te_expert_bias_sum(const te_routed_args *a, te_block b, const int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int c = (b.x * TE_ROUTER_LANES + g.id) * 8;
+    const int64_t end = a->at.offset[b.y + 1];
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
+    float *to = a->dweight + (int64_t)b.y * width + c;
+    for (int64_t row = a->at.offset[b.y] + group; c < width && row < end; row += TE_ROUTER_WARPS) {
+        te_load8(v, a->dy, row * width + c, 8, 1, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+    }
+    te_groups_sum(sum, 8, g, TE_ROUTER_WARPS);
+    if (group || c >= width) return;
+    TE_UNROLL for (int i = 0; i < 8; i++) to[i] = sum[i] + (a->accumulate ? to[i] : 0.0f);
+}
+TE_API te_status te__expert_bias_forward(te_run *r, const te_step *s, te_routed_launch_fn launch) {
+    const int i = s->op[0];
+    te_routed_args a;
+    te_value y;
+    memset(&a, 0, sizeof a);
+    TE_TRY(te__output(&y, r, s, i));
+    a.at = te__routing_of(r, te__router_of(r->plan, i)), a.x = r->current.data, a.y = y.data, a.rows = y.rows;
+    a.bias = r->param[i]->data;
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROUTER_WARPS), 1), &a));
+    return te__set_current(r, y), TE_OK;
+}
+TE_API te_status te__expert_bias_backward(te_run *r, const te_step *s, te_routed_launch_fn launch) {
+    const int i = s->op[0], trains = te_is_trained(r->param[i]);
+    const te_op *op = &r->plan->op[i];
+    const te_grid grid = te__grid_of(te_ceil_div(op->out, 8 * TE_ROUTER_LANES), op->experts);
+    te_routed_args a;
+    te_value dx = r->current;
+    memset(&a, 0, sizeof a);
+    a.at = te__routing_of(r, te__router_of(r->plan, i)), a.dy = r->current.data, a.dweight = r->param[i]->grad;
+    a.accumulate = te__accumulates(r, r->param[i]);
+    if (!r->dry && trains) TE_TRY(launch(r->ctx, grid, &a));
+    TE_TRY(te__convert_value(&dx, r, op->in_dtype)); /* y = x + bias, so dx = dy */
+    return te__set_current(r, dx), TE_OK;
+}
+
+#endif

@@ -1,0 +1,782 @@
+/* router.h -- mixture of experts (Shazeer et al. 2017): each token is sent to the top_k experts that a router chooses.
+ *
+ *   (router, r, hidden, experts, (top_k, 2), ..)   y = the rows of x, each once for each of its token's experts
+ *   (combine, r)                                   y[token] = the sum of the token's rows times the router's weights
+ *
+ * Do this: the experts of Mixtral (Jiang et al. 2024, arXiv 2401.04088)
+ *     (fork, x), (rmsnorm, n, H), (router, r, H, E, (top_k, 2), (renormalise, 1)), (expert_linear, up, H, 2 * F, E),
+ *     (swiglu, act), (expert_linear, down, F, H, E), (combine, r), (add, x)
+ *
+ * The router's logits are x weight^T, weight [experts, hidden], in f32. x has a row for each token; the rows behind the
+ * router are "routed": top_k for each token, ordered by expert, and for each expert by token. Maps, gated ops and norms
+ * treat them as any other rows; expert_linear.h has the ops with parameters for each expert. No token is dropped. How
+ * many rows an expert has is known only on the device, so a captured graph serves any routing.
+ *
+ * If several experts have the same score, the one with the lowest number is chosen first. A NaN among a token's logits
+ * makes all of its weights NaN; the logit itself counts as -infinity in the choice. The weights are summed in the order
+ * of the choice. The options are described below, and in docs/reference/ops.md.
+ */
+#ifndef TE_OPS_ROUTER_H
+#define TE_OPS_ROUTER_H
+
+#include "../core/math.h"               /* te_exp, te_sigmoid */
+#include "../core/tensor_kernels.h"     /* te_fill */
+#include "../gemm/impl/gemm_dispatch.h" /* te__gemm_scratch */
+#include "../plan/impl/gradients.h"     /* te__accumulates */
+#include "residual.h"                   /* TE_FORK_OF */
+
+/* ---- (router, r, hidden, experts, ..) ---------------------------------------------------------------------------- */
+
+/* Options:
+ *     (top_k, 1)           how many experts each token is sent to, at most 32
+ *     (score, softmax)     the score of an expert: softmax over all logits; sigmoid of its logit; or softmax_of_chosen:
+ *                          softmax over the logits of the chosen experts (gpt-oss)
+ *     (renormalise, 0)     1: the scores of the chosen experts are divided by their sum (Mixtral, Qwen3-MoE)
+ *     (factor, 1)          the weights are multiplied by this constant (2.5 in DeepSeek-V3)
+ *     (choice_bias, 0)     1: a parameter, choice_bias [1, experts], is added to the scores for the choice only
+ *                          (DeepSeek-V3, arXiv 2412.19437). Its gradient is 0
+ *     (groups, 1), (groups_kept, groups)   the experts form so many groups, of which only the groups_kept with the
+ *                          largest sums of their two best scores are chosen from
+ *     (aux_loss, 0)        c: the loss c experts sum_e f_e P_e (Switch Transformer, Fedus et al. 2022), where f_e is
+ *                          the part of all rows that expert e has, and P_e its mean score; with (score, softmax)
+ *     (z_loss, 0)          c: the loss c times the mean over the tokens of (log sum exp of the logits)^2 (ST-MoE)
+ * The two losses only add their gradients in backward: each counts as if it were added to the loss of every row, whose
+ * derivative is te_batch.loss_scale. */
+#define TE_OP_router (router, custom)
+#define TE_SHAPES_router(op) (2)
+#define TE_IN_router(op) (TE_ARG1(op, 0))
+#define TE_EXPERTS_router(op) ((int)(TE_ARG2(op, 0)))
+#define TE_ROWS_router(op, in) (TE_ROUTED_ROWS(TE_ARG2(op, 0), TE__TOP_K(op)))
+#define TE_FLAGS_router(op) (TE_SAVES_INPUT)
+#define TE_STATS_router(op) TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)TE__TOP_K(op))
+#define TE_PARAMS_router(op, in, out) TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS2, TE__ROUTER_PARAMS1)(op)
+#define TE__ROUTER_PARAMS1(op) ((weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal))
+#define TE__ROUTER_PARAMS2(op) \
+    ((weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal), (choice_bias, 1, TE_ARG2(op, 0), zero))
+#define TE_SAME_top_k_top_k ,
+#define TE_SAME_score_score ,
+#define TE_SAME_renormalise_renormalise ,
+#define TE_SAME_factor_factor ,
+#define TE_SAME_choice_bias_choice_bias ,
+#define TE_SAME_groups_groups ,
+#define TE_SAME_groups_kept_groups_kept ,
+#define TE_SAME_aux_loss_aux_loss ,
+#define TE_TAKES_router_top_k TE_INTEGER
+#define TE_TAKES_router_score TE_TOKEN
+#define TE_TAKES_router_renormalise TE_INTEGER
+#define TE_TAKES_router_factor TE_NUMBER
+#define TE_TAKES_router_choice_bias TE_INTEGER
+#define TE_TAKES_router_groups TE_INTEGER
+#define TE_TAKES_router_groups_kept TE_INTEGER
+#define TE_TAKES_router_aux_loss TE_NUMBER
+#define TE_TAKES_router_z_loss TE_NUMBER
+#define TE__TOP_K(op) (TE_OPTION(op, top_k, 1))
+#define TE__ROUTER_GROUPS(op) (TE_OPTION(op, groups, 1))
+#define TE__ROUTER_KEPT(op) (TE_OPTION(op, groups_kept, TE__ROUTER_GROUPS(op)))
+#define TE__ROUTER_SCORE(op) TE__ROUTER_SCORE_(TE_OPTION(op, score, softmax))
+#define TE__ROUTER_SCORE_(token) TE_JOIN1(TE_SCORE_, token)
+typedef enum te_router_score { TE_SCORE_softmax, TE_SCORE_sigmoid, TE_SCORE_softmax_of_chosen } te_router_score;
+enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GROUPS = 32 };
+/* The name of the enumerator that is the index of router r. If a combine names a router that the list does not have,
+ * the compiler reports this name as an undeclared identifier, so it is worded as an error message. */
+#define TE__ROUTER_INDEX(model, r) TE_JOIN4(te_error_combine_, r, of, model, has_no_router_before_it)
+#define TE__ROUTER_TEXT(model, op) "te: " TE_STRING(model) ": " TE_CALLED(op)
+#define TE_CHECK_router(model, op)                                                                                   \
+    (enum {                                                                                                          \
+        TE__ROUTER_INDEX(model, TE_NAME(op)) = TE_ID(model, op),                                                     \
+        TE_JOIN4(, model, router, TE_NAME(op), routed) = TE_ROWS_OUT(model, op)                                      \
+    };                                                                                                               \
+     static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                                \
+                   TE__ROUTER_TEXT(model, op) " needs a row for each token");                                        \
+     static_assert((TE_ARG2(op, 0)) >= 1 && (TE_ARG2(op, 0)) <= TE_ROUTER_MAX_EXPERTS,                               \
+                   TE__ROUTER_TEXT(model, op) ": there are 1 to 1024 experts: (router, name, hidden, experts)");     \
+     static_assert(TE__TOP_K(op) >= 1 && TE__TOP_K(op) <= (TE_ARG2(op, 0)) && TE__TOP_K(op) <= TE_ROUTER_MAX_TOP_K,  \
+                   TE__ROUTER_TEXT(model, op) ": top_k is 1 to 32, and at most the number of experts");              \
+     static_assert(TE__ROUTER_GROUPS(op) >= 1 && TE__ROUTER_GROUPS(op) <= TE_ROUTER_MAX_GROUPS &&                    \
+                       (TE_ARG2(op, 0)) % (TE__ROUTER_GROUPS(op) > 0 ? TE__ROUTER_GROUPS(op) : 1) == 0,              \
+                   TE__ROUTER_TEXT(model, op) ": groups is 1 to 32, and divides the number of experts");             \
+     static_assert(TE__ROUTER_KEPT(op) >= 1 && TE__ROUTER_KEPT(op) <= TE__ROUTER_GROUPS(op) &&                       \
+                       (TE_ARG2(op, 0)) / (TE__ROUTER_GROUPS(op) > 0 ? TE__ROUTER_GROUPS(op) : 1) *                  \
+                               TE__ROUTER_KEPT(op) >= TE__TOP_K(op),                                                 \
+                   TE__ROUTER_TEXT(model, op) ": groups_kept is 1 to groups, with top_k experts or more in them");   \
+     static_assert((TE_OPTION(op, choice_bias, 1)) == 1,                                                             \
+                   TE__ROUTER_TEXT(model, op) ": choice_bias is 1, or not named");                                   \
+     static_assert(!TE_HAS_OPTION(op, aux_loss) || (int)TE__ROUTER_SCORE(op) == (int)TE_SCORE_softmax,               \
+                   TE__ROUTER_TEXT(model, op) ": aux_loss goes with (score, softmax)");)
+#define TE_OPTIONS_router(op)                                                                                        \
+    (te_router_options, TE_ARG2(op, 0), TE__TOP_K(op), (int)TE__ROUTER_SCORE(op), TE_OPTION(op, renormalise, 0),     \
+     TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op), (float)(TE_OPTION(op, factor, 1)),  \
+     (float)(TE_OPTION(op, aux_loss, 0)), (float)(TE_OPTION(op, z_loss, 0)))
+typedef struct te_router_options {
+    int experts, top_k, score, renormalise, choice_bias, groups, groups_kept;
+    float factor, aux_loss, z_loss;
+} te_router_options;
+
+/* ---- the routing: which rows go where ---------------------------------------------------------------------------- */
+
+/* What a router has decided. Backward, the expert_linear and the combine read it. In training it lies in te_saved, as
+ * the statistics of the router; in inference in the workspace, from the router to its combine. */
+typedef struct te_routing {
+    float *logits;    /* [tokens, experts] */
+    float *weight;    /* [tokens, top_k]: the weights of the token's experts, in the order in which they were chosen */
+    int32_t *expert;  /* [tokens, top_k] */
+    int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
+    int32_t *slot;    /* [tokens * top_k]: the inverse of `row`: for each routed row, token * top_k + the place of its
+                       * expert among those that the token has chosen */
+    int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
+} te_routing;
+/* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more. */
+#define TE__ROUTING_FLOATS(experts, top_k) \
+    (4 + ((experts) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
+TE_API te_routing te__routing_at(void *memory, int64_t tokens, te_router_options o) {
+    const int64_t rows = tokens * o.top_k;
+    te_routing t;
+    t.logits = (float *)memory, t.weight = t.logits + tokens * o.experts;
+    t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
+    t.slot = t.row + rows, t.offset = t.slot + rows;
+    return t;
+}
+/* The router from which the rows of op i come, by the way that they take through the list. */
+TE_API int te__router_of(const te_plan *p, int i) {
+    for (i--; i >= 0 && !te__is_router(p, i);) i = p->op[i].flags & TE_IS_LOAD ? p->op[i].edge : i - 1;
+    return i;
+}
+TE_API te_router_options te__router_options_of(const te_plan *p, int router) {
+    return *(const te_router_options *)p->op[router].options;
+}
+TE_API te_routing te__routing_of(const te_run *r, int router) {
+    void *memory = r->pass == TE_INFER ? r->edge[router].data : (void *)r->stats[router];
+    return te__routing_at(memory, r->tokens, te__router_options_of(r->plan, router));
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    TE_ROUTER_LANES = TE_CUDA ? 32 : 1,
+    TE_ROUTER_WARPS = TE_CUDA ? 8 : 1,
+    TE_ROUTER_THREADS = TE_ROUTER_LANES * TE_ROUTER_WARPS,
+    TE_ROUTER_CHUNK = 64, /* tokens for which a block of te_router_choose chooses: one bit for each in a word */
+    TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* experts of a lane, at most */
+    TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* blocks of te_router_gather that copy the rows of one chunk */
+    TE_SCAN_WARPS = TE_CUDA ? 32 : 1
+};
+typedef struct te_router_args {
+    te_routing at;
+    const void *choice_bias; /* [experts] */
+    int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of its chunk have chosen the same expert */
+    int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; behind te_router_scan
+                      * how many of all earlier chunks have */
+    int32_t *count;  /* [experts]: how many rows each expert has */
+    const void *x;   /* te_router_gather: x, [tokens, hidden]. te_router_sum: the gradient of the routed rows */
+    void *y;         /* te_router_gather: the routed rows. te_router_sum: dx; te_router_gradient: dlogits */
+    const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: none */
+    const float *dweight; /* te_router_gradient: the gradients of the weights, [tokens, top_k] */
+    int64_t tokens;
+    int experts;
+    float loss_scale;
+} te_router_args;
+
+/* The number of experts of a lane. */
+TE_FN int te__router_values(const int experts) { return (experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; }
+/* A score as an integer of the same order. NaN counts as -infinity; 0 is less than all scores. */
+TE_FN uint32_t te__router_key(float score) {
+    const uint32_t bits = te_bits_of_float(score == score ? score + 0.0f : -INFINITY);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+TE_FN float te__router_of_key(uint32_t key) { return te_float_of_bits(key >> 31 ? key & 0x7fffffffu : ~key); }
+/* The expert with the largest of a token's keys; if there are several, the one with the lowest number. Lane i has the
+ * keys of the experts i, i + the number of lanes, .. */
+TE_FN int te__router_best(const uint32_t *key, int values, te_lanes g) {
+    uint32_t best = 0;
+    int at = 0;
+    TE_UNROLL for (int v = 0; v < values; v++) if (key[v] > best) best = key[v], at = v;
+    const uint32_t top = te_warp_max_u32(best), here = ~(uint32_t)(at * TE_ROUTER_LANES + g.id);
+    return (int)~te_warp_max_u32(best == top ? here : 0u);
+}
+/* Sets the keys of all experts to 0 that do not belong to one of the groups_kept best groups. */
+TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_lanes g) {
+    const int size = o.experts / o.groups, values = te__router_values(o.experts);
+    uint32_t sum[TE_ROUTER_MAX_GROUPS], kept = 0;
+    TE_UNROLL for (int i = 0; i < o.groups; i++) {
+        uint32_t first = 0, second = 0;
+        TE_UNROLL for (int v = 0; v < values; v++) {
+            const uint32_t k = (v * TE_ROUTER_LANES + g.id) / size == i ? key[v] : 0u;
+            second = k > first ? first : k > second ? k : second;
+            first = k > first ? k : first;
+        }
+        const uint32_t top = te_warp_max_u32(first), owner = ~te_warp_max_u32(first == top ? ~(uint32_t)g.id : 0u);
+        const uint32_t next = te_warp_max_u32((uint32_t)g.id == owner ? second : first);
+        sum[i] = te__router_key(te__router_of_key(top) + (size > 1 ? te__router_of_key(next) : 0.0f));
+    }
+    TE_UNROLL for (int n = 0; n < o.groups_kept; n++) {
+        uint32_t best = 0;
+        int at = 0;
+        TE_UNROLL for (int i = 0; i < o.groups; i++) if (sum[i] > best) best = sum[i], at = i;
+        kept |= 1u << at;
+        TE_UNROLL for (int i = 0; i < o.groups; i++) if (i == at) sum[i] = 0;
+    }
+    TE_UNROLL for (int v = 0; v < values; v++)
+        if (!(kept >> (v * TE_ROUTER_LANES + g.id) / size % 32 & 1)) key[v] = 0;
+}
+/* The logits of a token: those of this lane's experts, and what a softmax over all of them needs. */
+typedef struct te_router_row {
+    float logit[TE_ROUTER_VALUES];
+    float max, sum, nan; /* sum: of exp(logit - max); nan: 1 if one of the logits is NaN, else 0 */
+} te_router_row;
+TE_FN void te__router_load(te_router_row *t, const float *logits, const int experts, te_lanes *g) {
+    const int values = te__router_values(experts);
+    t->max = -INFINITY, t->sum = 0, t->nan = 0;
+    TE_UNROLL for (int v = 0; v < values; v++) {
+        const int e = v * TE_ROUTER_LANES + g->id;
+        t->logit[v] = e < experts ? logits[e] : -INFINITY;
+        if (t->logit[v] != t->logit[v]) t->nan = 1;
+        else t->max = fmaxf(t->max, t->logit[v]);
+    }
+    te_lanes_max(&t->max, g), te_lanes_max(&t->nan, g);
+    TE_UNROLL for (int v = 0; v < values; v++)
+        if (v * TE_ROUTER_LANES + g->id < experts) t->sum += te_exp(t->logit[v] - t->max);
+    te_lanes_sum(&t->sum, 1, g);
+}
+/* The score of an expert. For softmax_of_chosen it is the logit. */
+TE_FN float te__router_score(const te_router_row *t, float logit, int score) {
+    if (score == TE_SCORE_softmax) return te_exp(logit - t->max) / t->sum;
+    return score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
+}
+/* Replaces the scores of the chosen experts by their weights. */
+TE_FN void te__router_weigh(float *w, const te_router_options o, float nan) {
+    float max = -INFINITY, sum = 0;
+    if (o.score == TE_SCORE_softmax_of_chosen) {
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) max = fmaxf(max, w[j]);
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) w[j] = te_exp(w[j] - max);
+    }
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) sum += w[j];
+    const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
+    const float scale = divides ? o.factor / (sum + 1e-20f) : o.factor;
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) w[j] = nan > 0 ? NAN : w[j] * scale;
+}
+/* Chooses the experts of one token. Lane 0 sets bit `bit` of the words of these experts in `chosen`. */
+TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t *chosen, int bit,
+                                const te_router_options o, te_dtype dtype, te_lanes g) {
+    const float *logits = a->at.logits + token * o.experts;
+    const int by_score = o.choice_bias || o.groups > 1, values = te__router_values(o.experts);
+    te_router_row t;
+    uint32_t key[TE_ROUTER_VALUES];
+    float w[TE_ROUTER_MAX_TOP_K];
+    te__router_load(&t, logits, o.experts, &g);
+    TE_UNROLL for (int v = 0; v < values; v++) {
+        const int e = v * TE_ROUTER_LANES + g.id;
+        float c = by_score ? te__router_score(&t, t.logit[v], o.score) : t.logit[v];
+        if (o.choice_bias && e < o.experts) c += te_load(a->choice_bias, e, dtype);
+        key[v] = e < o.experts ? te__router_key(c) : 0u;
+    }
+    if (o.groups > 1) te__router_keep_groups(key, o, g);
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+        const int e = te__router_best(key, values, g);
+        TE_UNROLL for (int v = 0; v < values; v++) if (v * TE_ROUTER_LANES + g.id == e) key[v] = 0;
+        w[j] = te__router_score(&t, logits[e], o.score);
+        if (g.id == 0) a->at.expert[token * o.top_k + j] = e, te_shared_or_u64(&chosen[e], (uint64_t)1 << bit);
+    }
+    te__router_weigh(w, o, t.nan);
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (g.id == 0) a->at.weight[token * o.top_k + j] = w[j];
+}
+/* Sets start[e] to the routed row of expert e that the first token of chunk b.x with this expert gets. The first block
+ * also stores the offsets of all experts. */
+TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b, const int experts) {
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int each = (experts + TE_ROUTER_THREADS - 1) / TE_ROUTER_THREADS, from = all.id * each;
+    const int to = (int)te_min(experts, from + each);
+    uint64_t mine = 0, total;
+    for (int e = from; e < to; e++) mine += (uint64_t)a->count[e];
+    int32_t offset = (int32_t)te_lanes_scan_u64(&total, mine, &all);
+    for (int e = from; e < to; e++) {
+        start[e] = offset + a->before[(int64_t)b.x * experts + e];
+        if (b.x == 0 && b.y == 0) a->at.offset[e] = offset;
+        offset += a->count[e];
+    }
+    if (b.x == 0 && b.y == 0 && all.id == 0) a->at.offset[experts] = (int32_t)total;
+    te_block_sync();
+}
+/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
+ * logits, writes 12 bytes for each routed row. */
+TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype) {
+    TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS]; /* for each expert: one bit for each token of the chunk */
+    TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
+    int group, none;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group), all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
+    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
+    for (int e = all.id; e < o.experts; e += all.count) chosen[e] = 0;
+    te_block_sync();
+    for (int i = group; i < n; i += TE_ROUTER_WARPS) te__router_choose_of(a, first + i, chosen, i, o, dtype, g);
+    te_block_sync();
+    for (int i = all.id; i < n * o.top_k; i += all.count) {
+        const int64_t at = first * o.top_k + i;
+        const uint64_t earlier = ((uint64_t)1 << i / o.top_k) - 1;
+        a->rank[at] = te_popcount_u64(chosen[a->at.expert[at]] & earlier);
+    }
+    for (int e = all.id; e < o.experts; e += all.count) {
+        const int count = te_popcount_u64(chosen[e]);
+        a->before[(int64_t)b.x * o.experts + e] = b.nx == 1 ? 0 : count;
+        if (b.nx == 1) a->count[e] = count;
+    }
+    if (b.nx > 1) return;
+    te_block_sync(); /* a single chunk, as in decoding, needs no other kernel */
+    te__router_starts(start, a, b, o.experts);
+    for (int i = all.id; i < n * o.top_k; i += all.count) {
+        const int row = start[a->at.expert[i]] + a->rank[i];
+        a->at.row[i] = row, a->at.slot[row] = i;
+    }
+}
+/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
+ * warp of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
+TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
+    TE_SHARED int32_t part[TE_SCAN_WARPS][TE_ROUTER_LANES];
+    int warp;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &warp);
+    const int e = b.x * TE_ROUTER_LANES + g.id, chunks = (int)te_ceil_div(a->tokens, TE_ROUTER_CHUNK);
+    const int each = (int)te_ceil_div(chunks, TE_SCAN_WARPS), from = warp * each, to = (int)te_min(chunks, from + each);
+    int32_t sum = 0, before = 0, total = 0;
+    TE_UNROLL_8 for (int c = from; c < to; c++) sum += e < a->experts ? a->before[(int64_t)c * a->experts + e] : 0;
+    part[warp][g.id] = sum;
+    te_block_sync();
+    for (int w = 0; w < TE_SCAN_WARPS; w++) {
+        before += w < warp ? part[w][g.id] : 0;
+        total += part[w][g.id];
+    }
+    if (e >= a->experts) return;
+    if (warp == 0) a->count[e] = total;
+    TE_UNROLL_8 for (int c = from; c < to; c++) {
+        int32_t *at = &a->before[(int64_t)c * a->experts + e], count = *at;
+        *at = before, before += count;
+    }
+}
+TE_KERNEL_IF_USED(te_router_scan, TE_ROUTER_LANES * TE_SCAN_WARPS, 1, te_router_args,
+                  te_router_scan_body(te_args, te_at))
+/* Finds the routed rows of each token, and copies the token's row of x to them if `copies`. Memory traffic: reads x,
+ * writes the routed rows and 8 bytes for each of them. */
+TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router_options o, const int width,
+                            const te_formats f, const int copies) {
+    TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
+    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
+    te__router_starts(start, a, b, o.experts);
+    for (int i = b.y * TE_ROUTER_WARPS + group; i < n; i += b.ny * TE_ROUTER_WARPS) {
+        const int64_t token = first + i;
+        int32_t row[TE_ROUTER_MAX_TOP_K];
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+            const int64_t at = token * o.top_k + j;
+            row[j] = start[a->at.expert[at]] + a->rank[at];
+            if (g.id == 0) a->at.row[at] = row[j], a->at.slot[row[j]] = (int32_t)at;
+        }
+        for (int c = g.id * 8; copies && c < width; c += g.count * 8) {
+            const int count = (int)te_min(8, width - c), aligned = width % 8 == 0;
+            float v[8];
+            te_load8(v, a->x, token * width + c, count, aligned, f.in);
+            TE_UNROLL for (int j = 0; j < o.top_k; j++)
+                te_store8(a->y, (int64_t)row[j] * width + c, v, count, aligned, f.out);
+        }
+    }
+}
+/* The gradients of a token's scores, in place of those of its weights. s: its scores (softmax_of_chosen: its
+ * logits). */
+TE_FN void te__router_score_gradients(float *d, float *s, const te_router_options o) {
+    float sum = 0, along = 0, max = -INFINITY;
+    if (o.score == TE_SCORE_softmax_of_chosen) {
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) max = fmaxf(max, s[j]);
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) s[j] = te_exp(s[j] - max);
+    }
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) d[j] *= o.factor, sum += s[j], along += d[j] * s[j];
+    sum += 1e-20f;
+    /* w = s / sum, so ds = (dw - sum over the chosen of dw w) / sum */
+    const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (divides) d[j] = (d[j] - along / sum) / sum;
+    /* s = exp(logit - max), so dlogit = ds s */
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (o.score == TE_SCORE_softmax_of_chosen) d[j] *= s[j];
+}
+/* Computes dlogits from the gradients of the weights, and adds the gradients of the two losses. A warp has a token.
+ * Memory traffic: reads the logits, writes dlogits. */
+TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype) {
+    int group, expert[TE_ROUTER_MAX_TOP_K];
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    const float *logits = a->at.logits + token * o.experts;
+    const int values = te__router_values(o.experts);
+    float d[TE_ROUTER_MAX_TOP_K], s[TE_ROUTER_MAX_TOP_K], along = 0, balance = 0;
+    te_router_row t;
+    if (token >= a->tokens) return;
+    te__router_load(&t, logits, o.experts, &g);
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+        const int64_t at = token * o.top_k + j;
+        expert[j] = a->at.expert[at], d[j] = a->dweight[at];
+        s[j] = te__router_score(&t, logits[expert[j]], o.score);
+    }
+    te__router_score_gradients(d, s, o);
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+        if (o.score == TE_SCORE_softmax) along += d[j] * s[j];
+        if (o.score == TE_SCORE_sigmoid) d[j] *= s[j] * (1.0f - s[j]); /* s = sigmoid(logit) */
+    }
+    /* The derivative of the balancing loss along P_e is share times the number of rows of e. */
+    const float share = o.aux_loss * (float)o.experts * a->loss_scale / ((float)a->tokens * (float)o.top_k);
+    const float z = 2.0f * o.z_loss * a->loss_scale * (t.max + logf(t.sum));
+    TE_UNROLL for (int v = 0; v < values; v++) {
+        const int e = v * TE_ROUTER_LANES + g.id;
+        if (o.aux_loss != 0 && e < o.experts)
+            balance += share * (float)(a->at.offset[e + 1] - a->at.offset[e]) * te_exp(t.logit[v] - t.max) / t.sum;
+    }
+    if (o.aux_loss != 0) te_lanes_sum(&balance, 1, &g);
+    TE_UNROLL for (int v = 0; v < values; v++) {
+        const int e = v * TE_ROUTER_LANES + g.id;
+        const float p = te_exp(t.logit[v] - t.max) / t.sum;
+        float own = 0, dlogit = 0;
+        if (e >= o.experts) continue;
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) if (expert[j] == e) own = d[j];
+        dlogit = o.score == TE_SCORE_softmax ? p * (own - along) : own; /* p = softmax(logits) */
+        if (o.aux_loss != 0) dlogit += p * (share * (float)(a->at.offset[e + 1] - a->at.offset[e]) - balance);
+        if (o.z_loss != 0) dlogit += z * p;
+        te_store(a->y, token * o.experts + e, dlogit, dtype);
+    }
+}
+/* dx[token] = the sum of the gradients of the token's rows, and of the gradient by way of the logits. Memory traffic:
+ * reads the routed rows and `more`, writes dx. */
+TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_options o, const int width,
+                         const te_formats f) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    if (token >= a->tokens) return;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+            te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+        }
+        if (a->more) {
+            te_load8(v, a->more, token * width + c, n, aligned, TE_f32);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+        }
+        te_store8(a->y, token * width + c, sum, n, aligned, f.in);
+    }
+}
+
+/* ---- the steps of a router --------------------------------------------------------------------------------------- */
+
+typedef te_status (*te_router_launch_fn)(te_context *, te_grid, const te_router_args *);
+/* The kernels of a router's step. forward: choose, and gather; backward: gradient, and sum. */
+typedef struct te_router_kernels { te_router_launch_fn first, second; } te_router_kernels;
+
+#define TE__ROUTER_KERNEL(name, op, body, ...)                                                                       \
+    TE_FN void name##_body(const te_router_args *a, te_block b) {                                                    \
+        const te_router_options o = TE_OPTIONS_VALUES(op);                                                           \
+        body(a, b, o, __VA_ARGS__);                                                                                  \
+    }                                                                                                                \
+    TE_KERNEL(name, TE_ROUTER_THREADS, te_router_args, name##_body(te_args, te_at))
+#define TE__ROUTER_FORMATS(model, dtype, op) \
+    te_formats_of((int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op), (int)TE_##dtype, (int)TE_##dtype)
+#define TE_CUSTOM_router_forward(name, model, dtype, op)                                                             \
+    TE__ROUTER_KERNEL(name##_choose, op, te_router_choose, TE_##dtype)                                               \
+    TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op),                                       \
+                      TE__ROUTER_FORMATS(model, dtype, op), 1)                                                       \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        const te_router_kernels kernels = {name##_choose_launch, name##_launch};                                     \
+        return te__router_step(r, s, &kernels);                                                                      \
+    }
+#define TE_CUSTOM_router_backward(name, model, dtype, op)                                                            \
+    TE__ROUTER_KERNEL(name, op, te_router_gradient, TE_##dtype)                                                      \
+    TE__ROUTER_KERNEL(name##_sum, op, te_router_sum, (int)TE_WIDTH_IN(model, op),                                    \
+                      TE__ROUTER_FORMATS(model, dtype, op))                                                          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
+        const te_router_kernels kernels = {name##_launch, name##_sum_launch};                                        \
+        return te__router_backward(r, s, &kernels);                                                                  \
+    }
+
+/* Runs one of the router's GEMMs. On the host it gets scratch memory from the workspace. capacity: the size of the GEMM
+ * that is the number of rows, with as many rows as the workspace is sized for. */
+TE_API te_status te__router_gemm(te_run *r, te_gemm *g, int rows_are_k) {
+    te_gemm capacity = *g;
+    void *scratch = 0;
+    *(rows_are_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
+    const size_t bytes = te__gemm_scratch(&capacity) * sizeof(float);
+    if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
+    g->scratch = (float *)scratch;
+    return r->dry ? TE_OK : r->plan->product(g, r->ctx);
+}
+/* Sets *a to the arguments for router i, and reserves scratch memory for the choice. */
+TE_API te_status te__router_args_of(te_router_args *a, te_run *r, int i) {
+    const te_router_options o = te__router_options_of(r->plan, i);
+    const int64_t capacity = te__capacity_rows(r), chunks = te_ceil_div(capacity, TE_ROUTER_CHUNK);
+    const size_t ints = (size_t)(capacity * o.top_k + (chunks + 1) * o.experts);
+    void *memory = 0;
+    TE_REQUIRE(!r->batch || r->tokens * o.top_k <= INT32_MAX / 2, r->ctx, TE_ERROR_OVERFLOW,
+               "%s: %lld tokens with %d experts each are too many rows for (router, %s)", r->plan->name,
+               (long long)r->tokens, o.top_k, r->plan->op[i].name);
+    memset(a, 0, sizeof *a);
+    TE_TRY(te__scratch(r, &memory, ints * sizeof(int32_t)));
+    a->rank = (int32_t *)memory, a->before = a->rank + capacity * o.top_k, a->count = a->before + chunks * o.experts;
+    a->at = te__routing_of(r, i), a->tokens = r->tokens, a->experts = o.experts;
+    a->choice_bias = o.choice_bias ? r->param[i][1].data : 0;
+    return TE_OK;
+}
+/* Runs router i. y: the routed rows; if y->data is null they are not stored, and another kernel gathers them. */
+TE_IF_USED TE_API te_status te__router_forward(te_run *r, int i, const te_value *y, const te_router_kernels *kernels) {
+    const te_router_options o = te__router_options_of(r->plan, i);
+    const te_op *op = &r->plan->op[i];
+    te_value x = r->current, routing;
+    te_router_args a;
+    if (r->pass == TE_INFER) {
+        TE_TRY(te__acquire(r, &routing, op->out_rows, op->stats, TE_f32));
+        te__set_edge(r, i, routing);
+    }
+    TE_TRY(te__router_args_of(&a, r, i));
+    a.x = x.data, a.y = y->data;
+    TE_TRY(te__convert_value(&x, r, r->plan->dtype));
+    te_gemm g = te_gemm_of(r->tokens, o.experts, op->in);
+    g.dtype = r->plan->dtype, g.out = TE_f32, g.trans_b = 1;
+    g.a = x.data, g.b = r->param[i][0].data, g.d = a.at.logits;
+    TE_TRY(te__router_gemm(r, &g, 0));
+    if (r->dry) return TE_OK;
+    const int64_t chunks = te_ceil_div(a.tokens, TE_ROUTER_CHUNK);
+    TE_TRY(kernels->first(r->ctx, te__grid_of(chunks, 1), &a));
+    if (chunks > 1) TE_TRY(te_router_scan_launch(r->ctx, te__grid_of(te_ceil_div(o.experts, TE_ROUTER_LANES), 1), &a));
+    if (chunks == 1 && !y->data) return TE_OK;
+    return kernels->second(r->ctx, te__grid_of(chunks, y->data ? TE_ROUTER_SPLIT : 1), &a);
+}
+TE_IF_USED TE_API te_status te__router_step(te_run *r, const te_step *s, const te_router_kernels *kernels) {
+    te_value y;
+    TE_TRY(te__output(&y, r, s, s->op[0]));
+    TE_TRY(te__router_forward(r, s->op[0], &y, kernels));
+    return te__set_current(r, y), TE_OK;
+}
+TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_router_kernels *kernels) {
+    const int i = s->op[0], needs_dx = te__needs_input_grad(r, i);
+    const te_router_options o = te__router_options_of(r->plan, i);
+    const te_op *op = &r->plan->op[i];
+    const te_grid grid = te__grid_of(te_ceil_div(r->tokens, TE_ROUTER_WARPS), 1);
+    te_param *p = r->param[i];
+    te_value dlogits, x = te__input_of(r, i), dx = te__no_value(), more;
+    te_router_args a;
+    TE_TRY(te__router_args_of(&a, r, i));
+    TE_TRY(te__acquire(r, &dlogits, op->in_rows, o.experts, r->plan->dtype));
+    a.dweight = (const float *)r->edge[i].data, a.y = dlogits.data;
+    a.loss_scale = r->batch ? r->batch->loss_scale : 0;
+    if (!r->dry) TE_TRY(kernels->first(r->ctx, grid, &a));
+    TE_TRY(te__convert_value(&x, r, r->plan->dtype));
+    te_gemm w = te_gemm_of(o.experts, op->in, r->tokens), g = te_gemm_of(r->tokens, op->in, o.experts);
+    w.dtype = g.dtype = r->plan->dtype, w.out = g.out = TE_f32; /* logits = x weight^T */
+    w.a = dlogits.data, w.trans_a = 1, w.b = x.data, w.c = w.d = p->grad, w.beta = te__accumulates(r, p) ? 1.0f : 0.0f;
+    g.a = dlogits.data, g.b = p->data;
+    const int trains = te_is_trained(p);
+    if (!trains) w.d = 0;
+    if (trains) TE_TRY(te__router_gemm(r, &w, 1));
+    else { /* a frozen weight: the workspace has the same size */
+        const int dry = r->dry;
+        r->dry = 1;
+        const te_status status = te__router_gemm(r, &w, 1);
+        r->dry = dry;
+        TE_TRY(status);
+    }
+    if (o.choice_bias && !r->dry && te_is_trained(&p[1]) && !te__accumulates(r, &p[1]))
+        TE_TRY(te_fill(r->ctx, p[1].grad, 0, (size_t)o.experts * sizeof(float)));
+    if (needs_dx) {
+        TE_TRY(te__gradient(&dx, r, s, i));
+        TE_TRY(te__acquire(r, &more, op->in_rows, op->in, TE_f32));
+        g.d = more.data;
+        TE_TRY(te__router_gemm(r, &g, 0));
+        a.x = r->current.data, a.y = dx.data, a.more = (const float *)more.data;
+        if (!r->dry && dx.data) TE_TRY(kernels->second(r->ctx, grid, &a));
+    }
+    te__set_edge(r, i, te__no_value());
+    te__set_current(r, dx);
+    return TE_OK;
+}
+
+/* ---- statistics, and the choice without a loss ------------------------------------------------------------------- */
+
+/* Do this at the end of an optimizer step, for each router with a choice_bias (DeepSeek-V3, arXiv 2412.19437):
+ *     TE_TRY(te_fill(&ctx, counts, 0, E * sizeof(float)));                     // counts: [E] f32, in target memory
+ *     TE_TRY(te_router_counts(counts, &saved, "r", &ctx));                     // of each micro-batch
+ *     TE_TRY(te_router_balance(&block.r.choice_bias, counts, 0.001f, &ctx));
+ */
+typedef struct te_balance_args {
+    float *counts;         /* [experts] */
+    const int32_t *offset; /* [experts + 1] */
+    void *bias;            /* [experts], of `dtype` */
+    te_dtype dtype;
+    int experts;
+    float rate;
+} te_balance_args;
+TE_FN void te_router_count_body(const te_balance_args *a, te_block b) {
+    int none;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
+    (void)b;
+    for (int e = g.id; e < a->experts; e += g.count) a->counts[e] += (float)(a->offset[e + 1] - a->offset[e]);
+}
+TE_KERNEL_IF_USED(te_router_count, TE_ROUTER_LANES, 1, te_balance_args, te_router_count_body(te_args, te_at))
+TE_FN void te_router_balance_body(const te_balance_args *a, te_block b) {
+    int none;
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
+    float mean = 0;
+    (void)b;
+    for (int e = g.id; e < a->experts; e += g.count) mean += a->counts[e] / (float)a->experts;
+    te_lanes_sum(&mean, 1, &g);
+    for (int e = g.id; e < a->experts; e += g.count) {
+        const float less = mean - a->counts[e], step = less > 0 ? a->rate : less < 0 ? -a->rate : 0.0f;
+        te__store_wide(a->bias, e, te__load_wide(a->bias, e, a->dtype) + step, a->dtype);
+    }
+}
+TE_KERNEL_IF_USED(te_router_balance_kernel, TE_ROUTER_LANES, 1, te_balance_args,
+                  te_router_balance_body(te_args, te_at))
+/* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved.
+ * counts: [experts] in f32, in target memory. TE_ERROR_STATE: no forward has filled *saved, or the router stands in a
+ * (recompute, ..), whose values are not saved; TE_ERROR_VALUE: the list has no such router; TE_ERROR_NULL. */
+TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
+                                             te_context *ctx) {
+    te_balance_args a;
+    TE_TRY(te__check_target(ctx, "te_router_counts"));
+    TE_REQUIRE(counts && saved && router, ctx, TE_ERROR_NULL,
+               "te_router_counts: the counts, the te_saved or the router's name is null");
+    TE_REQUIRE(saved->plan, ctx, TE_ERROR_STATE, "te_router_counts: no forward has filled this te_saved");
+    const te_plan *p = saved->plan;
+    int i = 0;
+    while (i < p->op_count && (!te__is_router(p, i) || strcmp(p->op[i].name, router) != 0)) i++;
+    TE_REQUIRE(i < p->op_count, ctx, TE_ERROR_VALUE, "te_router_counts: %s has no (router, %.60s, ..)", p->name,
+               router);
+    te_run r;
+    te__begin(&r, p, TE_FORWARD, (int64_t)saved->batch * saved->seq,
+              saved->sequences ? saved->sequences : saved->batch, ctx);
+    if (te__has_memory(p)) r.memory = saved->memory_rows;
+    te__take_params(&r, saved->model);
+    te__set_recipe_use(&r, TE_USE_as_bound);
+    (void)te__lay_out(&r, (char *)saved->memory);
+    TE_REQUIRE(r.stats[i], ctx, TE_ERROR_STATE, "te_router_counts: (router, %.60s, ..) stands in a (recompute, ..)",
+               router);
+    memset(&a, 0, sizeof a);
+    a.counts = counts, a.offset = te__routing_of(&r, i).offset, a.experts = p->op[i].experts;
+    return te_router_count_launch(ctx, te__grid_of(1, 1), &a);
+}
+/* Adds `rate` to the choice_bias of each expert that has fewer rows than the mean of `counts`, and subtracts it from
+ * that of each expert that has more, so that the next tokens are spread more evenly. In a list of 16 bits a step
+ * smaller than half a unit in the last place of the bias changes nothing. counts: [experts] in f32, in target memory.
+ * TE_ERROR_NULL; TE_ERROR_VALUE: bias is no choice_bias. */
+TE_IF_USED TE_API te_status te_router_balance(te_param *bias, const float *counts, float rate, te_context *ctx) {
+    te_balance_args a;
+    TE_TRY(te__check_target(ctx, "te_router_balance"));
+    TE_REQUIRE(bias && bias->data && counts, ctx, TE_ERROR_NULL,
+               "te_router_balance: the bias is null or not bound, or the counts are null");
+    TE_REQUIRE(!strcmp(bias->field, "choice_bias"), ctx, TE_ERROR_VALUE, "te_router_balance: %s.%s is no choice_bias",
+               bias->op, bias->field);
+    memset(&a, 0, sizeof a);
+    a.counts = (float *)(uintptr_t)counts, a.bias = bias->data, a.dtype = bias->dtype, a.experts = (int)bias->cols;
+    a.rate = rate;
+    TE_TRY(te_router_balance_kernel_launch(ctx, te__grid_of(1, 1), &a));
+    return te__param_written(bias, ctx), TE_OK;
+}
+
+/* ---- (combine, r) ------------------------------------------------------------------------------------------------ */
+
+#define TE_OP_combine (combine, custom)
+#define TE_SHAPES_combine(op) (1)
+#define TE_ROWS_combine(op, in) (TE_ROWS_tokens)
+#define TE_FLAGS_combine(op) (TE_SAVES_INPUT)
+#define TE_EDGE_combine(model, op) (TE__ROUTER_INDEX(model, TE_FORK_OF(op)), TE_JOIN2(, model, dtype))
+#define TE_CHECK_combine(model, op)                                                                                  \
+    (static_assert((int)TE__ROUTER_INDEX(model, TE_FORK_OF(op)) < (int)TE_ID(model, op), "te: the order of the list"); \
+     static_assert((int)TE_ROWS_IN(model, op) ==                                                                     \
+                       (int)TE_JOIN4(, model, router, TE_FORK_OF(op), routed),                                       \
+                   TE__ROUTER_TEXT(model, op) " does not stand on the rows of its router");)
+
+/* The arguments of the kernels that read or write routed rows; each kernel uses some of them. */
+typedef struct te_routed_args {
+    te_routing at;
+    const void *x;     /* the input, in backward as forward saved it */
+    const void *dy;
+    const void *bias;  /* [experts, width] */
+    void *y;           /* forward: y; backward: dx, or null */
+    void *dx;          /* te_routed_weigh: the gradient of the rows */
+    float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
+    int64_t tokens, rows; /* rows: number of routed rows */
+    int width, top_k;
+    int accumulate;    /* 1: dweight is added to; 0: it is overwritten */
+} te_routed_args;
+typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
+
+/* Memory traffic: reads the routed rows, writes y. A warp has a token. */
+TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k, const int width, const te_formats f) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    if (token >= a->tokens) return;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        TE_UNROLL for (int j = 0; j < top_k; j++) {
+            const float w = a->at.weight[token * top_k + j];
+            te_load8(v, a->x, (int64_t)a->at.row[token * top_k + j] * width + c, n, aligned, f.in);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += w * v[i];
+        }
+        te_store8(a->y, token * width + c, sum, n, aligned, f.out);
+    }
+}
+/* y = the sum over the experts of w x, so dx = w dy, and dw = the sum over the columns of dy x. Memory traffic: reads
+ * dy and the saved routed rows, writes dx. */
+TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
+                               const te_formats f) {
+    int group;
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    float sum[TE_ROUTER_MAX_TOP_K];
+    if (token >= a->tokens) return;
+    TE_UNROLL for (int j = 0; j < top_k; j++) sum[j] = 0;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float v[8], x[8];
+        te_load8(v, a->dy, token * width + c, n, aligned, f.out);
+        TE_UNROLL for (int j = 0; j < top_k; j++) {
+            const int64_t at = (int64_t)a->at.row[token * top_k + j] * width + c;
+            const float w = a->at.weight[token * top_k + j];
+            te_load8(x, a->x, at, n, aligned, f.in);
+            TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
+            TE_UNROLL for (int i = 0; i < 8; i++) x[i] = w * v[i];
+            if (a->y) te_store8(a->y, at, x, n, aligned, f.in);
+        }
+    }
+    TE_UNROLL for (int j = 0; j < top_k; j++) {
+        te_lanes_sum(&sum[j], 1, &g);
+        if (g.id == 0) a->dweight[token * top_k + j] = sum[j];
+    }
+}
+#define TE__COMBINE_STEP(name, model, dtype, op, body)                                                               \
+    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
+              body(te_args, te_at, (int)TE_ROWS_IN(model, op) & 255, (int)TE_WIDTH_IN(model, op),                    \
+                   TE__ROUTER_FORMATS(model, dtype, op)))                                                            \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__combine_run(r, s, name##_launch); }
+#define TE_CUSTOM_combine_forward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_rows)
+#define TE_CUSTOM_combine_backward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_gradient)
+
+TE_API te_status te__combine_run(te_run *r, const te_step *s, te_routed_launch_fn launch) {
+    const int i = s->op[0], router = r->plan->op[i].edge, top_k = te__rows_per_token(r->plan->op[i].in_rows);
+    te_routed_args a;
+    te_value y, dweight;
+    TE_REQUIRE(te__router_of(r->plan, i) == router, r->ctx, TE_ERROR_STATE,
+               "%s: (combine, %s) stands on the rows of another router", r->plan->name, r->plan->op[i].name);
+    memset(&a, 0, sizeof a);
+    a.at = te__routing_of(r, router), a.tokens = r->tokens, a.x = r->current.data;
+    if (r->pass == TE_BACKWARD) {
+        a.dy = r->current.data, a.x = te__input_of(r, i).data;
+        TE_TRY(te__gradient(&y, r, s, i));
+        dweight = te__value_of(0, TE_f32, r->tokens, top_k);
+        TE_TRY(te__acquire_bytes(r, &dweight, (size_t)(te__capacity_rows(r) * top_k) * sizeof(float)));
+        te__set_edge(r, router, dweight);
+        a.dweight = (float *)dweight.data;
+    } else TE_TRY(te__output(&y, r, s, i));
+    a.y = y.data;
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a));
+    te__set_current(r, y);
+    if (r->pass == TE_INFER) te__set_edge(r, router, te__no_value());
+    return TE_OK;
+}
+
+#endif
