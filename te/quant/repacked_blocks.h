@@ -9,18 +9,18 @@
  *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));            // te/plan/bind.h
  *
  * Blocks of 18, 20, 22, 34 or 210 bytes are aligned to two bytes only, so a thread would have to load two bytes at a
- * time. Therefore the blocks of 16 rows, one of each row, are repacked into a cell. In a cell, codes and scales are
- * separate, and each thread of a warp loads its operands of mma.m16n8k16 as one aligned word or vector. A cell has as
- * many bytes as its 16 blocks:
+ * time. Therefore 16 blocks, those of 16 rows in the same columns, are repacked into a cell. In a cell, codes and
+ * scales are separate, and each thread of a warp loads its operands of mma.m16n8k16 as one aligned word or vector. A
+ * cell has as many bytes as its 16 blocks:
  *     low     for each group of 32 columns 256 bytes: four bits of all codes (q8_0: 512 bytes, the whole codes)
  *     high    for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes): the codes' other bits
  *     scales  for each row the block's bytes other than codes. Formats of 32 values: rows 0, 8, 1, 9, 2, 10, ..
  * The cells of a part are in row-major order. Rows are padded with zeros to a multiple of 16.
  *
- * In a group, lane 4 (row % 8) + t of a warp, t from 0 to 3, loads the codes of two rows, row % 8 and row % 8 + 8, in
- * the columns 8 t .. 8 t + 7; in q6_k, where 16 columns have a common scale, in 4 t .. 4 t + 3 and 16 + 4 t ..
- * 16 + 4 t + 3. In the code, i is the index of a code among the lane's eight codes of a row, and upper is 1 for the
- * second row. Codes i and i + 1, with an even i, lie 16 bits apart: one mask extracts both.
+ * Of a group (32 columns), each lane of a warp loads 16 codes: with r = lane / 4 and t = lane % 4, those of the rows r
+ * and r + 8 in the columns 8 t .. 8 t + 7; in q6_k, where 16 columns have a common scale, in 4 t .. 4 t + 3 and 16 + 4
+ * t .. 16 + 4 t + 3. In this file's functions, i is the index of a code among the eight that the lane loads of a row,
+ * and upper is 1 for row r + 8. Codes i and i + 1, with an even i, lie 16 bits apart: one mask extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
