@@ -91,14 +91,13 @@ int main(int argc, char **argv) {
     const lengths one_1k = {"1 x 1k", 1, 1024, 1024}, one_32k = {"1 x 32k", 1, 32768, 32768}, one_128k = {"1 x 128k", 1, 131072, 131072};
     const lengths eight = {"8 x 8k", 8, 8192, 8192}, many = {"64 x 1k", 64, 1024, 1024}, most = {"256 x 1k", 256, 1024, 1024};
     const lengths mixed = {"64 x 128 to 2k", 64, 128, 1920};
-    for (const lengths &l : {one_1k, one_32k, one_128k, eight, many, most, mixed}) RUN(group4_128, l, 0);
+    const lengths sixteen = {"16 x 8k", 16, 8192, 8192}, twice = {"128 x 1k", 128, 1024, 1024};
+    for (const lengths &l : {one_1k, one_32k, one_128k, eight, sixteen, many, most, mixed}) RUN(group4_128, l, 0);
     for (const lengths &l : {one_32k, eight, many, mixed}) RUN(group4_128, l, 16);
-    for (const lengths &l : {eight, many}) {
+    for (const lengths &l : {eight, sixteen, many, mixed}) {
         RUN(group1_128, l, 0), RUN(group2_128, l, 0), RUN(group5_128, l, 0), RUN(group7_128, l, 0), RUN(group8_128, l, 0);
         RUN(group4_64, l, 0), RUN(group8_64, l, 0), RUN(group4_256, l, 0);
     }
-    // 8 bits: also twice as many sequences, for as many bytes as in 16 bits
-    const lengths sixteen = {"16 x 8k", 16, 8192, 8192}, twice = {"128 x 1k", 128, 1024, 1024};
 #define RUN_8BIT(format)                                                                                                                     \
     for (const lengths &l : {one_1k, one_32k, one_128k, eight, sixteen, many, twice, most, mixed}) RUN(group4_128_##format, l, 0);             \
     for (const lengths &l : {eight, mixed}) RUN(group4_128_##format, l, 16);                                                                 \

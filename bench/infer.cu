@@ -7,6 +7,7 @@
 // Beside the step, its parts: the same kernels of all layers, without the kernels between them. A part is faster or slower alone than in the
 // step, because in the step a kernel loads weights while the kernel before it ends.
 #include "bench.h"
+#include "te/infer.h"
 
 #define NORM(name, d) (rmsnorm, name, d)
 #define QKV(d, heads, kv, dim) (linear, qkv, d, (heads + 2 * kv) * dim), (rope, r, heads, kv, dim, (base, 500000.0f))

@@ -8,6 +8,7 @@
 // of the fastest plain kernel that reads as many bytes, divided by the time of the product. `in a pass`: the product follows another kernel
 // of a pass, so it loads its weight before that one ends.
 #include "bench.h"
+#include "te/infer.h" // te__quantized_run
 
 enum { POOL = 256 << 20 };
 

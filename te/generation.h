@@ -613,8 +613,8 @@ TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_
     return b;
 }
 /* Write the tokens and cu_seqlens of a batch with prompts. count[i]: the number of rows of sequence i. A te_batch must
- * have at least as many rows as sequences. If it has fewer, the missing rows are added as padding, all of them to the
- * first sequence whose count is 0. */
+ * have at least as many rows as sequences. If this batch has fewer, the missing rows are added as padding to the first
+ * sequence whose count is 0. */
 TE_API void te__generation_pack(const te_generation *g, te__generation_input *in, te__generation_batch *b,
                                 const int32_t *count) {
     int missing = (int)te_max(0, b->sequences - b->rows), at = 0;
@@ -635,8 +635,9 @@ TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
     while (k + 1 < g->graph_count && g->graph_sequences[k] < sequences) k++;
     return k;
 }
-/* The running sequence with the highest index determines which graph a step needs. While a smaller graph would do for
- * the number of running sequences, move that sequence to the lowest free index. */
+/* A step needs a graph for as many sequences as the highest index of a running sequence requires. As long as a smaller
+ * graph would suffice for the number of running sequences, move the one with the highest index to the lowest free
+ * index. */
 TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context *ctx) {
     for (;;) {
         int from = g->device.sequences - 1, to = 0;
@@ -659,8 +660,8 @@ TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context 
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    int32_t *count = s->out.token; /* the array for this step's results, which do not exist yet, holds the counts for
-                                    * now */
+    int32_t *count = s->out.token; /* how many rows each sequence has in this step; kept in the array for the step's
+                                    * results, which is still unused */
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;

@@ -80,7 +80,8 @@
  * 500000.0f for Llama 3. */
 #define TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE) TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, (base, BASE))
 
-/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias added to q, k and v (b_qkv_bias); BASE is 1000000.0f. */
+/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias added to q, k and v (b_qkv_bias). These models pass
+ * 1000000.0f as BASE. */
 #define TE_QWEN2_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                  \

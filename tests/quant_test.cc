@@ -677,7 +677,8 @@ TEST_CASE("te_repack_weight is for CUDA") {
 }
 #endif
 
-// A repacked value, found as the kernels find it: lane 4 (row % 8) + col / 4 % 4 has four columns from 4 t on, and four from 16 + 4 t on.
+// A repacked value, found as the kernels find it: lane 4 (row % 8) + t has columns 8 t to 8 t + 7 of a group, in q6_k four from 4 t on and
+// four from 16 + 4 t on.
 TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
     source s(fresh_seed());
     for (const te_block_format f : formats) {
@@ -693,18 +694,24 @@ TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
         for (int64_t r = 0; r < 32; r++)
             for (int64_t col = 0; col < cols; col++) {
                 const uint8_t *cell = cells.data() + (size_t)(r / 16 * 3 + col / values) * 16 * (size_t)te_block_bytes(f);
-                const int group = (int)(col % values / 32), t = (int)(col / 4 % 4), i = (int)(col % 4 + col % 32 / 16 * 4), upper = (int)(r % 16 / 8), lane = (int)(r % 8) * 4 + t;
+                const int group = (int)(col % values / 32), half = f == TE_BLOCK_q6_k, t = (int)(half ? col / 4 % 4 : col % 32 / 8), i = (int)(half ? col % 4 + col % 32 / 16 * 4 : col % 8), upper = (int)(r % 16 / 8), lane = (int)(r % 8) * 4 + t;
                 const uint8_t *low = cell + (size_t)group * low_bytes, *high = cell + (size_t)groups * low_bytes + (size_t)group * high_bytes;
-                int code;
-                if (f == TE_BLOCK_q8_0) code = (int8_t)low[lane * 16 + upper * 8 + i / 4 * 4 + (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4)];
-                else code = low[lane * 8 + upper * 4 + i / 4 + i % 2 * 2] >> i / 2 % 2 * 4 & 15;
-                if (high_bytes == 64) code += (high[lane * 2 + i % 2] >> (i / 2 + 4 * upper) & 1) << 4;
-                if (high_bytes == 128) code += (high[lane * 4 + i % 2 * 2 + upper] >> i / 2 * 2 & 3) << 4;
+                const int four = low[lane * 8 + i / 4 * 4 + i % 2 * 2 + i / 2 % 2] >> 4 * upper & 15;
+                int code = four;
+                if (f == TE_BLOCK_q8_0) code = low[lane * 16 + i / 2 * 4 + i % 2 * 2 + upper];
+                if (high_bytes == 64) {
+                    const int one = high[lane * 2 + i % 2] >> (i / 2 * 2 + 1 - upper) & 1;
+                    code = upper ? 2 * four + one : four + 16 * one;
+                }
+                if (high_bytes == 128) {
+                    const int two = high[lane * 4 + i % 2 * 2 + i / 4] >> (i / 2 % 2 * 4 + 2 - 2 * upper) & 3;
+                    code = upper ? 4 * four + two : four + 16 * two;
+                }
                 int expected = 0;
                 if (r < rows) {
                     te__block_codes codes;
                     te__block_unpack(&codes, w.data() + (size_t)r * w.row_bytes + (size_t)(col / values) * (size_t)te_block_bytes(f), f);
-                    expected = codes.q[col % values] + (f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0);
+                    expected = codes.q[col % values] + (f == TE_BLOCK_q8_0 ? 128 : f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0);
                 }
                 wrong += code != expected;
             }

@@ -241,6 +241,11 @@ CHAT = {
         "gemma",
         "<bos><start_of_turn>user\nBe brief.\n\nHello!<end_of_turn>\n<start_of_turn>model\nHi.<end_of_turn>\n<start_of_turn>user\nHow are you?<end_of_turn>\n<start_of_turn>model\n",
     ),
+    ("phi3", ""): (
+        "phi3",
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nHello!\n<|end|>\n<|assistant|>\nHi.<|end|>\n"
+        "<|user|>\nHow are you?<|end|>\n<|assistant|>\n",
+    ),
     ("mistral-metaspace", ""): ("mistral", "<s>[INST] Hello!\n[/INST] Hi.</s>[INST] Be brief.\n\nHow are you?[/INST]"),
     ("mistral", "mistral_v1"): (
         "mistral_v1",

@@ -244,6 +244,15 @@ def families():
         old_merges=True,
         **TEXT_OPTIONS
     )
+    yield "phi3", family(
+        TEXT_MODEL,
+        MISTRAL_TOKENS + [added("<|%s|>" % t, rstrip=True) for t in ("assistant", "end", "system", "user")],
+        sequence("normalizers", {"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")),
+        None,
+        lambda ids: template(["<s>"], ids),
+        sequence("decoders", *TEXT_DECODER, STRIP),
+        **TEXT_OPTIONS
+    )
     yield "mistral-metaspace", family(
         TEXT_MODEL,
         MISTRAL_TOKENS + [added("[INST]"), added("[/INST]")],

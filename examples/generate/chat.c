@@ -55,6 +55,9 @@ static void put_message(output *o, chat_format format, const chat_message *m, co
     case CHAT_qwen2: case CHAT_qwen3: case CHAT_smollm:
         put(o, "<|im_start|>"), put(o, m->role), put(o, "\n"), put(o, m->content), put(o, "<|im_end|>\n");
         break;
+    case CHAT_phi3:
+        put(o, "<|"), put(o, m->role), put(o, "|>\n"), put(o, m->content), put(o, "<|end|>\n");
+        break;
     case CHAT_gemma:
         put(o, "<start_of_turn>"), put(o, is_assistant ? "model" : m->role), put(o, "\n");
         if (system) put(o, system), put(o, "\n\n");

@@ -1,5 +1,5 @@
 /* chat.h -- a conversation as the text that a model was trained on: the chat templates of Llama 3, Qwen, SmolLM 2,
- * Gemma and Mistral.
+ * Phi-3, Gemma and Mistral.
  *
  * Do this:
  *     const chat_message messages[] = {{"system", "Be brief."}, {"user", "Hello!"}};
@@ -31,6 +31,7 @@ typedef struct chat_message { const char *role, *content; } chat_message; /* rol
     X(qwen3, "", "<|im_start|>assistant\n", "<|im_end|>", "<think>")      /* ChatML */                                 \
     X(qwen2, "", "<|im_start|>assistant\n", "<|im_end|>", "<|im_start|>") /* and a default system message */           \
     X(smollm, "", "<|im_start|>assistant\n", "<|im_end|>", "")           /* the same with another; by its template */ \
+    X(phi3, "", "<|assistant|>\n", "<|end|>", "<|user|>")                                                               \
     X(gemma, "<bos>", "<start_of_turn>model\n", "<end_of_turn>", "<start_of_turn>")                                    \
     X(mistral, "<s>", "", "</s>", "[INST]")                               /* from v0.3 on, where [INST] is a token */  \
     X(mistral_v1, "<s>", "", "</s>", "")                                  /* before, where it is text; only by name */

@@ -429,7 +429,7 @@ static const char usage[] =
     "  PROMPT            the text to continue; without it the standard input\n"
     "  --chat            PROMPT is a message, which the model answers; without it each line of the standard input is\n"
     "  --system TEXT     the system message of --chat\n"
-    "  --format NAME     of --chat, if the tokenizer does not tell: llama3, qwen2, qwen3, smollm, gemma, mistral\n"
+    "  --format NAME     of --chat, if the tokenizer does not tell: llama3, qwen2, qwen3, smollm, phi3, gemma, mistral\n"
     "  --batch FILE      a prompt (or a message) in each line, all at once; prints a line for each\n"
     "  --slots N         with --batch: prompts at work at a time, 8\n"
     "  --tokens N        tokens to generate at most, 256\n"

@@ -276,6 +276,9 @@ typedef struct te_attention_cache {
     /* only for decoding: the number of stages (of 64 keys or values in shared memory) of the kernel's ring buffer; set
      * when the kernel is launched */
     int decode_stages;
+    /* only for decoding: 0, or the number of thread blocks of a cluster, which processes one group of a small batch;
+     * set when the kernel is launched */
+    int decode_cluster;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
 } te_attention_cache;
 
@@ -329,15 +332,19 @@ TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     if (!TE_CUDA || t == TE_f32 || d % 64) return 0;
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
+/* Does what te__cache_row does, if the number of the token's page is known. */
+TE_BOTH int64_t te__cache_row_in(const te_attention_cache *c, int page, int64_t head_rows, int key, int d, int format) {
+    const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
+    const int64_t head = page * c->page_elements + head_rows;
+    if (!TE__CACHE_HAS_SCALES(format)) return head + (int64_t)in_page * d;
+    return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
+}
 /* Returns the offset, from the start of the cache's pages, of the row of one key or value: in elements or, in the
  * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: where the rows of the head begin in
  * a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d,
                               int format) {
-    const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
-    const int64_t head = pages[(unsigned)key >> c->page_shift] * c->page_elements + head_rows;
-    if (!TE__CACHE_HAS_SCALES(format)) return head + (int64_t)in_page * d;
-    return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
+    return te__cache_row_in(c, pages[(unsigned)key >> c->page_shift], head_rows, key, d, format);
 }
 /* Returns the address of the scale of a row, in the formats of 8 bits. row: the offset of this row in the cache
  * (te__cache_row); key: the index of the row's token. */

@@ -37,18 +37,18 @@ typedef struct te_buckets_config {
     /* the largest size of a bucket, counting 4 bytes for each gradient element; the gradient of a parameter that is
      * larger becomes a bucket by itself */
     int64_t bytes;
-    /* must be equal to te_adamw_config.shards. 1: each rank gets the sums of all gradients; Muon requires this. Equal
-     * to the size of the data group (te_data_group(ctx)->size): each rank gets only the sums of its own shard, as with
-     * te_adamw_reduce, and a bucket has all gradients of one model */
+    /* must be equal to te_adamw_config.shards: 1 or the size of the data group (te_data_group(ctx)->size). 1: each rank
+     * gets the sums of all gradients; Muon requires this. The group's size: each rank gets only the sums of its own
+     * shard, as with te_adamw_reduce; all gradients of a model then form one bucket */
     int shards;
     /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16. With TE_bf16 the gradients and their
      * sums are rounded to bf16, half as many bytes cross the link, and each device needs up to te_buckets_config.bytes
      * / 2 more bytes of memory */
     te_dtype dtype;
-    /* used on CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final before
-     * the end of backward's last GEMM; NCCL reduces the others. DMA engines require symmetric memory in the data group
-     * (te_comm_config.peer_bytes), and take up to 2 * te_buckets_config.bytes bytes of memory on each device until
-     * te_comm_destroy. 0: NCCL reduces all buckets */
+    /* used on CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final while
+     * GEMMs of backward are still to run. NCCL, which is faster but slows GEMMs down, reduces the others. DMA engines
+     * require symmetric memory in the data group (te_comm_config.peer_bytes), and take up to 2 *
+     * te_buckets_config.bytes bytes of memory on each device until te_comm_destroy. 0: NCCL reduces all buckets */
     int dma;
 } te_buckets_config;
 
@@ -94,8 +94,8 @@ typedef struct te_buckets {
     te_buckets_config config;
     te_model *const *models;
     int model_count, count, grad_count;
-    /* [count]: the buckets, in the order in which backward completes them. The following three tables are in the same
-     * allocation, after this one */
+    /* [count]: the buckets, in the order in which backward completes them. The tables grad, of_model and grad_index
+     * follow in the same allocation */
     te__bucket *bucket;
     /* [grad_count]: the gradients of all models, in order from the last parameter of the last model to the first
      * parameter of the first model */
@@ -136,8 +136,8 @@ TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *
     return 0;
 }
 /* Adds p's gradient to the last bucket, or begins a new bucket with it. With config.shards > 1, each model has one
- * bucket. With config.shards 1, a new bucket begins if the gradient would make the last bucket too large, or is not
- * adjacent to it in memory. */
+ * bucket. With config.shards 1, a new bucket begins if the last one would exceed config.bytes, or if the gradient is
+ * not adjacent to the last bucket in memory. */
 TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     const int64_t elements = te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     te__bucket *k = b->count ? &b->bucket[b->count - 1] : 0;
@@ -158,7 +158,7 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
  * that it runs belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before
  * it, the bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
-    /* the number of GEMMs in the ops before the current op */
+    /* the number of GEMMs in the ops before op k of model i, in the order of forward */
     int gemms = 0;
     for (int i = 0; i < b->model_count; i++) {
         const te_model *m = b->models[i];

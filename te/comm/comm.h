@@ -42,9 +42,9 @@ typedef struct te_comm_config {
      * peer_bytes bytes of each device; the world group takes 64 MiB at most. */
     int64_t peer_bytes;
     te_all_reduce_algorithm all_reduce; /* CUDA: the algorithm of all-reduces; must be the same on all ranks */
-    /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes may overlap a GEMM
-     * (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. This needs symmetric memory in the tensor group
-     * (peer_bytes > 0), and takes overlap_bytes bytes of each device. */
+    /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes (the rows of all ranks)
+     * may overlap a GEMM (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. This needs symmetric memory in
+     * the tensor group (peer_bytes > 0), and takes overlap_bytes bytes of each device. */
     int64_t overlap_bytes;
 } te_comm_config;
 

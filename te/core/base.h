@@ -50,8 +50,8 @@
 #if !TE_CUDA && (defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || __FINITE_MATH_ONLY__ + 0)
 #error "te: compile without -Ofast, -ffast-math, -funsafe-math-optimizations, -fassociative-math, -ffinite-math-only"
 #endif
-/* Write this macro at the beginning of a function's body to keep clang from reordering the sums in the function. It is
- * needed because clang defines no macro for -fassociative-math alone, so that no #error can refuse this option. */
+/* Write this macro at the beginning of a function's body to keep clang from reordering the sums in the function, even
+ * with -fassociative-math. The #error above cannot refuse that option in clang, which defines no macro for it. */
 #if defined __clang__ && !TE_CUDA
 #define TE__SUMS_AS_WRITTEN _Pragma("clang fp reassociate(off)")
 #else

@@ -123,9 +123,9 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
 }
 
 /* Express a finite magnitude, the float with the bits `a`, in units of the distance between neighbouring FP8 numbers of
- * this magnitude. The result is a fixed-point number whose low 23 - fraction bits are the fraction that rounding drops.
- * *first + (result >> (23 - fraction)) is the byte of the largest FP8 number that is not above the magnitude. The
- * function uses integer arithmetic, because conversions between integers and floats run at an eighth of its rate. */
+ * this magnitude. The result is a fixed-point number with 23 - fraction bits behind the point, which rounding drops.
+ * The FP8 byte of the magnitude, rounded down, is *first + (result >> (23 - fraction)). The function uses only integer
+ * instructions, because conversions between integers and floats run at an eighth of their rate. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
     const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* least: the exponent field of the smallest
                                                                         * float that is a normal number in FP8 */
@@ -533,7 +533,7 @@ TE_FN float te_load_scale(const float *scale) {
 /* Load eight FP8 elements in their storage format. Only the first n are read; the others are set to 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
-    if (aligned) { /* volatile, so that the compiler does not delay the load until the first use of its result */
+    if (aligned) { /* asm volatile: the compiler must not delay the load until its result is used */
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                      : "=r"(e->w[0]), "=r"(e->w[1])
                      : "l"((const char *)p + i));

@@ -87,8 +87,8 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
 /* Sum each x[k], for k < n, across the `groups` groups of the block: afterwards x[k] in lane i of each group is the sum
  * of the x[k] that lane i of every group had. A group may have at most 32 lanes, the block at most 512 threads. The n
- * values are processed eight at a time, and different groups sum different ones of the eight, so that all groups have
- * work. */
+ * values are processed eight at a time: group i computes the sums of x[i], x[i + groups], .. of these eight, so that
+ * all groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -100,14 +100,19 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* no other lane reads the numbers that are added here, so the sum may overwrite
-                                       * the first of them (j = 0) */
+            te_shared[k][g.id] = sum; /* only this lane reads the elements of te_shared that it adds, so the sum may
+                                       * overwrite the first of them (j = 0) */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
+TE_FN void te_warp_sync(void) { __syncwarp(); }
+/* Return, in every lane, the sum, the maximum or the bitwise or of x over the warp. */
+TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return __reduce_add_sync(~0u, x); }
+TE_FN uint32_t te_warp_or_u32(uint32_t x) { return __reduce_or_sync(~0u, x); }
+TE_FN uint32_t te_warp_max_u32(uint32_t x) { return __reduce_max_sync(~0u, x); }
 /* Return, in every lane, the sum of x over the warp. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
     TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
@@ -155,6 +160,10 @@ TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g)
 }
 TE_FN uint64_t te_lanes_max_u64(uint64_t x, const te_lanes *g) { return (void)g, x; }
 TE_FN void te_block_sync(void) {}
+TE_FN void te_warp_sync(void) {}
+TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return x; }
+TE_FN uint32_t te_warp_max_u32(uint32_t x) { return x; }
+TE_FN uint32_t te_warp_or_u32(uint32_t x) { return x; }
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;

@@ -1,5 +1,5 @@
 /* math.h -- fast exp2, exp, reciprocal and sigmoid for kernels of both targets, and the upper half of a 64 x 64-bit
- * product. The relative error is about 2e-7; for exp it is 1e-7 |x| larger. The result for NaN is NaN.
+ * product. The relative error is about 2e-7, that of exp(x) about 2e-7 + 1e-7 |x|. The result for NaN is NaN.
  *
  * Do this:
  *     y = x * te_sigmoid(x);

@@ -26,9 +26,10 @@
 struct te_group;
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
- * them in the same order. count: the elements of one rank. y and x must not overlap, with three exceptions, which work
- * in place: all_reduce with y == x; all_gather with x == y + rank * count; reduce_scatter with y == x + rank * count,
- * which leaves the rest of x unchanged. A sum of 16-bit numbers is rounded to 16 bits after each addition. */
+ * them in the same order. count: how many elements each rank contributes or, in reduce_scatter, receives. y and x must
+ * not overlap, with three exceptions, which work in place: all_reduce with y == x; all_gather with x == y + rank *
+ * count; reduce_scatter with y == x + rank * count, which leaves the rest of x unchanged. In all_reduce and
+ * reduce_scatter of 16-bit numbers these libraries round to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
     /* y is [size, count], where `size` is the number of ranks: row r of y becomes the x[count] of rank r. */
@@ -50,8 +51,8 @@ typedef struct te_transport {
 typedef enum te_all_reduce_algorithm {
     TE_ALL_REDUCE_auto,     /* what is expected to be fastest: one_shot for small tensors, two_shot for larger ones,
                              * transport for tensors that do not fit into the symmetric memory */
-    TE_ALL_REDUCE_one_shot, /* two_shot if the tensor is too large for one_shot, transport if also for two_shot */
-    TE_ALL_REDUCE_two_shot, /* transport if the tensor is too large for two_shot */
+    TE_ALL_REDUCE_one_shot, /* one-shot; for tensors that are too large for it, as TE_ALL_REDUCE_two_shot */
+    TE_ALL_REDUCE_two_shot, /* two-shot; for tensors that are too large for it, as TE_ALL_REDUCE_transport */
     TE_ALL_REDUCE_transport /* NCCL on CUDA, MPI on the host */
 } te_all_reduce_algorithm;
 

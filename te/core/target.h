@@ -59,8 +59,8 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     return low;
 }
 
-/* Some consecutive tensors of a table of tensors, on which one launch works. first[0] is the number of chunks that the
- * tensors before these have in the table. */
+/* The consecutive tensors of a table on which one launch works. Each tensor is cut into chunks, which are counted
+ * through the whole table: first[0] is the number of chunks of all tensors of the table before these. */
 typedef struct te_multi_tensor {
     const void *tensor;   /* [count]: for each tensor, the arguments with which the kernel works on it */
     const int32_t *first; /* [count + 1]: the index of each tensor's first chunk (te_chunk_tensor) */

@@ -76,9 +76,9 @@ typedef struct te_batch {
     const int32_t *slots; /* [sequences], target memory: sequence i of the batch extends the sequence of the cache with
                            * the index slots[i]; -1: the rows of sequence i are padding. If `slots` is null, the index
                            * is i */
-    int memory_seq; /* the number of rows per sequence of the memory, i.e. the tensor to which cross_attention attends
-                     * (the encoder's output). Row b * memory_seq + t of the memory is row t of sequence b. A list
-                     * declares the memory as an extra input by the op (input, .., (rows, memory)) */
+    int memory_seq; /* "Memory" here is the tensor to which cross_attention attends (the encoder's output). memory_seq:
+                     * its rows per sequence; row b * memory_seq + t of it is row t of sequence b. A list declares it as
+                     * an extra input by the op (input, .., (rows, memory)) */
     const struct te_sampling *sampling; /* the parameters and results of the op (sample, ..) at the end of a list */
 } te_batch;
 
@@ -164,8 +164,8 @@ TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_s
  * The tiles of sequence i have consecutive numbers, from (its first row) / size + i on. Some numbers, at most one for
  * each sequence, belong to no tile. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
-/* Find, by binary search, the sequence of tile number `tile`, or the last sequence before it if the number belongs to
- * no tile. If size is 0, `tile` is the index of a row instead. */
+/* Find, by binary search, the sequence to which tile number `tile` belongs or, if no tile has this number, the last
+ * sequence whose tiles have lower numbers. With size 0 find the sequence of a row, whose index is `tile`. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
     int low = 0, high = s->count; /* the loop keeps the index of the sequence in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;

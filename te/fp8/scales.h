@@ -135,8 +135,7 @@ TE_API te_scale_rule te__scale_rule_current(void) {
 enum {
     TE_SCALES_MAX_HISTORY = 1024,
     TE_SCALES_MAX_MARGIN = 64,
-    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* cuBLASLt needs each scale at an address that is a multiple of 16
-                                              * bytes */
+    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* in floats: cuBLASLt needs each scale at a multiple of 16 bytes */
 };
 
 /* The address of 1 / scale of tensor i, for GEMMs. */
@@ -183,8 +182,8 @@ typedef struct te_scales_args {
 enum { TE_SCALES_LANES = TE_CUDA ? 32 : 1, TE_SCALES_THREADS = TE_CUDA ? 256 : 1,
        TE_SCALES_GROUPS = TE_SCALES_THREADS / TE_SCALES_LANES };
 
-/* Updates the scale and the amax history of each tensor; a group of lanes works on one tensor. Memory traffic: if the
- * rule is TE_AMAX_MAX, four bytes are read for each entry of the history. */
+/* Updates the scale and the amax history of each tensor; a group of lanes works on one tensor. Memory traffic: with the
+ * rule TE_AMAX_MAX four bytes for each entry of the history; with TE_AMAX_MOST_RECENT the history is not read. */
 TE_FN void te_scales_update_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);

@@ -75,7 +75,7 @@
 #ifdef __cplusplus
 #define TE__ANYTHING ...
 #else
-#define TE__ANYTHING /* empty parentheses: in C, a function declared with () accepts any arguments */
+#define TE__ANYTHING /* nothing, because in C a function declared with () accepts any arguments */
 #endif
 #define TE__DEFINE_inference(widths, link, name)                                                                       \
     link te_status name##_bind(name *m, void *params, te_context *ctx) {                                               \

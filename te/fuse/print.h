@@ -26,9 +26,9 @@ TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Return whether a backward step changes the gradient after the last point at which the gradient lies in memory anyway,
- * i.e. after the step's input or, if the step has an add, after the gradient that the add stores for its fork.
- * Otherwise the step stores nothing in FP8. */
+/* Return whether a backward step changes the gradient after it was last in memory: after the step's input or, if the
+ * step has an add, after the gradient that the add stores for its fork. If not, the result is in memory already, and
+ * the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -102,8 +102,8 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
     long n = r->pass == TE_INFER ? 0 : op->stats * (long)sizeof(float);
-    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the op reads the fork's value, unless this value is the step's
-                                                * input */
+    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the op reads the fork's value, except if the fork is the last op of
+                                                * the step before: the value is then the step's input */
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += op->in * size;
     }
@@ -111,8 +111,8 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     else if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
     return n;
 }
-/* Return the bytes per row that op number j of a backward step adds to those of the step's input and output: the op's
- * statistics, the input that forward saved for the op, and the values and gradients of forks. leaves_gradient: the
+/* Return the bytes per row that op number j of a backward step reads and writes beside the step's input and output: the
+ * op's statistics, the input that forward saved for the op, and the values and gradients of forks. leaves_gradient: the
  * result of te__step_leaves_gradient for this step. */
 TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
     const te_plan *p = r->plan;
@@ -122,12 +122,12 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     long n = op->stats * (long)sizeof(float);
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
     if (reads && !(i && te__recomputes_logits(p, i - 1))) n += op->in * size;
-    /* The backward of a fork reads the gradient of the fork's value, summed over its uses. That of an (input, ..) does
-     * not: the ops that use the input have already stored this gradient for the caller. */
+    /* The backward of a fork reads the gradient of the fork's value, summed over its uses. The backward of an (input,
+     * ..) does not: the ops that use the input have already stored this gradient for the caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += op->out * size;
-    /* Whether an op later in the list has already stored its part of the fork's gradient. If so, this step reads that
-     * part and writes the sum. */
+    /* Whether an op later in the list has already stored its contribution to the fork's gradient. If so, this step
+     * reads the stored sum, adds its own contribution and writes the sum again. */
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
@@ -147,7 +147,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (first->flags & TE_IS_LOAD) return !back || te__is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? first->out + last->in : first->in + last->out) * size;
-    /* In backward, 8 bytes per element are added: the f32 gradient of the embedding table is read and written. */
+    /* An embedding. In backward: dy is read (size), and the f32 gradient of the table is read and written (8). */
     if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size);
     if (leaves_gradient) n = te__step_sums(p, s) ? first->out * size : 0;
     for (int j = 0; j < s->count; j++)
@@ -158,7 +158,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 /* Return the text that says how a step's FP8 operands are scaled; it is printed behind the step's kernels. The text is
- * empty where the "fp8" in the column "dtype" says everything. */
+ * empty for one scale per tensor, where the column "dtype" says "fp8" and nothing is to be added. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";

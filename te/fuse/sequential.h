@@ -19,8 +19,8 @@
  *     name_bind, name_forward, name_infer, name_backward, name_print_plan
  *
  * Lists with widths that are known only at run time take TE_SEQUENTIAL_DIMS, TE_DECLARE_DIMS, TE_DEFINE_DIMS (dims.h).
- * Call name_set_dims first. name_param_bytes, name_grad_bytes and name_print_plan then take the instance as their last
- * argument, and name_saved_bytes takes the instance in front of the number of rows.
+ * For such a list, call name_set_dims before any other function. name_param_bytes, name_grad_bytes and name_print_plan
+ * take the instance as their last argument, and name_saved_bytes takes the instance in front of the number of rows.
  */
 #ifndef TE_SEQUENTIAL_H
 #define TE_SEQUENTIAL_H
@@ -63,7 +63,7 @@
 
 /* The preprocessor itself can find some mistakes: a list that is too long, an unknown dtype or op, an argument that is
  * no tuple, a comma that is missing. Such mistakes are reported first, and the list is then not expanded further, so
- * that no other errors follow.
+ * that no other errors follow. Parameters of these macros:
  *     make         the macro that is expanded if the list has no such mistake, e.g. TE__DECLARE
  *     link         storage class and attributes of the functions of the model
  *     fwd, bwd     prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
@@ -139,8 +139,9 @@
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
-/* Each macro expands to the declarations or the definitions of a model, or to both. widths: fixed or dims; passes:
- * training or inference (declare.h); of: the list's dtype and options. */
+/* Each macro expands to the declarations or the definitions of a model, or to both. widths: `fixed`, or `dims` if
+ * widths are known only at run time; passes: `training` or `inference` (declare.h); of: the list's dtype and
+ * options. */
 #define TE__DECLARE_AND_DEFINE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__) \
     TE__DEFINE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_AND_DEFINE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__) \
@@ -168,11 +169,10 @@
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
 /* The variants of the pointwise kernels that are compiled for a list with an FP8 recipe: fixed_fp8, or fixed_training,
- * which also contains the kernels that quantize and transpose in tiles
- * (te/pointwise/impl/pointwise_quantize_transpose.h). Forward steps need these tile kernels unless the recipe is
- * fp8_row, because backward may run a forward step again to recompute an FP8 operand. Backward steps need them under
- * fp8_block, where the kernel computes the scales itself, and under fp8_delayed, where the scale is known before the
- * kernel runs. */
+ * which adds tile kernels: they quantize and transpose (te/pointwise/impl/pointwise_quantize_transpose.h). Forward
+ * steps need these tile kernels unless the recipe is fp8_row, because backward may run a forward step again to
+ * recompute an FP8 operand. Backward steps need them under fp8_block, where the kernel computes the scales itself, and
+ * under fp8_delayed, where the scale is known before the kernel runs. */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__ROWWISE_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_training)
 #define TE__TRAINED_BACK_fixed(of) \
@@ -354,9 +354,9 @@
 #define TE__FORK_USE_A_END
 #define TE__FORK_USE_B_END
 
-/* The tables of steps. In the macros below, x is (widths, model, dtype, pass, suffix). The kernels of a step are called
- * model_firstop_pattern; in the inference and backward passes, _infer or _backward follows. An inference step that is
- * also a step of forward (suffix `shared`) uses forward's kernels. */
+/* The following macros make the tables of a plan's steps. Their parameter x is (widths, model, dtype, pass, suffix).
+ * The kernels of a step are called model_firstop_pattern; in the inference and backward passes, _infer or _backward
+ * follows. An inference step that is also a step of forward (suffix `shared`) uses forward's kernels. */
 
 /* Expands to +1. The sum over all steps is their number. */
 #define TE__COUNT(x, ...) +1

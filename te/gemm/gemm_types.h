@@ -182,8 +182,8 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
 }
 
 /* Checks the restrictions of te_gemm_run, which are those of cuBLASLt: with blockwise scaling the number of rows must
- * be a multiple of four, and with rowwise or blockwise scaling no bias can be added. GEMMs with blockwise scaling that
- * are run by gemm_blockwise.h have neither restriction. */
+ * be a multiple of four, and with rowwise or blockwise scaling no bias can be added. gemm_blockwise.h runs GEMMs with
+ * blockwise scaling without these two restrictions. */
 TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
     TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_BLOCKWISE_1D || g->m == te_blockwise_1d_aligned_rows(g->m), ctx,
                TE_ERROR_SHAPE, "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four",
@@ -201,9 +201,9 @@ enum {
     TE_GEMM_MAX_CHOICES = 128 /* the largest number of steps (of plans) whose strategies a context caches */
 };
 
-/* A GEMM whose candidates were timed, and the result of the timing. All tensors are contiguous and aligned to TE_ACCESS
- * bytes, so leading dimensions and alignment need not be stored: two GEMMs are the same if the members up to `beta` are
- * equal. */
+/* A GEMM whose candidates were timed, and the result of the timing. A GEMM that is timed has contiguous tensors aligned
+ * to TE_ACCESS bytes, so leading dimensions and alignment are not stored: two GEMMs are the same if the members up to
+ * `beta` are equal. */
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
@@ -277,8 +277,8 @@ typedef struct te_gemm_choice {
     te_dtype dtype;
     int training;            /* 1: the step was timed in a forward pass that saves tensors for backward; 0: in
                               * inference */
-    /* bit j is 1 if the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a pattern, bit 0 is
-     * 1 if beta is not 0, and bit 1 is 1 if there is a bias */
+    /* bit j is 1 if the output of the pattern's op j is stored. An FP8 GEMM that is not part of a pattern has no ops,
+     * so there the bits have another meaning: bit 0 is 1 if beta is not 0, bit 1 if there is a bias */
     unsigned stored_outputs;
     te_gemm_strategy strategy;     /* the fastest strategy */
     int64_t ns[TE_STRATEGY_COUNT]; /* the median time of each strategy, in ns; 0: the strategy cannot run this step */

@@ -121,17 +121,18 @@ TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_
     return te_fail(ctx, TE_ERROR_VALUE, "graph pool: no piece begins at %p", memory);
 }
 
-/* Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the spec that has memory is
- * used in place; so if one graph's output y and the next graph's input x have the same memory, a replay copies nothing.
- * A tensor without memory (data null) gets memory from the pool. The caller acquires the memory of a te_saved from the
- * pool with te_graph_pool_acquire.
+/* Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the te_graph_spec that has
+ * memory is used in place; so if one graph's output y and the next graph's input x have the same memory, a replay
+ * copies nothing. A tensor without memory (data null) gets memory from the pool. The caller acquires the memory of a
+ * te_saved from the pool with te_graph_pool_acquire.
  *
  * The pool. Memory is acquired and released in the order of the captures. Released memory is reused, which is correct
- * only if replays come in the same order. te_graph_retire declares that no later work needs the graph's own inputs and
- * outputs. Later captures may then reuse their memory; the graph can still be replayed at its position in the order.
- * For a pipeline with the schedule F0 F1 B0 F2 ... (F0, B0: forward and backward of micro-batch 0), capture in this
- * order, and after B0 retire F0 and release the memory that F0 saved for B0. A pool without memory only measures: run
- * the same sequence of calls with it, which records no graph; afterwards pool.high is the number of bytes to allocate.
+ * only if replays come in the same order. te_graph_retire declares that no later work needs the inputs and outputs that
+ * the graph has in the pool. Later captures may then reuse this memory. The graph can still be replayed, at its
+ * position in the order of captures, where the memory is not yet in use by a later graph. For a pipeline with the
+ * schedule F0 F1 B0 F2 ... (F0, B0: forward and backward of micro-batch 0), capture in this order, and after B0 retire
+ * F0 and release the memory that F0 saved for B0. A pool without memory only measures: run the same sequence of calls
+ * with it, which records no graph; afterwards pool.high is the number of bytes to allocate.
  *
  * Random numbers: the random state lies in target memory and advances there, so each replay draws new numbers, and they
  * are the same as those of an eager run.

@@ -35,7 +35,7 @@ typedef struct te__cache_file {
     const te_cache *cache;
     te_safetensor *tensor; /* [4 * layers + 1]: the tensors of the file: the keys of each layer and, in a format of 8
                             * bits, their scales, then the layer's values and their scales; at last the tokens */
-    te__cache_file_part *part; /* [4 * layers]: what each tensor except the tokens holds */
+    te__cache_file_part *part; /* [4 * layers]: for each of these tensors except the tokens, what it holds */
     char (*name)[TE__CACHE_FILE_NAME];
     int32_t *page;         /* [pages]: the sequence's pages, in order */
     /* the keys or the values of one layer, with their scales, in the order of the cache's pages: [pages, kv_heads,
@@ -310,7 +310,7 @@ TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *fi
     return TE_OK;
 }
 /* Check that there are enough pages for the file's sequence. The free pages are available, and also those that only
- * sequence `slot` uses, because that sequence will be dropped. */
+ * sequence `slot` uses, because the file's sequence replaces it. */
 TE_API te_status te__cache_file_check_pages(const te__cache_file *f, int slot, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const size_t uses = (size_t)t->pages;

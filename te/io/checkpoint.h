@@ -18,8 +18,8 @@
  * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor parallelism
  * or ZeRO-1 they use. Rank 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of
  * recipes only if te_recipes_config.ranks is their number, because only then all ranks have the same scales. A run may
- * also continue with other recipes, without, or with amax histories of another length (checkpoint_recipes.h). Weights
- * that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
+ * also continue with other recipes, without recipes, or with amax histories of another length (checkpoint_recipes.h).
+ * Weights that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
@@ -58,7 +58,7 @@ typedef struct te_checkpoint {
                                           * them */
     int metadata_count;
     /* 1: save tensors even if they have infinities or NaNs; load a file even if its checksum or its lists are wrong, or
-     * if it has scales, models are under recipes, and `recipes` is null */
+     * if its scales would be lost (models are under recipes, but `recipes` is null) */
     int force;
     te_recipes *recipes; /* null: no scales are saved, and those that the file has are not loaded */
 } te_checkpoint;
@@ -87,8 +87,8 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
         }
     const te_adamw *o = c->optimizer;
     if (!o) return TE_OK;
-    /* `p` iterates over all parameters, including those of which this rank has no elements, because with ZeRO-1 it has
-     * only a shard. */
+    /* `p` iterates over all parameters, also over those of which this rank has no optimizer state because with ZeRO-1
+     * it belongs to other ranks. */
     te_param_iter p = te_params_of(o->models, o->model_count);
     te_adamw_iter states = te_adamw_tensors(o);
     for (int more = te_adamw_next(&states); te_params_next(&p);) {
@@ -282,8 +282,8 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Make all checks that are possible before anything is changed. Also load the "numbers" (step counts, random state) and
- * the scales of recipes of the file into the list. */
+/* Make all checks that are possible before anything is changed. Also read the file's "numbers" (step counts, random
+ * state) and scales of recipes into host memory of *l. */
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
@@ -315,14 +315,14 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
 /* Load from an open file. The file must have exactly the tensors that *c asks for: those of the models, and those of
- * the optimizer and the random state if these are set. It may have the scales of recipes or not, with histories of any
- * length: c->recipes take them if they are for as many GEMMs, else they begin anew. Errors: a wrong checksum; a list
- * that differs; tensors that are missing, unknown or of another shape; scales that would be lost (`force`). The error
- * text names the tensor or list and says what was expected; after such an error nothing has been changed. Only after
- * TE_ERROR_IO, when the disk fails during the load,
- * a part of the tensors may have been loaded. The file is read twice, first to verify its checksum, unless
- * te_safetensors_verify has verified it before. Waits for the stream; if there are several ranks, all of them must call
- * it, each with the file open, and they wait for each other. */
+ * the optimizer and the random state if these are set. It may have the scales of recipes, with histories of any length.
+ * They are loaded into c->recipes if both are for the same number of GEMMs; otherwise the scales of c->recipes are
+ * initialised. Errors: a wrong checksum; a list that differs; tensors that are missing, unknown or of another shape;
+ * scales that would be lost (`force`). The error text names the tensor or list and says what was expected; after such
+ * an error nothing has been changed. Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors
+ * may have been loaded. The file is read twice, first to verify its checksum, unless te_safetensors_verify has verified
+ * it before. Waits for the stream; if there are several ranks, all of them must call it, each with the file open, and
+ * they wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);

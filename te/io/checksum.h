@@ -24,8 +24,9 @@ typedef struct te_checksum {
                                            * are complete */
 } te_checksum;
 
-/* Process one 8-byte word in a lane whose value is x. The odd factor is a constant of xxHash64 (Collet), as is the
- * factor in te_checksum_begin; neither has a repeating bit pattern. */
+/* Return the new value of one of the checksum's four lanes after an 8-byte word; x: its value before. The odd factor is
+ * a constant of xxHash64 (Collet), as is the factor in te_checksum_begin; neither factor has a repeating bit
+ * pattern. */
 TE_API uint64_t te__checksum_step(uint64_t x, uint64_t word) {
     x = (x ^ word) * UINT64_C(0x9E3779B185EBCA87);
     return x << 31 | x >> 33;

@@ -139,7 +139,7 @@ TE_API te_status te__fp8_tensors_allocate(te__fp8_tensors *l, const te_named_mod
     te__fp8_tensors_free(l);
     return te_fail(ctx, TE_ERROR_MEMORY, "FP8 weights: cannot allocate for %zu tensors", tensors);
 }
-/* Make the name of the next tensor in the list, which belongs to the current parameter: "h0.fc1.weight" and a
+/* Make the name of the next tensor of list l: that of the iterator's current parameter, such as "h0.fc1.weight", and a
  * suffix. */
 TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, const char *suffix,
                               te_context *ctx) {

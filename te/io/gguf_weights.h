@@ -19,7 +19,7 @@
  *
  * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
- *   (rope, .., (interleaved, 1)). The factors of Llama 3.1's rope are a tensor, rope_freqs.weight.
+ *   (rope, .., (interleaved, 1)). Llama 3.1's rope has frequency factors in the tensor rope_freqs.weight.
  * - Gemma: 1 is added to the weights of norms, so the list has rmsnorm and head_norm, not rmsnorm1p and head_norm1p.
  * - GPT-2: weights are [out, in], so no entry of the table is transposed.
  */
@@ -44,7 +44,8 @@ typedef struct te_gguf_source {
  * parameters point to it. */
 typedef struct te_gguf_weights {
     te_weight_part *part;        /* [number of entries of the table]: the tensors, grouped by parameter */
-    te_quantized_weight *weight; /* [number of parameters]: the parts of each parameter */
+    te_quantized_weight *weight; /* [number of parameters]: each parameter's weight, whose parts are its tensors in
+                                  * `part` */
     void *memory;                /* target memory for the converted and the repacked parameters */
 } te_gguf_weights;
 

@@ -1,6 +1,7 @@
 /* packed.h -- loads and saves parameters that a file stores as several tensors. Other programs store q, k and v, or
- * gate and up, as separate tensors, while a list of ops has one weight for them. Each tensor of the file is described
- * by a view of a part of the parameter; te_safetensors_load and te_safetensors_write take such views.
+ * gate and up, as separate tensors, while a list of ops has one weight for them. For each tensor of the file this
+ * header makes a view (a te_safetensor) of that range of the parameter that the tensor stores; te_safetensors_load and
+ * te_safetensors_write take such views.
  *
  * Do this:
  *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
@@ -17,7 +18,7 @@
  * te_safetensors_load checks names and shapes, and converts F32, BF16 and F16.
  *
  * With tensor parallelism, the row counts in `parts` still refer to the whole parameter, but the views in the list
- * refer to this rank's shard of it; so each rank loads its own part from the same file. Such a list cannot be written
+ * refer to this rank's shard of it; so each rank loads its shard from the same file. Such a list cannot be written
  * to a file.
  */
 #ifndef TE_PACKED_H
@@ -83,8 +84,8 @@ TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
-/* Return how many units of the parameter that parts[n] names are taken by parts[0] to parts[n - 1]. extent: the number
- * of units of that parameter. */
+/* Return how many units (rows or, if there is one row, columns) of the parameter of parts[n] belong to parts[0] to
+ * parts[n - 1]. extent: the number of all units of that parameter. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
     for (int i = 0; i < n; i++)
@@ -157,8 +158,8 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
  * of the file. */
 typedef struct te__packed_range {
     int64_t first, units;         /* first: index of the range's first unit in the parameter; units: their number */
-    int64_t file_first, file_all; /* file_first: index of the range's first unit in the tensor of the file; file_all:
-                                   * the number of units of this tensor */
+    int64_t file_first, file_all; /* file_first: index of this first unit in the tensor of the file; file_all: the
+                                   * number of units of this tensor */
 } te__packed_range;
 /* Add the views of a range of a parameter. If this rank has some of the columns of every row (TE_SHARD_rows), there is
  * one view. Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that the
@@ -226,8 +227,8 @@ TE_API te_status te__packed_heads_views(te_packed_list *l, const te_model *m, co
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Add views of the parameters of m that the parts name. The parts must completely cover each parameter that they name.
- * After an error the list is unchanged. */
+/* Add to list l the views of those parameters of m that `parts` names. The parts must completely cover each of these
+ * parameters. After an error the list is unchanged. */
 TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_packed *parts, int count,
                                const char *prefix, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_packed_add"));

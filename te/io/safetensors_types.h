@@ -32,7 +32,8 @@ typedef enum te_safetensors_dtype {
 #define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key under which a sealed file stores its checksum */
 
 enum {
-    TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum in a sealed file */
+    TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum in a sealed file, i.e. one that
+                                 * stores its checksum */
     TE_SAFETENSORS_MAX_RANK = 8,
     /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires an alignment of
      * only TE_ACCESS (16) bytes */
@@ -64,7 +65,7 @@ typedef struct te_safetensor {
                                  * number of rows and of columns */
 } te_safetensor;
 
-/* value: in the table of an open file it is null if the file has no string there, but null or another JSON value. */
+/* In the table of an open file, `value` is a null pointer if the file's JSON value is not a string. */
 typedef struct te_safetensors_pair { const char *key, *value; } te_safetensors_pair;
 
 /* An open file. */

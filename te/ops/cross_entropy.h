@@ -77,9 +77,9 @@ TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return !a->count || *a->count <= 0.0f ? 1.0f : *a->count;
 }
 
-/* Computes the number of labels that are not ignored if a->labels is given, else the sum of the losses divided by the
- * count. Stores this result in *out or, with a->accumulate, adds it to *out. Each lane sums in double. Memory traffic:
- * reads 4 bytes for each row. */
+/* Computes the number of labels that are not ignored if a->labels is given, else the sum of the losses divided by
+ * *a->count. Stores this result in *out or, with a->accumulate, adds it to *out. Each lane sums in double. Memory
+ * traffic: reads 4 bytes for each row. */
 TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
     int group;
     te_lanes g = te_lanes_here(TE_LOSS_MEAN_THREADS, &group);
@@ -234,8 +234,8 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 /* max: the largest logit of a row; sum: the sum of exp(x - max) over the logits x of the row. */
 typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
 /* Returns, in all lanes, the statistics of the `width` logits that begin at element `row` of x. With label smoothing
- * (smooth 1) the function also sets *deviation to the sum of x - origin; an origin near the logits keeps the rounding
- * error of this sum small. */
+ * (smooth 1) the function also sets *deviation to the sum of x - origin. origin: any number; if it is near the logits,
+ * the rounding error of this sum is small. */
 TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_entropy_args *a, int64_t row, te_lanes *g,
                                             int width, te_dtype dtype, int smooth, float origin) {
     float max = -INFINITY, sum = 0;
@@ -408,9 +408,9 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* Set *dy to the gradient of the losses, [rows, 1] in f32. If the caller passes neither dy nor loss_count, *dy has no
- * data, and the gradient of every row is batch.loss_scale. May take scratch memory, so call it after the step has
- * acquired its other memory. */
+/* Set *dy to the gradient of the losses, [rows, 1] in f32. That is the caller's dy or, if batch.loss_count is given,
+ * loss_scale / loss_count. With neither, *dy has no data, and the gradient of every row is batch.loss_scale. May take
+ * scratch memory, so call it after the step has acquired its other memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -446,14 +446,14 @@ typedef struct te_loss_partial {
     te_softmax_stats stats;  /* max and sum over this rank's columns */
     float label_logit;       /* the logit of the row's label; 0 if the label's column is on another rank */
     /* for label smoothing. deviation: the sum of x - origin over this rank's columns; origin: the first logit of these
-     * columns, or 0 if that logit is not finite */
+     * columns, or 0 if that logit is not finite; it keeps the rounding error of the sum small */
     float deviation, origin;
 } te_loss_partial;
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
-    te_cross_entropy_args of; /* the arguments that the unsharded loss has, too; this rank has the of.width columns of
-                               * the logits from column of.first on */
+    te_cross_entropy_args of; /* the arguments that the unsharded loss has, too. This rank's logits are columns of.first
+                               * to of.first + of.width - 1 of the whole row */
     te_loss_partial *part;    /* [ranks, rows]: the contribution of each rank to the loss of each row */
     te_loss_options options;
     int64_t rows;
@@ -475,7 +475,8 @@ TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_bloc
     p.label_logit = label >= 0 && label < width ? te_load(a->of.x, row + label, dtype) : 0.0f;
     a->part[a->rank * a->rows + b.x] = p;
 }
-/* Compute the losses from the te_loss_partial of all ranks. Memory traffic: reads 20 bytes for each row and rank. */
+/* Compute the losses from the te_loss_partial of all ranks. Memory traffic: reads 20 bytes, a te_loss_partial, for each
+ * row and rank. */
 TE_FN void te_cross_entropy_combine(const te_vocab_parallel_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOSS_COMBINE_LANES, &group);

@@ -79,8 +79,8 @@ typedef struct te_stage {
     const void *edge;
     const void *saved;            /* for backward: the op's input, which forward has saved, [rows, width of the
                                    * input] */
-    /* memory to which the op stores in addition to the kernel's result. In forward the op stores its output there, in
-     * backward the gradient of its fork's value; null: the op stores nothing */
+    /* where the op stores a tensor in addition to the kernel's result: in forward its output; in backward, if it uses a
+     * fork, the gradient of the fork's value. null: it stores none */
     void *out;
     float *stats;                 /* for norms: the statistics of each row, such as rstd, [rows, statistics] */
     /* for backward: for each parameter of the op, the partial sums of the gradient, one row for each block of the

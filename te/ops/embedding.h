@@ -239,8 +239,9 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
         }
     }
 }
-/* Completes the gradient of each token whose sorted rows (a run) extend over several segments: the group of lanes whose
- * segment contains the first of these rows adds the token's sums of all these segments to its gradient, in order. */
+/* Completes the gradient of each token whose sorted rows extend over several segments (of TE_EMBEDDING_SEGMENT rows):
+ * the group of lanes whose segment contains the first of these rows adds the partial sums of all these segments to the
+ * token's gradient, in order. */
 TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int sharded) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);

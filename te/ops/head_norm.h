@@ -19,7 +19,7 @@
  *
  * A head is split into chunks of 2 x 8 columns. Two columns that a rope rotates as a pair are in the same chunk. On
  * CUDA a group of 1 to 32 lanes computes a head, and each lane takes one chunk. The groups of a block loop over the
- * heads of a few rows. A group has the loads of several heads in flight at once.
+ * heads of a few rows. In forward a group issues the loads of several heads before it waits for the first one.
  */
 #ifndef TE_OPS_HEAD_NORM_H
 #define TE_OPS_HEAD_NORM_H
@@ -56,8 +56,8 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: with incomplete chunks a head then has at most 32 chunks, one
-                                 * for each lane of a warp */
+    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: a head then has at most 32 chunks, including incomplete ones,
+                                 * so one for each lane of a warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
     TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the largest number of rows that a block of backward computes at a
@@ -223,8 +223,9 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < depth; j++) {
-            /* If every group of the block has finished its heads, all lanes skip the reductions below together. If only
-             * some groups have finished, their lanes still take part, because a reduction needs the whole warp. */
+            /* If every group of the block has finished its heads (units), all lanes skip the reductions below together.
+             * If only some groups have finished, the lanes of these groups still take part, because a reduction needs
+             * the whole warp. */
             if (from + j * groups >= units) continue;
             const int u = from + j * groups + group;
             const te_head_unit h = te_head_unit_at(u, first, k);

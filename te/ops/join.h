@@ -85,8 +85,8 @@ TE_BOTH te_join_columns te_join_columns_of(int first, int count, int step, int h
 TE_FN int te_join_aligned(te_join_columns c) {
     return c.first % 8 == 0 && c.count % 8 == 0 && c.step % 8 == 0 && c.width % 8 == 0;
 }
-/* concat, for an input with `in` columns. te_concat_of_x: the columns of the input, divided into heads. te_concat_part:
- * the columns of y that come from the input (of_fork 0) or from the fork's value (of_fork 1). */
+/* concat of an input with `in` columns. te_concat_of_x returns the columns of the input, divided into heads;
+ * te_concat_part, below, the columns of y that come from the input (of_fork 0) or from the fork's value (of_fork 1). */
 TE_BOTH te_join_columns te_concat_of_x(te_concat_options o, int in) {
     return te_join_columns_of(0, in / o.heads, in / o.heads, o.heads, in);
 }
@@ -207,8 +207,8 @@ TE_FN void te_concat_gradient(const te_join_args *a, te_block b, te_concat_optio
 #define TE_CUSTOM_concat_forward(name, model, dtype, op) TE__CONCAT_KERNEL(name, te_concat_rows, model, dtype, op)
 #define TE_CUSTOM_concat_backward(name, model, dtype, op) TE__CONCAT_KERNEL(name, te_concat_gradient, model, dtype, op)
 
-/* Sets a->dedge to the memory for the gradient of the fork's value, and a->edge to the gradient from the later uses of
- * the fork. */
+/* Sets a->dedge to the memory for the gradient of the fork's value, and a->edge to the sum of this gradient over those
+ * uses of the fork that are later in the list; null: there are none. */
 TE_API te_status te__join_fork_grad(te_join_args *a, te_run *r, int i, int width) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const te_value like = te__fork_value_like(r, op, width);
@@ -249,14 +249,15 @@ TE_API te_status te__join_run(te_run *r, const te_step *s, int width,
 
 /* ---- (gate, name, x), (modulate, name, x) ------------------------------------------------------------------------ */
 
-/* The fork's value (of x) has one row for each sequence. With the input's width W, gate is the columns first to first +
- * W - 1 of this row; of modulate, shift is these same columns and scale the next W columns, in the order of DiT. For
- * `gate` the fork's value may instead have one column, a number for each row (the gate of a shared expert).
+/* The value of fork x has one row for each sequence. Let W be the input's width and `first` the op's argument. For
+ * `gate`, the gate is columns first to first + W - 1 of this row. For `modulate`, these columns are the shift, and the
+ * next W columns are the scale, as in DiT. For `gate` the fork's value may instead have one column, a number for each
+ * row (the gate of a shared expert).
  *
- * Backward: dx = dy gate, or dx = dy (1 + scale). The gradient of the fork's value is, for each sequence, the sum over
- * the sequence's rows of dy times the input in the columns of gate and scale, the sum of dy in the columns of shift,
- * and 0 in all other columns. If the fork's value has one column, its gradient in a row is the sum of dy times the
- * input over the columns. The order of each sum is fixed. */
+ * Backward: dx = dy gate, or dx = dy (1 + scale). The gradient of the fork's value, for each sequence, is a sum over
+ * the sequence's rows: of dy times the input in the columns of gate and scale, of dy in the columns of shift. It is 0
+ * in all other columns. If the fork's value has one column, its gradient in a row is the sum of dy times the input over
+ * the columns. The order of each sum is fixed. */
 #define TE_OP_gate (modulate, custom)
 #define TE_OP_modulate (modulate, custom)
 #define TE_SHAPES_modulate(op) (1)
@@ -379,7 +380,8 @@ TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modula
         const int64_t at = (int64_t)(q.first + i) * k.width + (c >= k.width ? c - k.width : c);
         te_load8(v, a->at.x, at, 8, 1, k.f.out);
         if (with_x) te_load8(x, a->saved, at, 8, 1, k.f.in);
-        /* y = x gate or y = x (1 + scale) + shift: sum dy x for gate and scale, dy for shift */
+        /* Since y = x gate or y = x (1 + scale) + shift, sum dy x for a column of gate or scale (with_x), dy for one of
+         * shift. */
         TE_UNROLL for (int j = 0; j < 8; j++) total[j] += with_x ? v[j] * x[j] : v[j];
     }
     te_groups_sum(total, 8, g, TE_MODULATE_GROUPS);

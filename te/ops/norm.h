@@ -28,7 +28,7 @@
     X(layernorm_no_bias, 1) X(layernorm_no_affine, 0) X(rmsnorm_no_affine, 0)
 
 /* The code of a norm: code & 3 selects the formula; the bit TE_NORM_zero_centred means that the stored gamma is
- * zero-centred, the other two bits that there is no beta, or neither gamma nor beta. */
+ * zero-centred. Of the other two bits one means that there is no beta, one that there is neither gamma nor beta. */
 enum {
     TE_NORM_layernorm = 0,
     TE_NORM_rmsnorm = 1,

@@ -1,4 +1,5 @@
-/* residual.h -- residual edges and branches. All values are [rows, width]; only `mul` saves its input.
+/* residual.h -- residual edges and branches. An edge is a value that later ops use by its name. All values are [rows,
+ * width]; only `mul` saves its input.
  *
  *   (fork, x)            y = the input, which is also the value of the edge x
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
@@ -103,7 +104,8 @@
 #define TE_PRODUCES_output(op) (TE_PRODUCES_same)
 #define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_GRAD_UNCHANGED)
 
-/* Adds to v the value of the op's fork or, in backward, the sum of the gradients from the uses of the fork. */
+/* Adds to v the value of the op's fork or, in backward, the gradient that the fork's later uses (in list order) have
+ * stored. */
 TE_FN void te_add_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place at) {
     float e[8];
     if (!s->edge) return;
@@ -226,7 +228,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     const int i = s->op[0], first = te__is_last_use(r->plan, i);
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
-    /* the gradient of an extra input is added to or stored in the caller's tensor, if the caller has passed one */
+    /* The gradient of an extra input goes to the caller's tensor, if the caller has passed one: the last use in the
+     * list stores it, the others add to it. */
     if (fork->flags & TE_IS_INPUT) {
         TE_TRY(te__fork_value(&v, r, op));
         TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));

@@ -18,9 +18,9 @@
  * that are already in the cache. The op saves nothing: backward rotates dy by the negative angle. Memory traffic: reads
  * x and writes y; the angles are computed by the kernel, not read.
  *
- * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). If
- * head_dim divides 256, value_dim must be a multiple of head_dim: the fused GEMM then has tiles of 256 columns, each of
- * which must consist of whole groups of head_dim columns, in v as in q and k.
+ * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). The
+ * tiles of the fused GEMM have 256 columns. If head_dim divides 256, a tile must consist of whole groups of head_dim
+ * columns, in v as well; therefore value_dim must then be a multiple of head_dim.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -92,9 +92,10 @@
 /* With (scaling, given) a call passes the frequencies: an entry of te_batch.edges with the op's name has, in f32, a
  * tensor [sections, rotary_dim / 2]. With the option (sections, n), where n is above 1, te_batch.positions is [n,
  * rows], and the angle of pair p in a row is the sum over all sections s of positions[s, row] * frequencies[s, p].
- * Multi-section rope (Qwen2-VL) has three positions, of time, height and width, and each pair has a frequency in one
- * section only; a vision encoder has two. The cosines and sines are multiplied by (attention_factor, 1). The value of
- * te_edge.grad is ignored. te_rope_frequencies and the functions after it compute the frequencies of common models. */
+ * Multi-section rope (Qwen2-VL) has three positions, of time, height and width, and a vision encoder has two; each pair
+ * has a frequency in one section only, and 0 in the others. The cosines and sines are multiplied by the option
+ * (attention_factor, 1). The value of te_edge.grad is ignored. te_rope_frequencies and the functions after it compute
+ * the frequencies of common models. */
 #define TE_TAKES_rope_sections TE_INTEGER
 #define TE_SAME_sections_sections ,
 #define TE__ROPE_GIVEN_given ,
@@ -190,7 +191,7 @@ TE_IF_USED TE_API te_status te_rope_frequencies_sections(float *frequencies, con
 /* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), with (factor, ..) and the options below, which have
  * the same names in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length
  * of the original training, the frequency of pair p becomes
- *     f' = f (s + (1 - s) / factor),  s = 1: unchanged, s = 0: positions interpolated
+ *     f' = f (s + (1 - s) / factor); s = 1 leaves f unchanged, s = 0 interpolates positions:
  *     linear  s = 0 (Chen et al. 2023)
  *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama
  *             3.1); (low_freq_factor, 1), (high_freq_factor, 4)
@@ -333,7 +334,7 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        /* if high == low, the small width makes s nearly a step function of p */
+        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, nearly at once */
         const double width = high == low ? 0.001 : high - low;
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
@@ -351,12 +352,12 @@ typedef struct te_rope_args {
     int position;             /* the position of the first row of each sequence, te_batch.position */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows]: the position of each row; null: each position is computed from the row's
-                               * index within its sequence, `position` and `past` */
+    const int32_t *positions; /* [rows]: the position of each row; null: a row's position is its index within its
+                               * sequence plus `position` and, with a cache, past[sequence] */
     /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
      * cache */
     const int32_t *past;
-    const float *frequencies; /* (scaling, given): [sections, rotary_dim / 2] */
+    const float *frequencies; /* with (scaling, given) the caller's frequencies, [sections, rotary_dim / 2] */
     int sections;             /* the number of positions of each row; above 1: `positions` is [sections, rows] */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
@@ -372,7 +373,7 @@ typedef struct te_rope_shape {
 } te_rope_shape;
 
 /* Constants of a table of cosines and sines. pairs: the number of cosines, and the number of sines, of the table for
- * each row; it is at least rotary_dim / 2. */
+ * each row: rotary_dim / 2 or more, so that a row of the table may have padding. */
 typedef struct te_rope_table { int pairs, rotary_dim, scaled, direction; } te_rope_table;
 TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, int direction) {
     te_rope_table t;

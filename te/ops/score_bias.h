@@ -16,8 +16,8 @@
  * (tied, 1) the op uses the parameter of another attention, as in T5, where all blocks use the parameter of the first
  * block: te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx).
  *
- * (max_logit, 1): if the caller has passed a tensor as an edge with the op's name, [1, heads] in f32, then a forward
- * that saves for backward writes the largest logit of each head to that tensor.
+ * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to a tensor [1, heads] in
+ * f32, if the caller has passed one in te_batch.edges under the op's name.
  *
  * On CUDA only the kernels for f32 and for sm_80 support these options, so these kernels run on sm_90 as well: with a
  * bias, neither forward nor backward uses wgmma; with max_logit, forward does not use wgmma.
@@ -40,9 +40,9 @@
 #define TE__IF_TIED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, tied, 0)), yes, no)
 #define TE__MAX_LOGIT(op) TE__IF_MAX_LOGIT(op, 1, 0)
 
-/* TE__BIAS_VARIANT: the values of the options bias, bias_dim0, bias_dim1 and max_logit with which an op's kernels are
- * instantiated (te/attention/attention_options.h). For a table, dim0 and dim1 are its queries and keys; for a relative
- * bias, the number of buckets and max_distance. */
+/* TE__BIAS_VARIANT, below, collects the constants with which an op's kernels are instantiated: the kind of bias,
+ * bias_dim0, bias_dim1 and max_logit (te/attention/attention_options.h). For a table of biases, dim0 and dim1 are the
+ * numbers of its queries and keys; for a relative bias, the number of buckets and max_distance. */
 #define TE__BIAS_KIND(op) TE__IF_RELATIVE(op, TE_BIAS_relative, TE_JOIN1(TE_BIAS_, TE_OPTION(op, bias, none)))
 #define TE__BIAS_QUERIES(op) (TE_OPTION(op, bias_queries, 0))
 #define TE__BIAS_KEYS(op) (TE_OPTION(op, bias_keys, TE__BIAS_QUERIES(op)))
@@ -151,8 +151,8 @@ TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const t
 }
 /* Computes the gradient of the bias. Called after the attention's backward, which has written a->delta. The gradient of
  * a table goes to the parameter's gradient directly. The partial sums of a relative bias's gradient are added up right
- * away, not deferred as for other gradients, because attentions that are tied to one parameter must not add to its
- * gradient concurrently. */
+ * away. Other gradients are deferred and added up in one launch, but in that launch attentions that are tied to one
+ * parameter would add to its gradient concurrently. */
 TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run *r, const te_op *op,
                                                const te_score_bias_kernels *k) {
     const te_attention_options *o = (const te_attention_options *)op->options;

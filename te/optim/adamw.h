@@ -197,8 +197,8 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
                "optimizer again");
     return TE_OK;
 }
-/* Record the current counts of writes to the weights. Call this when the master weights agree with the weights: if the
- * counts change later, te_adamw_renew compares the two. */
+/* Record the current counts of writes to the weights. Call this when the master weights agree with the weights. If the
+ * counts change later, te_adamw_renew compares weights and master weights. */
 TE_API void te__adamw_agrees(te_adamw *opt, const te_context *ctx) {
     opt->written = te__params_writes(opt->models, opt->model_count), opt->loaded = ctx->loaded;
 }

@@ -14,7 +14,8 @@
  * With several ranks the result is the norm of the whole model. With tensor parallelism each rank sums the squares of
  * its shards' gradients, and rank 0 also includes the gradients of replicated parameters. The sums of all ranks are
  * then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its
- * own shard, so the ranks' sums are first gathered and added in the same way over the data group.
+ * own shard, so the sums are gathered and added in the same way over the data group, before they are over the tensor
+ * group.
  *
  * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are
  * divided into chunks of equal size, a block computes the partial sum of each chunk, and a single block adds the
@@ -42,8 +43,8 @@ typedef struct te_grad_norm {
     int count, chunks;
     double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, zero1.ranks)]: the sum of squares that each rank of a
                                       group has computed */
-    int rank, size;                /* this rank's index in the tensor group, and the number of ranks in this group. In
-                                      the copy that a kernel gets: of the group over which this kernel sums */
+    int rank, size;                /* this rank's index in a group, and the number of the group's ranks: of the tensor
+                                    * group or, in the arguments of a kernel, of the group over which the kernel sums */
     te_zero1 zero1;                /* says which shard of the gradients this rank reads; rank 0 of 1 reads all
                                       gradients */
 } te_grad_norm;
@@ -58,8 +59,8 @@ enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group */
  * fits f32. Squares that underflow in this division are negligible compared with a sum that has overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
-/* The sum of squares of a lane's elements of a chunk, computed in double and divided by TE__NORM_RESCALE. The loop is
- * not optimised, because it runs only after an overflow. */
+/* The sum of squares of a lane's elements of a chunk, computed in double and divided by TE__NORM_RESCALE, so that it
+ * fits f32. The loop is simple and slow, because it runs only after an overflow. */
 TE_FN float te__grad_norm_rescaled(const float *x, int n, te_lanes lanes) {
     double sum = 0.0;
     for (int i = lanes.id; i < n; i += lanes.count) sum += (double)x[i] * (double)x[i];

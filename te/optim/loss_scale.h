@@ -11,8 +11,9 @@
  *     batch.loss_scale = 1.0f / rows, batch.loss_count = te_loss_scaler_inverse(&scaler);  // dloss = scale / rows
  *     ... forward, backward, te_adamw_step, as without loss scaling
  *
- * For the mean over the labels that are not ignored (te_count_labels), divide by te_loss_scaler_count's result instead.
- * A list that ends in another op gets a dy that the caller has multiplied by the scale (te_loss_scaler_get).
+ * For the mean over the labels that are not ignored (te_count_labels), the result of te_loss_scaler_count takes the
+ * place of te_loss_scaler_inverse's. A list that ends in another op gets a dy that the caller has multiplied by the
+ * scale (te_loss_scaler_get).
  */
 #ifndef TE_LOSS_SCALE_H
 #define TE_LOSS_SCALE_H

@@ -78,7 +78,8 @@ TE_API te__muon_products te__muon_products_of(int64_t rows, int64_t cols, te_dty
     p.gram.out = p.poly.out = p.next.out = dtype;
     return p;
 }
-/* Enlarge *sizes, the sizes of the memory that the iterations use, so that the memory suffices for matrix p, too. */
+/* Enlarge *sizes, the sizes of the memory that the Newton-Schulz iterations use, so that the memory suffices for matrix
+ * p, too. */
 TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtype dtype) {
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
     const int64_t bytes = (int64_t)te_dtype_bytes(dtype);
@@ -117,9 +118,10 @@ typedef struct te__muon_args {
 TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
     return c->nesterov ? g + c->momentum * m : m;
 }
-/* For all matrices in one launch: updates the momentum m, and sums the squares of u, the update before the iterations,
- * in each chunk. Reads 8 bytes for each element and writes 4. If the sum of all squares of a matrix does not fit f32,
- * the factor 1 / |u| becomes 0, so X is 0 for this matrix. */
+/* For all matrices in one launch: updates the momentum m, and sums the squares of u, the update before the
+ * Newton-Schulz iterations, over each chunk. Reads 8 bytes for each element and writes 4. If the sum of all squares of
+ * a matrix does not fit f32, the factor 1 / |u| becomes 0, so the iterations' input X = u / |u| is 0 for this
+ * matrix. */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -165,8 +167,8 @@ TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_norm, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_norm_body(te_args, te_at))
 
-/* For one matrix: X = u / |u|, where u is the matrix's update before the iterations. Reads 8 bytes for each element (4
- * without Nesterov's momentum) and writes 2. */
+/* For one matrix: X = u / |u|, where u is the matrix's update before the Newton-Schulz iterations. Reads m and, for
+ * Nesterov's momentum, the gradient, 4 bytes each for an element, and writes 2 bytes. */
 TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);

@@ -48,7 +48,7 @@ TE_API int te_params_next(te_param_iter *it) {
 }
 
 /* A hash of the addresses of all parameters and gradients. It shows whether a table in target memory that contains such
- * addresses is stale: if the hash is no longer what it was when the table was made, a model was bound to other memory,
+ * addresses is stale: if the hash has changed since the table was made, a model was bound to other memory,
  * or other parameters were frozen. */
 TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
@@ -144,7 +144,8 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
-#define TE_DECAY_OF_CONFIG (-1.0f) /* the value of te_param_group.weight_decay that selects the config's */
+#define TE_DECAY_OF_CONFIG (-1.0f) /* the value of te_param_group.weight_decay that selects the weight decay of the
+                                    * te_adamw_config */
 
 /* A function that the caller provides. Returns whether the group contains the parameter p. */
 typedef int (*te_group_takes)(const te_model *model, const te_param *p);

@@ -12,11 +12,11 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // casts the new weights, and updates the scales
  *
- * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. Before
- * te_recipes_init and after te_recipes_switch(&recipes, 0) the same lists run in their own format instead of FP8.
+ * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. The same
+ * lists run in their own dtype instead of FP8 before te_recipes_init, and after te_recipes_switch(&recipes, 0).
  *
  * fp8_delayed scales x and dy by their amax in previous steps. The first step has no previous step, so it runs as under
- * fp8_current. A weight is always scaled by its current amax; it is cast and transposed once a step. fp8_block and
+ * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. fp8_block and
  * fp8_row keep no scales between steps, only the weights in FP8, because each cast computes the scales that it uses.
  *
  * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective a step replaces each amax by its maximum
@@ -63,7 +63,7 @@ typedef struct te_recipes {
     te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
     const void *table;          /* the table of the weights, which te__fp8_cache_table has made */
-    uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when the table was made */
+    uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when `table` was made */
     te_fp8_renewal renewal;     /* how forward casts weights that were written since the last cast */
     const void *update;         /* the te_recipes_adamw whose update also casts weights or computes their amax; null:
                                  * there is none */
@@ -74,7 +74,8 @@ typedef struct te_recipes {
 /* Visits, in list order, those GEMMs (products) of several models that are under a recipe. */
 typedef struct te__recipe_iter {
     te_model *const *models;
-    int count, model, op, next; /* next: the index, in its model, of the next op's first parameter */
+    int count, model, op, next; /* count: the number of models; model, op: the indices of the current GEMM's model and
+                                 * op; next: the index, in this model, of the next op's first parameter */
     te_param *param;            /* the weight of the current GEMM */
     te_recipe recipe;           /* the recipe of the current GEMM */
 } te__recipe_iter;
@@ -141,7 +142,7 @@ TE_API te_quantize_rowwise te__weight_cast_rowwise(const te_param *p) {
     return q;
 }
 
-/* Cast one weight by itself, blockwise or rowwise. */
+/* Cast a single weight, blockwise or rowwise, without a table. */
 TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, te_recipe recipe, te_context *ctx) {
     const te_quantize_blockwise blocks = te__weight_cast_blockwise(p);
     const te_quantize_rowwise rows = te__weight_cast_rowwise(p);
@@ -187,7 +188,7 @@ TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
     if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
     return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);
 }
-/* A hash of the addresses of the weights. If the hash is no longer what it was when the table was made, a weight has
+/* A hash of the addresses of the weights. If the hash has changed since the table of weights was made, a weight has
  * moved, and the table is stale. */
 TE_API uint64_t te__fp8_cache_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
@@ -245,7 +246,7 @@ TE_API te_status te__fp8_cache_launch(const te_fp8_ops *ops, const te_multi_tens
            : granularity == TE__WEIGHTS_BLOCKWISE ? ops->cast_weights_by_block(t, ctx)
                                                   : ops->cast_weights_by_row(t, ctx);
 }
-/* Advance t past its t->count entries, which have just been launched or are skipped. */
+/* Advance t past its t->count entries: a kernel for them has just been launched, or they need none. */
 TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
     t->tensor = (const char *)t->tensor + te__fp8_cache_entry_bytes(granularity) * (size_t)t->count;
     t->first += t->count;

@@ -1,6 +1,6 @@
 /* recipes_adamw.h -- te_adamw_step and te_recipes_step in one call, with bitwise identical results. The optimizer's
- * kernels also compute the amax of the new weights, or cast the new weights to FP8. This saves a pass over the weights
- * by the recipes' kernels.
+ * kernels also compute the amax of the new weights, or cast the new weights to FP8. This saves the recipes' kernels one
+ * read of the weights.
  *
  * Do this:
  *     static te_recipes recipes;                                // te_recipes_init
@@ -12,10 +12,10 @@
  *     ... forward, backward ...
  *     TE_TRY(te_recipes_adamw_step(&update, &ctx));             // instead of the two calls
  *
- * fp8_block: the update casts the weights to FP8, as stored and transposed, and computes their scales. The recipes'
- * kernels need no pass at all, and 32 bytes are read and written for each element instead of 34. fp8_delayed and
- * fp8_current: the update computes the amax of the new weights, and the recipes' kernels only cast. Not counting the
- * cast, 30 bytes are read and written for each element instead of 32. docs/notes/optimizer.md has more.
+ * fp8_block: the update casts the weights to FP8, untransposed and transposed, and computes their scales, so the
+ * recipes' kernels need not run. Update and cast read and write 32 bytes for each element instead of 34. fp8_delayed
+ * and fp8_current: the update computes the amax of the new weights, and the recipes' kernels only cast. Update and amax
+ * read and write 30 bytes for each element instead of 32. docs/notes/optimizer.md has more.
  *
  * The recipes' own passes still cast the weights that the fused update does not cover: tied or frozen weights, weights
  * of models that the optimizer does not update, those of fp8_row, and those of fp8_block in f32 lists. With SGD, Muon,
@@ -30,8 +30,8 @@
 #include "recipes.h"               /* te_recipes, te__recipes_advance */
 
 typedef struct te__adamw_fp8_args {
-    te__adamw_args step;      /* the arguments of the unfused update. According to step.first, the tensors that are
-                                 updated tile by tile (those in `blocks`) have no chunks */
+    te__adamw_args step;      /* the arguments of the unfused update. In step.first the tensors that are updated tile by
+                               * tile (those in `blocks`) have no chunks, so that the unfused update skips them */
     const int32_t *scale_of;  /* [count]: for each tensor, the index in `amax` of the amax of its weights; -1: that amax
                                  is not needed */
     float *amax;
@@ -214,8 +214,8 @@ typedef struct te_recipes_adamw {
     te_adamw *opt;
     int fused;                /* 1: a step runs the fused kernels of this file; 0: te_adamw_step and then
                                  te_recipes_step */
-    int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks in those of
-                                 them that are not updated by tiles */
+    int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks of all those
+                               * that are not updated tile by tile */
     const int32_t *first;     /* [count + 1]: the index of the first chunk of each tensor. This table and the next
                                * two, which te__adamw_fp8_args describes, are in target memory */
     const int32_t *scale_of;  /* [count] */
@@ -274,15 +274,15 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
 /* The entry of p, one of the optimizer's tensors; null if the update neither computes p's amax nor casts p. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
-    const int i = p->fp8.weight; /* an index in `entry`, but only if p's model is still under the recipes s; the
-                                  * conditions below check this */
+    const int i = p->fp8.weight; /* p's index in the table `entry`, if p's model is still under the recipes *s, which
+                                  * the next line checks */
     if (p->fp8.scales != &s->scales || i < 0 || i >= s->count || entry[i].param != p) return 0;
     if (entry[i].granularity == TE__WEIGHTS_ROWWISE) return 0;
     if (entry[i].granularity == TE__WEIGHTS_BLOCKWISE && p->dtype == TE_f32) return 0;
     return &entry[i];
 }
-/* Fill in the tables in host memory, and mark the weights that the update handles. tiles: the number of tiles in all
- * weights of fp8_block. */
+/* Fill in the tables in host memory, and mark (te_fp8_product.updated) the weights that the fused update casts or whose
+ * amax it computes. tiles: the number of tiles in all weights of fp8_block. */
 TE_API void te__recipes_adamw_map(te_recipes_adamw *u, char *tables, const te__recipes_adamw_layout *l,
                                   const te__recipe_entry *entry, int tiles) {
     int32_t *first = (int32_t *)(void *)(tables + l->first), *scale_of = (int32_t *)(void *)(tables + l->scale_of);

@@ -6,10 +6,11 @@
  * elements each, regardless of where tensors begin. The few elements after the last shard are replicated: each rank
  * updates all of them.
  *
- * Muon needs whole matrices. If te_zero1.whole is set, each matrix that this function selects belongs to one rank; the
- * matrices are assigned in list order, such that no rank's work exceeds the mean by more than the work of one matrix.
- * Every other tensor is divided by itself, into a shard for each rank. Only tensors of less than TE_ZERO1_MIN_ELEMENTS
- * elements are replicated, because a collective would take longer than updating them on each rank.
+ * Muon needs whole matrices. If te_zero1.whole is set, each matrix for which this function returns 1 belongs to one
+ * rank; the matrices are assigned in list order, such that no rank's work exceeds the mean by more than the work of one
+ * matrix. Each of the other tensors is divided into a shard for each rank. Only tensors of less than
+ * TE_ZERO1_MIN_ELEMENTS elements are replicated, because a collective would take longer than updating them on each
+ * rank.
  *
  * Do this:
  *     te_zero1_iter it = te_zero1_iter_of(models, 2, te_zero1_of(0, 4));   // rank 0 of 4; 0 of 1: everything
@@ -56,8 +57,8 @@ TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
 typedef struct te__zero1_matrix_iter {
     te_param_iter params;
     te_zero1 zero1;
-    double total, before; /* total: the flops of all matrices that must not be divided; before: the flops of those up
-                           * to and including the current one */
+    double total, before; /* total: the flops of all matrices that must not be divided; before: the flops of those so
+                           * far, including the current one */
     int owner, number;    /* the current matrix belongs to the rank `owner`, among whose matrices it has the index
                              `number` */
 } te__zero1_matrix_iter;
@@ -91,7 +92,8 @@ TE_API int te__zero1_next_matrix(te__zero1_matrix_iter *it) {
 
 /* ---- iterating over the shard of a rank -------------------------------------------------------------------------- */
 
-/* A rank can update two ranges of a parameter: one in the rank's shard, and one in the replicated remainder. */
+/* A rank can update two ranges of a parameter: one in its shard, and one in the elements after the last shard, which
+ * every rank updates. */
 enum { TE__ZERO1_SHARD, TE__ZERO1_REMAINDER, TE__ZERO1_DONE };
 
 typedef struct te_zero1_iter {
@@ -129,13 +131,14 @@ TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     it->next = TE__ZERO1_DONE, it->is_replicated = is_replicated;
     return 1;
 }
-/* The number of elements in each shard of a tensor that is divided by itself; 0: the tensor is replicated. */
+/* The number of elements in each shard of a tensor that is sharded on its own (te_zero1.whole is set), not as a range
+ * of the model's buffer; 0: the tensor is replicated. */
 TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* Set the iterator's range of the current parameter, for the case that te_zero1.whole is set and each tensor is
- * divided by itself. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
+/* Set the iterator's range of the current parameter, for the case that te_zero1.whole is set and each tensor is sharded
+ * on its own. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
  * parameter. */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
     const te_zero1 z = it->zero1;

@@ -14,7 +14,7 @@
 #include "../core/rank_group.h" /* te_group */
 
 /* All parameters lie in one buffer, in list order, and all gradients in another. Each tensor starts at a multiple of
- * TE_PARAM_ALIGN elements; a gradient has the same element index in its buffer as its parameter has in the other.
+ * TE_PARAM_ALIGN elements; a gradient begins at the same element index in the one buffer as its parameter in the other.
  * Therefore the optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat
  * array. */
 enum { TE_PARAM_ALIGN = 128 };
@@ -166,8 +166,8 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
 
 /* Set which shard of the parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
  * whether each rank has only a partial sum of p's gradient (p->sums). product: the last GEMM op of the list up to `op`,
- * which may be `op` itself; null: there is none. The output columns of this GEMM may consist of parts (q, k, v), each
- * of which is split over the ranks separately. */
+ * which may be `op` itself; null: there is none. Its output columns may consist of parts (q, k, v), each of which is
+ * split over the ranks separately; a parameter of a later op, such as its bias, is split in the same way. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
@@ -246,24 +246,24 @@ TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_pl
 
 /* ---- tied parameters --------------------------------------------------------------------------------------------- */
 
-/* Return whether backward writes a's gradient before b's. Each of a and b is `owner` or is tied to it. There are three
- * cases:
+/* Return whether backward writes a's gradient before b's. Each of a and b is `owner` or was tied to it, b earlier than
+ * a. There are three cases:
  * - Both are in one list: the gradient of the parameter that is later in the list is written first, but gradients that
  *   are deferred column sums are written last.
  * - Only one of them is in the owner's list: the other one's gradient is written first, because the backward of its
  *   list runs first.
- * - Neither is in the owner's list: b's gradient is written first, because te_tie was called for b before it was called
- *   for a. */
+ * - Neither is in the owner's list: b's gradient is written first, because the backwards run in the order in which the
+ *   users were tied (te_tie). */
 TE_API int te__writes_before(const te_param *a, const te_param *b, const te_param *owner) {
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
 /* Make `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. Among the ops that share a
  * gradient, the one that backward reaches first overwrites the gradient, and the others add to it. Within one list the
- * library knows this order. If `user` and `owner` are in different lists, the backward of the user's list must run
- * before the backward of the owner's list. If several users are in lists other than the owner's, the backwards of these
- * lists must run in the order in which the users were tied. Instances without gradients may run in any order. Both
- * instances must stay where they are in memory; after one of them is bound again, tie the two parameters again. */
+ * library knows this order. If `user` and `owner` are in different lists, the caller must run the backward of the
+ * user's list before that of the owner's list; if an owner has users in several other lists, their backwards in the
+ * order in which the users were tied. Instances without gradients may run in any order. Both instances must stay where
+ * they are in memory; after one of them is bound again, tie the two parameters again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner, ctx, TE_ERROR_NULL, "te_tie: a parameter is null");
@@ -319,8 +319,8 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 
 typedef struct te_shard_layout {
     int64_t count;       /* number of runs */
-    int64_t first, each; /* first: number of elements in run 0 of the shard; each: number of elements in each other
-                          * run */
+    int64_t first, each; /* A run is a range of consecutive elements. first: the number of elements in run 0 of the
+                          * shard; each: that of every other run */
     int rank, ranks;     /* the index of this rank in the group, and the number of ranks; 0 and 1 if the parameter is
                           * not sharded */
 } te_shard_layout;
@@ -350,7 +350,7 @@ TE_API te_shard_run te_shard_run_at(const te_shard_layout *s, int64_t i) {
     r.whole = r.at * s->ranks + s->rank * r.elements;
     return r;
 }
-/* Return the index of the run that contains element `at` of the shard. */
+/* Return the index of the run (range of consecutive elements) that contains element `at` of the shard. */
 TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) {
     return at < s->first ? 0 : 1 + (at - s->first) / s->each;
 }

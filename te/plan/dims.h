@@ -118,8 +118,8 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
     sized->in = (int)te__width_at(plan->in, dims), sized->out = (int)te__width_at(plan->out, dims);
     return TE_OK;
 }
-/* Return the plan that an instance runs: once <model>_set_dims has been called, `sized`, which has numbers as widths;
- * before that `plan`, the list's plan, which still has symbols, so that every call with it returns an error. */
+/* Return the plan that an instance runs. After <model>_set_dims this is `sized`, which has numbers as widths. Before,
+ * it is `plan`, the list's plan, whose widths are still symbols, so that every call returns an error. */
 TE_API const te_plan *te__plan_at(const te_plan *sized, const te_plan *plan) {
     return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }

@@ -26,16 +26,16 @@ enum {
     TE_SAVES_OUTPUT = 1 << 1, /* backward reads the op's output, so it stays in memory until the op's backward */
     /* gradients */
     TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals the gradient of its output (bias, add) */
-    TE_SUMS = 1 << 3,           /* the gradients of the op's parameters, at most three, are sums over all rows (bias).
-                                 * An op with two or three parameters (xielu, dyt) must not be in a fusion pattern with
-                                 * a norm or a gated op, because a step has TE_SUMS_A_STEP sums at most */
+    TE_SUMS = 1 << 3,           /* the gradients of the op's parameters (one to three) are sums over all rows, like that
+                                 * of a bias. A step has at most TE_SUMS_A_STEP such sums, so an op with two or three
+                                 * parameters (xielu, dyt) must not be in a fusion pattern with a norm or a gated op */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
     /* flags of forks, and of the ops that use a value of a fork */
     TE_IS_FORK = 1 << 7,    /* a fork: passes its input on unchanged, and also keeps this value for a later op */
     TE_IS_ADD = 1 << 8,     /* adds a fork's value to the op's input */
     TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value, element by element */
-    TE_IS_LOAD = 1 << 10,   /* starts a new branch: its output is a fork's value, not its input */
+    TE_IS_LOAD = 1 << 10,   /* starts a new branch: ignores its input, and its output is a fork's value */
     TE_IS_CROSS = 1 << 11,  /* cross_attention: its keys and values come from a fork's value */
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
     TE_OF_SEQUENCES = 1 << 4, /* an extra input with one row for each sequence (TE_ROWS_sequences) */
@@ -50,8 +50,7 @@ enum {
     TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* attention that stores the largest score (logit) of each head for the caller, in
                                      * the entry of te_batch.edges that has the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
-    TE_CACHE_FORMAT_SHIFT = 29,     /* the number of the lower one of two bits that hold the op's te_cache_format
-                                     * (attention_options.h) */
+    TE_CACHE_FORMAT_SHIFT = 29,     /* bits 29 and 30 hold the op's te_cache_format (attention_options.h) */
     TE_IS_CACHED = 3 << 29,         /* not 0: in inference the op can store its keys and values in a te_cache */
     TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has its name (the
                                       * frequencies of rope) */
@@ -101,8 +100,8 @@ typedef enum te_rows {
  * te/fuse/impl/list_checks.h checks that each op accepts the layout of its input. */
 typedef enum te_rank_layout {
     TE_LAYOUT_any,          /* the layout of x, until an op determines another one */
-    TE_LAYOUT_replicated,   /* each rank has the whole value and its whole gradient; for values of kind TE_ROWS_shard:
-                             * all columns of the rank's rows */
+    TE_LAYOUT_replicated,   /* each rank has the whole value and its whole gradient; if the rows are sharded
+                             * (TE_ROWS_shard), all columns of its own rows */
     TE_LAYOUT_partial_grad, /* each rank has the whole value, but only a partial sum of its gradient: the backward of
                              * the preceding all_gather or copy_to_group adds up the partial sums */
     TE_LAYOUT_columns,      /* each rank has its own part of the columns */
@@ -115,7 +114,7 @@ typedef enum te_shard {
     TE_SHARD_none,    /* the whole parameter */
     TE_SHARD_columns, /* the part that produces this rank's columns of the op's output: rows of a weight [out, in],
                        * columns of a bias, rows of an embedding */
-    TE_SHARD_rows     /* the part that multiplies this rank's columns of the op's input: columns of a weight [out,
+    TE_SHARD_rows     /* the part that is multiplied by this rank's columns of the op's input: columns of a weight [out,
                        * in] */
 } te_shard;
 
@@ -315,7 +314,7 @@ typedef struct te_plan {
 typedef struct te_fp8_renewal {
     te_status (*renew)(void *of, te_context *ctx);
     void *of;              /* the argument of `renew`: the te_recipes */
-    const te_context *ctx; /* the context of the last cast of all weights */
+    const te_context *ctx; /* the context with which all weights were last cast */
     uint64_t loaded;       /* the value of ctx->loaded at the last cast of all weights */
 } te_fp8_renewal;
 
@@ -326,7 +325,7 @@ typedef struct te_fp8_product {
                                     * the amaxes of earlier optimizer steps (fp8_delayed) */
     int common;                    /* 1: all ranks of the group have the same FP8 scales */
     const te_scales *scales;       /* the FP8 scales of all GEMMs of the instance */
-    int x, weight, dy;             /* the indices, within the te_scales, of the scales of this GEMM's three operands */
+    int x, weight, dy;             /* the indices, within `scales`, of the scales of this GEMM's three operands */
     void *data, *transposed;       /* the weight in FP8: `data` [rows, cols], and its transpose [cols, rows], which is
                                     * null under fp8_row */
     float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of each block or row of `data` (inverse), and

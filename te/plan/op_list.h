@@ -192,9 +192,9 @@
 #define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
-/* Expands to static_asserts that check the arguments of an op. as: the family whose facts list the permitted options
- * and the number of shapes. Errors are: an option that the family does not have, an option whose value has the wrong
- * type, and too many shapes. The messages name the model, the op and the option. */
+/* Expands to static_asserts that check the arguments of an op. as: the family whose facts (see "facts" below) list the
+ * permitted options and the number of shapes. Errors are: an option that the family does not have, an option whose
+ * value has the wrong type, and too many shapes. The messages name the model, the op and the option. */
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)

@@ -31,8 +31,8 @@
     X(q8_0, 32, 34) /* f16 d; int8 q[32] */ \
     X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
-    X(q5_0, 32, 22) /* f16 d; 32 bits, the highest bits of q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
-    X(q5_1, 32, 24) /* f16 d, m; the rest as in q5_0, with q instead of q + 16 */ \
+    X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
+    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q, not q + 16 */ \
     X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */ \
     X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
     X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
@@ -217,8 +217,8 @@ TE_API float te__largest_of(const float *x, int n) {
     for (int i = 0; i < n; i++) largest = fabsf(x[i]) > fabsf(largest) ? x[i] : largest;
     return largest;
 }
-/* Return the code of v, which is v plus an integer offset, rounded to nearest and clamped to [0, max]. bias: the offset
- * plus 0.5: like the formats' reference, the function truncates v + bias. */
+/* Return the code of v: v plus an integer offset, rounded to nearest and clamped to [0, max]. The caller passes bias =
+ * offset + 0.5, and v + bias is truncated, as in the formats' reference (ggml). */
 TE_API int te__code_of(float v, float bias, int max) {
     const float t = v + bias;
     return t >= (float)max ? max : t > 0.0f ? (int)t : 0;

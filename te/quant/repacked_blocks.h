@@ -12,14 +12,15 @@
  * time. Therefore the blocks of 16 rows, one of each row, are repacked into a cell. In a cell, codes and scales are
  * separate, and each thread of a warp loads its operands of mma.m16n8k16 as one aligned word or vector. A cell has as
  * many bytes as its 16 blocks:
- *     low     for each group of 32 columns 256 bytes: the low 4 bits of all codes (q8_0: 512 bytes, the whole codes)
- *     high    for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes): the codes' upper bits
+ *     low     for each group of 32 columns 256 bytes: four bits of all codes (q8_0: 512 bytes, the whole codes)
+ *     high    for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes): the codes' other bits
  *     scales  for each row the block's bytes other than codes. Formats of 32 values: rows 0, 8, 1, 9, 2, 10, ..
  * The cells of a part are in row-major order. Rows are padded with zeros to a multiple of 16.
  *
- * In a group, lane 4 (row % 8) + column / 4 % 4 of a warp loads the codes of two rows, row % 8 and row % 8 + 8, in the
- * columns 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3, with t = lane % 4. In the code, i is the index of a code among
- * the lane's eight codes of a row, and upper is 1 for the second row.
+ * In a group, lane 4 (row % 8) + t of a warp, t from 0 to 3, loads the codes of two rows, row % 8 and row % 8 + 8, in
+ * the columns 8 t .. 8 t + 7; in q6_k, where 16 columns have a common scale, in 4 t .. 4 t + 3 and 16 + 4 t ..
+ * 16 + 4 t + 3. In the code, i is the index of a code among the lane's eight codes of a row, and upper is 1 for the
+ * second row. Codes i and i + 1, with an even i, lie 16 bits apart: one mask extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -47,10 +48,9 @@ typedef struct te__repacked_header {
 
 /* Return whether a format can be repacked; f32, f16 and bf16 cannot. */
 TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
-/* The number that is added to the codes q of a block (te__block_codes), so that a cell stores no negative code. The
- * codes of q8_0 are stored in two's complement instead. */
+/* The number that is added to the codes q of a block (te__block_codes), so that a cell stores no negative code. */
 TE_BOTH int te__cell_zero(te_block_format f) {
-    return f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0;
+    return f == TE_BLOCK_q8_0 ? 128 : f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0;
 }
 /* The number of bytes in which a cell stores the low bits of the codes of a group, 16 rows by 32 columns, and
  * (te__cell_high_bytes) the codes' high bits. */
@@ -61,21 +61,38 @@ TE_BOTH int te__cell_high_bytes(te_block_format f) {
 
 /* ---- repacking --------------------------------------------------------------------------------------------------- */
 
-/* Store the code of row `row`, column `col` of a group in a cell. low, high: the addresses of the group's low bits and
- * of its high bits. */
+/* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. Codes of four bits and
+ * the low or high four bits of longer ones: a byte has those of both rows of a lane, the first row's in its low half.
+ * The other bits of a code of five or six bits are its highest ones in the first row, its lowest ones in the second
+ * row, so that a code's bits are adjacent when they are merged (te__cell_codes). */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
-    const int lane = row % 8 * 4 + col / 4 % 4, upper = row / 8, i = col % 4 + col / 16 * 4;
-    if (f ==
-        TE_BLOCK_q8_0) { /* codes 0 to 3 are bytes 0, 2, 1, 3 of a word: a mask extracts codes 0 and 1, 16 bits apart */
-        low[lane * 16 + upper * 8 + i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (uint8_t)code;
+    const int halves = f == TE_BLOCK_q6_k, upper = row / 8;
+    const int lane = row % 8 * 4 + (halves ? col / 4 % 4 : col / 8), i = halves ? col % 4 + col / 16 * 4 : col % 8;
+    const int more = f == TE_BLOCK_q6_k ? 2 : te__cell_high_bytes(f) ? 1 : 0; /* bits of a code besides four */
+    const int four = upper ? code >> more : code & 15, rest = upper ? code & ((1 << more) - 1) : code >> 4;
+    if (f == TE_BLOCK_q8_0) {
+        low[lane * 16 + i / 2 * 4 + i % 2 * 2 + upper] = (uint8_t)code;
         return;
     }
-    const int nibble = i / 2 + i % 2 * 4; /* codes i and i + 1, i even, lie 16 bits apart: one mask extracts both */
-    low[lane * 8 + upper * 4 + nibble / 2] |= (uint8_t)((code & 15) << nibble % 2 * 4);
-    if (f == TE_BLOCK_q6_k)
-        high[lane * 4 + i % 2 * 2 + upper] |= (uint8_t)(code >> 4 << i / 2 * 2);
-    else if (te__cell_high_bytes(f))
-        high[lane * 2 + i % 2] |= (uint8_t)(code >> 4 << (i / 2 + upper * 4));
+    low[lane * 8 + i / 4 * 4 + i % 2 * 2 + i / 2 % 2] |= (uint8_t)(four << upper * 4);
+    if (more == 2) high[lane * 4 + i % 2 * 2 + i / 4] |= (uint8_t)(rest << (i / 2 % 2 * 4 + 2 - 2 * upper));
+    if (more == 1) high[lane * 2 + i % 2] |= (uint8_t)(rest << (i / 2 * 2 + 1 - upper));
+}
+/* The scales of q4_k and q5_k in a cell: for rows r and r + 8 of the cell 8 bytes with d and dmin of both; then for
+ * each lane, which has the scales and mins of both rows for groups 2 t and 2 t + 1, 4 bytes with their low 4 bits: of
+ * group 2 t a byte with the mins and a byte with the scales of both rows, then of group 2 t + 1; and 2 bytes with their
+ * high 2 bits, one for each group. */
+TE_API void te__cell_store_scales_k(uint8_t *scales, int row, const uint8_t *b) {
+    uint8_t scale[8], min[8];
+    const int upper = row / 8;
+    te__scales_k(scale, min, b + 4);
+    memcpy(scales + row % 8 * 8 + upper * 4, b, 4);
+    for (int g = 0; g < 8; g++) {
+        const int lane = row % 8 * 4 + g / 2;
+        uint8_t *low = scales + 64 + lane * 4 + g % 2 * 2, *high = scales + 64 + 128 + lane * 2 + g % 2;
+        low[0] |= (uint8_t)((min[g] & 15) << upper * 4), low[1] |= (uint8_t)((scale[g] & 15) << upper * 4);
+        *high |= (uint8_t)(min[g] >> 4 << upper * 2 | scale[g] >> 4 << (4 + upper * 2));
+    }
 }
 /* Copy the scales of block b (all its bytes that are no codes) to those of row `row` of a cell. */
 TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te_block_format f) {
@@ -89,7 +106,7 @@ TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te
     case TE_BLOCK_q6_k:
         memcpy(scales + row * 16, b + 192, 16), memcpy(scales + TE_CELL_ROWS * 16 + row * 2, b + 208, 2);
         break;
-    default: memcpy(scales + row * 16, b, 16); break; /* q4_k, q5_k */
+    default: te__cell_store_scales_k(scales, row, b); break;
     }
 }
 /* Repack one block of each of `rows` rows, at most 16, into a cell. b: the block of the first row; stride: the number
@@ -125,7 +142,7 @@ TE_API void te__repack_rows(uint8_t *to, const uint8_t *from, int64_t rows, int6
 TE_API te__repacked_header te__repacked_header_of(const te_weight_part *part, int64_t cols) {
     te__repacked_header h;
     memset(&h, 0, sizeof h);
-    memcpy(h.mark, "te repacked 1", 13);
+    memcpy(h.mark, "te repacked 2", 13);
     h.format = (int32_t)part->format, h.rows = part->rows, h.cols = cols;
     return h;
 }

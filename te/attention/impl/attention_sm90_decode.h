@@ -4,8 +4,9 @@
  * A group is a tile of queries with the keys that it sees. attention_sm90_decode_work.h divides these keys into splits,
  * and the splits of all groups among the blocks; attention_sm90_decode_result.h merges and stores results. A block that
  * processes all splits of a group merges their results itself. If several blocks process the splits of a group, they
- * store partial results, which a second kernel merges. Both kernels merge in the same order with the same arithmetic,
- * so that the result of a row is bitwise identical in every batch. The warps of the first kernel:
+ * store partial results, which a second kernel merges; in a small batch they form a cluster, and merge them by
+ * themselves. All merge in the same order with the same arithmetic, so that the result of a row is bitwise identical in
+ * every batch. The warps of the first kernel:
  *
  *     producer   one warp, which copies the pages of K and V to a ring of stages, 64 keys or values at a time.
  *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of each stage, with its own
@@ -65,6 +66,14 @@ struct te__decode_traits {
         return fit < most ? fit : most;
     }
     static constexpr int shared_of(int stages) { return stages * STAGE_BYTES + OTHER_BYTES; }
+    /* The memory of te__decode_cluster lies behind the stages. */
+    typedef te__decode_cluster_size<V / 16, ROWS / 8> cluster;
+    template <class M>
+    static __device__ __forceinline__ te__decode_cluster<V / 16, ROWS / 8> cluster_of(const te_attention_args *a,
+                                                                                      const M &memory) {
+        return te__decode_cluster<V / 16, ROWS / 8>(memory.stages + (uint32_t)(memory.count * STAGE_BYTES),
+                                                    a->cache.decode_cluster);
+    }
     /* The number of stages of the ring for large batches: just enough for the full memory bandwidth, because with more
      * copies in flight other loads would only wait longer. */
     static constexpr int STAGES = stages_of(BLOCKS, WIDEST <= 64 ? 4 : 3);
@@ -72,8 +81,10 @@ struct te__decode_traits {
      * all its keys should be in flight before the preceding kernel has written the queries. Therefore only one block,
      * with as many stages as fit, runs on a multiprocessor. */
     static constexpr int SMALL_BATCH_STAGES = stages_of(1, TE__DECODE_MAX_STAGES);
+    /* The number of stages of a block of a cluster. */
+    static constexpr int CLUSTER_STAGES = SMALL_BATCH_STAGES - (cluster::BYTES + STAGE_BYTES - 1) / STAGE_BYTES;
     static constexpr int SHARED = shared_of(SMALL_BATCH_STAGES); /* the largest size of shared memory of a launch */
-    static_assert(STAGES >= 2 && SMALL_BATCH_STAGES >= STAGES,
+    static_assert(STAGES >= 2 && SMALL_BATCH_STAGES >= STAGES && CLUSTER_STAGES >= 2,
                   "te: attention: the stages of this head_dim exceed shared memory");
 };
 
@@ -121,12 +132,12 @@ struct te__decode_run {
 };
 enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
 /* Returns the run (at most TE__DECODE_RUN consecutive keys of a split) that begins at key `begin`, in a split whose
- * keys end before `end`. slot: the index of the sequence among those of the cache. */
-TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, int slot, int begin, int end) {
+ * keys end before `end`. pages: the page numbers of the sequence. */
+TE_FN te__decode_run te__decode_run_at(const te_attention_cache &c, const int32_t *pages, int begin, int end) {
     te__decode_run run;
     const int key = begin + (int)threadIdx.x % 32 * TE_CACHE_MIN_PAGE;
     run.begin = begin, run.end = end < begin + TE__DECODE_RUN ? end : begin + TE__DECODE_RUN, run.page = 0;
-    if (key < end) run.page = __ldcg(c.table + (int64_t)slot * c.table_width + ((unsigned)key >> c.page_shift));
+    if (key < end) run.page = __ldcg(pages + ((unsigned)key >> c.page_shift));
     return run;
 }
 /* Copies the keys or values of `rows` tokens, from token `key` on, from the pages to the stage at address `to`. full:
@@ -190,7 +201,6 @@ struct te__decode_producer {
      * the last split (item) of this block */
     int at, end;
     int number;         /* how many groups this block has processed before g */
-    int slot;           /* the index, among the sequences of the cache, of the sequence of g */
     te__decode_ring ring;
 
     /* Passes group g (a tile of queries with the keys that it sees) and its queries to the consumers, in the next place
@@ -202,8 +212,9 @@ struct te__decode_producer {
         const uint32_t full = m.q_full + place * 8;
         g.from = at, g.to = g.item + g.count < end ? g.count : end - g.item;
         g.is_last = g.item + g.count >= end;
+        g.pages = a->cache.table + (int64_t)n.slot[g.i] * a->cache.table_width;
         if (lane == 0) {
-            const bool is_whole = g.from == 0 && g.to == g.count;
+            const bool is_whole = (g.from == 0 && g.to == g.count) || a->cache.decode_cluster;
             g.slot = is_whole ? 0 : te__decode_slot_of(n, g, (int)blockIdx.x, (int)gridDim.x);
             te__barrier_wait(m.q_empty + place * 8, (number / TE__DECODE_PLACES & 1) ^ 1);
             m.groups[place] = g;
@@ -213,7 +224,6 @@ struct te__decode_producer {
                 te__decode_copy_q<HEADS, KV_HEADS, D, F>(m.q + place * traits::Q_BYTES, full, a, g);
             }
         }
-        slot = __ldcg(a->cache.slot + g.i);
         __syncwarp();
     }
     /* Advances to the next split that has keys, or stays at the current one if it has keys. Returns false if no further
@@ -249,14 +259,14 @@ struct te__decode_producer {
     __device__ __forceinline__ void run(void) {
         hand_over();
         if (!find()) return;
-        te__decode_run next = te__decode_run_at(a->cache, slot, g.begin(at), g.end(at));
+        te__decode_run next = te__decode_run_at(a->cache, g.pages, g.begin(at), g.end(at));
         for (bool has_next = true; has_next;) {
             const te__decode_run now = next;
             const int kv_head = g.kv_head;
             if (now.end < g.end(at))
-                next = te__decode_run_at(a->cache, slot, now.end, g.end(at));
+                next = te__decode_run_at(a->cache, g.pages, now.end, g.end(at));
             else if (at++, has_next = find())
-                next = te__decode_run_at(a->cache, slot, g.begin(at), g.end(at));
+                next = te__decode_run_at(a->cache, g.pages, g.begin(at), g.end(at));
             copy(now, kv_head);
         }
     }
@@ -431,27 +441,29 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
 }
 /* Stores the keys and values of new rows in the cache. Called by all consumers, once for each tile. The queries of one
  * row, one of each query head that shares the KV head, may lie in several tiles; the row is stored with the tile that
- * has the first of these heads. */
+ * has the first of these heads. page: the number of the page of the first new row. */
 template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w) {
+TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w, int page) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
     constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP);
     const int past = w.keys - w.mask.queries, first = (w.tile * ROWS + GROUP - 1) / GROUP;
-    const int32_t *const pages = te__cache_pages(&a->cache, w.i);
+    const int shift = a->cache.page_shift;
     for (int j = (int)threadIdx.x; w.keys > 0; j += TE__DECODE_WARPS * 32) {
         const int row = first + j / CHUNKS, in_row = j % CHUNKS, value = in_row >= D / 8, d = value ? V : D;
         if (row * GROUP >= (w.tile + 1) * ROWS || row >= w.mask.queries) break;
         const int k = past + row, chunk = value ? in_row - D / 8 : in_row;
         const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
-        const int64_t to = te__cache_row(&a->cache, pages, rows, k, d, F::CACHE_FORMAT);
+        const bool is_first = (unsigned)k >> shift == (unsigned)past >> shift;
+        const int64_t to = te__cache_row_in(&a->cache, is_first ? page : w.pages[(unsigned)k >> shift], rows, k, d,
+                                            F::CACHE_FORMAT);
         *(uint4 *)((uint16_t *)a->cache.pages + to + (chunk ^ (k % 8)) * 8) =
             *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
     }
 }
 /* Loads the key and the value of the first new row into the L1, where te__decode_stage_new and te__decode_append will
- * find them. */
+ * find them. Returns the number of that row's page. These loads take microseconds while the memory is busy. */
 template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
+TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>();
     const int j = (int)threadIdx.x, value = j >= D / 8;
     uint32_t unused;
@@ -459,6 +471,8 @@ TE_FN void te__decode_prefetch_new(const te_attention_args *a, const te__decode_
         asm volatile("ld.global.u32 %0, [%1];"
                      : "=r"(unused)
                      : "l"(te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, 0, value ? j - D / 8 : j)));
+    const int past = w.keys - w.mask.queries;
+    return w.keys > 0 && w.mask.queries > 0 ? __ldcg(w.pages + ((unsigned)past >> a->cache.page_shift)) : 0;
 }
 /* The queries of a tile as B fragments, for a cache of 16 or of 8 bits. */
 template <int D, int NT, class F>
@@ -522,6 +536,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     constexpr int V = te__attn_value_dim<D, F>(), M = V / 16 / TE__DECODE_WARPS, GROUP = HEADS / KV_HEADS;
     constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP), NT = ROWS / 8;
     constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(ROWS, V);
+    typedef te__decode_traits<D, V, ROWS, F::CACHE_FORMAT> traits;
     const te__decode_held<M, NT> held = {merged};
     te__decode_ring ring = {0, 0};
     int is_last = 0;
@@ -531,7 +546,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         te__barrier_wait(memory.q_full + place * 8, number / TE__DECODE_PLACES & 1);
         te__decode_q_of<D, NT, F> q;
         q.load(memory.q + place * (ROWS * D * 2), g.rows);
-        if (g.to == g.count) te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g);
+        const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
         for (int at = g.from; at < g.to; at++) {
             te__decode_result<V / 16, NT> of_warp;
@@ -539,6 +554,11 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
             te__decode_multiply<T, HEADS, KV_HEADS, D, F, V / 16, NT>(a, g, g.begin(at), g.end(at), q, ring, memory,
                                                                       of_warp);
             te__decode_result<M, NT> split = te__decode_add_warps<M, NT>(x, of_warp);
+            if (a->cache.decode_cluster) {
+                if (at == g.from) te__decode_cluster_wait(); /* all blocks have started */
+                traits::cluster_of(a, memory).send(split, at);
+                continue;
+            }
             if (g.from > 0 || g.to < g.count) {
                 te__decode_store_partial(te__decode_partials(a, g.slot, FLOATS) + at * FLOATS, split, g.rows);
                 continue;
@@ -554,17 +574,36 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
             else
                 te__decode_store<T, HEADS, KV_HEADS, D, F, M, NT>(a, g, split, (int)threadIdx.x / 32 * M);
         }
+        if (a->cache.decode_cluster) te__decode_cluster_arrive();
         if constexpr (!TE__CACHE_HAS_SCALES(F::CACHE_FORMAT))
-            if (g.to == g.count) te__decode_append<HEADS, KV_HEADS, D, F>(a, g);
+            if (g.to == g.count) te__decode_append<HEADS, KV_HEADS, D, F>(a, g, page);
         te__decode_release(memory.q_empty + place * 8);
     }
 }
 
+/* Merges the splits of group g in the block's cluster, when the block has sent its own. Called by all consumers. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
+TE_FN void te__decode_cluster_merge(const te_attention_args *a, const te__decode_group &g, const C &cluster) {
+    constexpr int V = te__attn_value_dim<D, F>(), NT = TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) / 8;
+    te__decode_cluster_wait();
+    for (int f = te__cluster_rank() + (int)threadIdx.x / 32 * cluster.blocks; f < V / 16;
+         f += TE__DECODE_WARPS * cluster.blocks) {
+        te__decode_result<1, NT> group, split;
+        cluster.receive(group, 0, f);
+        for (int k = 1; k < g.count; k++) {
+            cluster.receive(split, k, f);
+            te__decode_merge(group, split);
+        }
+        te__decode_store<T, HEADS, KV_HEADS, D, F, 1, NT>(a, g, group, f);
+    }
+}
+
 /* The first of the two kernels of decoding, which processes all splits of the keys. Grid: as many blocks as can be
- * resident, at most TE__DECODE_MAX_BLOCKS. The producer copies keys and values without waiting for the preceding
- * kernel, because te_cache_begin has made the contents of the cache visible. The new rows (tokens of this call) are not
- * in the cache yet; where their rows will be, the producer copies other data, which the consumers overwrite in shared
- * memory. */
+ * resident, at most TE__DECODE_MAX_BLOCKS; for a small batch a cluster for each group, whose blocks exchange their
+ * partial results through shared memory, so that the second kernel is not needed. The producer copies keys and values
+ * without waiting for the preceding kernel, because te_cache_begin has made the contents of the cache visible. The new
+ * rows (tokens of this call) are not in the cache yet; where their rows will be, the producer copies other data, which
+ * the consumers overwrite in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -591,17 +630,41 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, (int *)batch);
-    const int begin = n.begin((int)blockIdx.x, (int)gridDim.x), end = n.begin((int)blockIdx.x + 1, (int)gridDim.x);
-    if (begin >= end) return te_kernel_begin();
-    const te__decode_group first = te__decode_group_of<GROUP, F>(n, begin);
+    const int in_group = a->cache.decode_cluster; /* the number of blocks of a group */
+    int begin, end, item;
+    if (in_group) {
+        const int group = (int)blockIdx.x / in_group, i = group / n.heads;
+        const int splits = n.first_split[i + 1] - n.first_split[i];
+        if (!splits) return te_kernel_begin();
+        const int rank = te__cluster_rank();
+        item = n.first_split[i] * n.heads + (group - i * n.heads) * splits;
+        begin = item + splits * rank / in_group, end = item + splits * (rank + 1) / in_group;
+        te__decode_cluster_arrive();
+    } else {
+        begin = n.begin((int)blockIdx.x, (int)gridDim.x), end = n.begin((int)blockIdx.x + 1, (int)gridDim.x);
+        item = begin;
+        if (begin >= end) return te_kernel_begin();
+    }
+    const te__decode_group first = te__decode_group_of<GROUP, F>(n, item);
+    if (begin == end) { /* in a cluster with more blocks than splits */
+        te_kernel_begin();
+        te__decode_cluster_wait();
+        if (threadIdx.x >= TE__DECODE_WARPS * 32) return;
+        te__decode_cluster_arrive();
+        return te__decode_cluster_merge<T, HEADS, KV_HEADS, D, F>(a, first, traits::cluster_of(a, memory));
+    }
     if (threadIdx.x >= TE__DECODE_WARPS * 32) {
         te__decode_producer<HEADS, KV_HEADS, D, F> producer = {a,   n, memory, first, begin - first.item,
-                                                               end, 0, 0,      {0, 0}};
-        return producer.run();
+                                                               end, 0, {0, 0}};
+        producer.run();
+        if (a->cache.decode_cluster) te__decode_cluster_wait();
+        return;
     }
     te_kernel_begin();
     if (threadIdx.x == 0) te__decode_copy_q<HEADS, KV_HEADS, D, F>(memory.q, memory.q_full, a, first);
     te__decode_consume<T, HEADS, KV_HEADS, D, F>(a, memory, x, (float *)merged);
+    if (!a->cache.decode_cluster) return;
+    te__decode_cluster_merge<T, HEADS, KV_HEADS, D, F>(a, groups[0], traits::cluster_of(a, memory));
 }
 
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
@@ -686,14 +749,32 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         return te__decode_tiles(a->seq, GROUP) <= TE__DECODE_MAX_TILES && a->batch <= TE__DECODE_MAX_SEQUENCES &&
                a->seq <= a->cache.decode_rows;
     }
+    /* Returns how many blocks a cluster for the splits of a group has; 0 if the splits are too many for a cluster, or
+     * the cache has 8 bits. */
+    static int blocks_of_group(int splits) {
+        int blocks = 1;
+        while (blocks < splits && blocks < traits::cluster::MAX_BLOCKS) blocks *= 2;
+        return splits <= traits::cluster::MAX_SPLITS && !traits::IS_8BIT ? blocks : 0;
+    }
     static te_status launch(te_context *ctx, const void *kernel, const void *merge_kernel, const te_attention_args *a,
                             const char *name) {
         const int64_t groups = (int64_t)a->batch * KV_HEADS * te__decode_tiles(a->seq, HEADS / KV_HEADS);
-        const int is_small_batch = groups * te__cache_max_splits(a->cache.capacity) <= ctx->processors;
+        const int splits = te__cache_max_splits(a->cache.capacity), in_group = blocks_of_group(splits);
+        const int is_small_batch = groups * splits <= ctx->processors;
+        /* A cluster needs as many free multiprocessors of one GPC as it has blocks. So that all clusters find those at
+         * the same time, they have three quarters of the multiprocessors at most. */
+        if (in_group > 1 && groups * in_group * 4 <= (int64_t)ctx->processors * 3) {
+            te_attention_args args = *a;
+            args.cache.decode_stages = traits::CLUSTER_STAGES, args.cache.decode_cluster = in_group;
+            const te_launch launch = te__launch_of(kernel, name, te__grid_of(groups * in_group, 1), traits::THREADS,
+                                                   traits::SHARED, in_group);
+            return te__cuda_launch(ctx, launch, &args, sizeof args);
+        }
         const int all = ctx->processors * (is_small_batch ? 1 : traits::BLOCKS),
                   blocks = all < TE__DECODE_MAX_BLOCKS ? all : (int)TE__DECODE_MAX_BLOCKS;
         te_attention_args args = *a;
         args.cache.decode_stages = is_small_batch ? traits::SMALL_BATCH_STAGES : traits::STAGES;
+        args.cache.decode_cluster = 0;
         const te_launch launch = te__launch_of(kernel, name, te__grid_of(blocks, 1), traits::THREADS,
                                                traits::shared_of(args.cache.decode_stages), 1);
         TE_TRY(te__cuda_launch(ctx, launch, &args, sizeof args));

@@ -16,6 +16,16 @@
 
 enum { TE__DECODE_WARPS = 4 /* the number of consumer warps of a block */ };
 
+/* The shared memory of te__decode_cluster: STATS bytes for the fragments, and the maxima and sums behind them. The
+ * fragments fit, because a cluster has 8 blocks, or else as many blocks as splits or less than twice as many. */
+template <int FRAGMENTS, int NT>
+struct te__decode_cluster_size {
+    static constexpr int MAX_BLOCKS = 8, MAX_SPLITS = TE_CACHE_SMALL_SPLITS;
+    static constexpr int STATS = MAX_SPLITS * ((FRAGMENTS + MAX_BLOCKS - 1) / MAX_BLOCKS) * NT * 512;
+    static constexpr int BYTES = STATS + MAX_SPLITS * NT * 64;
+};
+template <int FRAGMENTS, int NT> struct te__decode_cluster;
+
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* A row of a tile of queries: query is the index of its query among the new rows of the sequence, and head its query
@@ -235,6 +245,60 @@ TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &r
                 make_float4(result.max[n][0], result.max[n][1], result.sum[n][0], result.sum[n][1]);
     }
 }
+/* The barrier of a cluster. Threads that have ended count as arrived. */
+TE_FN void te__decode_cluster_arrive(void) { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+TE_FN void te__decode_cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+/* The exchange of partial results in a cluster of `blocks` blocks (2, 4 or 8), which processes one group. Fragment f
+ * of O^T is merged by block f % blocks. Each block therefore has shared memory, at address `at`, for the fragments
+ * f = rank, rank + blocks, .. of all splits, [splits, ceil(FRAGMENTS / blocks), NT, lanes], and behind them for the
+ * maximum and the sum of each row, [splits, NT, 4]; all of these are float4. */
+template <int FRAGMENTS, int NT>
+struct te__decode_cluster : te__decode_cluster_size<FRAGMENTS, NT> {
+    static constexpr int STATS = te__decode_cluster_size<FRAGMENTS, NT>::STATS;
+    uint32_t at;
+    int blocks;
+    __device__ __forceinline__ te__decode_cluster(uint32_t at, int blocks) : at(at), blocks(blocks) {}
+    __device__ __forceinline__ int of_block(void) const { return (FRAGMENTS + blocks - 1) / blocks; }
+    static __device__ __forceinline__ void store(uint32_t to, int block, float4 v) {
+        asm volatile("{\n.reg .b32 to;\nmapa.shared::cluster.u32 to, %0, %1;\n"
+                     "st.shared::cluster.v4.f32 [to], {%2, %3, %4, %5};\n}" ::"r"(to),
+                     "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                     : "memory");
+    }
+    static __device__ __forceinline__ float4 load(uint32_t from) {
+        float4 v;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                     : "r"(from)
+                     : "memory");
+        return v;
+    }
+    /* Sends the result of a split to the blocks that merge it. Called by all consumers. */
+    template <int M>
+    __device__ __forceinline__ void send(const te__decode_result<M, NT> &r, int split) const {
+        const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
+        TE_UNROLL for (int n = 0; n < NT; n++) {
+            TE_UNROLL for (int m = 0; m < M; m++) {
+                const int f = warp * M + m, place = split * of_block() + f / blocks;
+                store(at + (uint32_t)(((place * NT + n) * 32 + lane) * 16), f % blocks,
+                      make_float4(r.o[m][n][0], r.o[m][n][1], r.o[m][n][2], r.o[m][n][3]));
+            }
+            if (warp == 0 && lane / 4 < blocks)
+                store(at + (uint32_t)(STATS + ((split * NT + n) * 4 + t) * 16), lane / 4,
+                      make_float4(r.max[n][0], r.max[n][1], r.sum[n][0], r.sum[n][1]));
+        }
+    }
+    /* Loads fragment f, which this block merges, of a split. */
+    __device__ __forceinline__ void receive(te__decode_result<1, NT> &r, int split, int f) const {
+        const int lane = (int)threadIdx.x % 32, t = lane % 4, place = split * of_block() + f / blocks;
+        TE_UNROLL for (int n = 0; n < NT; n++) {
+            const float4 o = load(at + (uint32_t)(((place * NT + n) * 32 + lane) * 16));
+            const float4 s = load(at + (uint32_t)(STATS + ((split * NT + n) * 4 + t) * 16));
+            r.o[0][n][0] = o.x, r.o[0][n][1] = o.y, r.o[0][n][2] = o.z, r.o[0][n][3] = o.w;
+            r.max[n][0] = s.x, r.max[n][1] = s.y, r.sum[n][0] = s.z, r.sum[n][1] = s.w;
+        }
+    }
+};
 /* Loads the maximum and the sum of each row, and fragment number `fragment` of O^T, from a partial result that
  * te__decode_store_partial has stored. */
 template <int FRAGMENTS, int NT>

@@ -23,7 +23,7 @@ enum {
      * memory */
     TE__DECODE_MAX_SEQUENCES = 512,
     /* the size in bytes of the shared memory for the arrays of a te__decode_batch */
-    TE__DECODE_BATCH_BYTES = (4 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4
+    TE__DECODE_BATCH_BYTES = (5 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4
 };
 
 /* The keys that at least one query of a range of consecutive queries of a sequence sees, and the splits that contain
@@ -59,9 +59,10 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
  * first_stage[i + 1] - first_stage[i] stages (of 64 keys). */
 struct te__decode_batch {
     /* first_split: element i is the sum, over the sequences before sequence i, of the number of splits of one of their
-     * groups; first_stage: the same for stages; past: how many tokens of a sequence were in the cache before its new
-     * rows; first_row: the first row of a sequence. Each array has count + 1 elements, but past has count. */
-    const int *first_split, *first_stage, *past, *first_row;
+     * groups; first_stage: the same for stages; first_row: the first row of a sequence; past: how many tokens of a
+     * sequence were in the cache before its new rows; slot: the index of a sequence among those of the cache. The first
+     * three arrays have count + 1 elements, the others count. */
+    const int *first_split, *first_stage, *first_row, *past, *slot;
     /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
     int count, heads;
     /* tiles: the number of tiles of queries of a sequence for each KV head; items: the number of splits of all groups,
@@ -108,16 +109,18 @@ template <int KV_HEADS, int GROUP, class F>
 TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
     constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
     int *const first_split = memory, *const first_stage = memory + LENGTH, *const past = memory + 2 * LENGTH;
+    int *const first_row = memory + 3 * LENGTH, *const slot = memory + 4 * LENGTH;
     /* for the prefix sum over the threads: the sums of each warp, [2, warps] */
-    int *const first_row = memory + 3 * LENGTH, *const warp_sums = memory + 4 * LENGTH;
+    int *const warp_sums = memory + 5 * LENGTH;
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x, lane = thread % 32, warp = thread / 32;
     const te_sequences s = te__attn_sequences(a);
     const int tiles = te__decode_tiles(a->seq, GROUP);
-    te__decode_batch n = {first_split, first_stage, past, first_row, a->batch, KV_HEADS * tiles, tiles, 0, a->seq};
+    const int heads = KV_HEADS * tiles;
+    te__decode_batch n = {first_split, first_stage, first_row, past, slot, a->batch, heads, tiles, 0, a->seq};
     for (int i = thread; i <= n.count; i += threads) {
         const int row = !i ? 0 : s.first ? __ldcg(s.first + i) : i * s.max_seqlen;
         first_row[i] = row < 0 ? 0 : row > s.rows ? s.rows : row;
-        if (i < n.count) past[i] = __ldcg(a->cache.past + i);
+        if (i < n.count) past[i] = __ldcg(a->cache.past + i), slot[i] = __ldcg(a->cache.slot + i);
     }
     __syncthreads();
     const auto add = [&](int i, int(&sum)[2]) { /* adds the numbers of splits and stages of sequence i to sum */
@@ -171,6 +174,7 @@ struct te__decode_group : te__decode_keys {
     int is_last;         /* 1 if this is the last group of the block */
     /* the index of the memory for the group's partial results (te__decode_slot_of) */
     int slot;
+    const int32_t *pages; /* the page numbers of the sequence */
     /* Returns the first key to process in split number `at` of the group: the first key of the split that a query of
      * the tile sees, rounded down to a multiple of TE__DECODE_KEYS. */
     __device__ __forceinline__ int begin(int at) const {

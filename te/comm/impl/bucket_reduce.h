@@ -7,16 +7,18 @@
  * gradients of the bucket. With N ranks, x consists of N shards, one for each rank:
  *   1. each rank copies each shard to the rank that owns the shard, into the owner's slot for copies from this sender;
  *   2. on the owner a kernel adds its shard and its slots, in f32 and in rank order (it reads N shards and writes one);
- *   3. the owner copies the sum into slots on all other ranks, which copy it into x. A reduce-scatter ends with step 2.
- * In an all-reduce each rank sends 2 (N - 1) / N times the size of x, with four ranks at 230 GB/s. NCCL needs half of
- * the time; so it reduces the buckets that become final too late to run beside a GEMM of backward.
+ *   3. the owner copies the sum into a slot on each other rank, and that rank copies it from the slot into x. A
+ *      reduce-scatter ends with step 2.
+ * In an all-reduce each rank sends 2 (N - 1) / N times the size of x; with four ranks each rank sends at 230 GB/s. NCCL
+ * takes half as long, so it reduces the buckets for which no GEMM of backward is left to overlap with.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
  * it. x is reduced piece by piece; a shard of a piece fits into a slot. A sender need not check that a slot is empty,
- * because each rank runs all these operations in order on one stream. Shards: before a rank sends its shards of the
- * next piece, it has received the flags of all sums of the current piece, so the owners have already added up its
- * shards of that piece. Sums: before a rank sends its sum of the next piece, it has received a shard of that piece from
- * each other rank, and each of these had copied the previous sum out of its slot before it sent the shard.
+ * because each rank runs all these operations in order on one stream. The slots of step 1 are empty: before a rank
+ * sends its shards of the next piece, it has received the flags of all sums of the current piece, so the owners have
+ * already read its shards. So are those of step 3: before an owner sends a sum of the next piece, it has received a
+ * shard of that piece from each other rank, and a rank sends that shard only after it has copied the previous sum out
+ * of the slot.
  *
  * A stream that waits for a rank that has failed waits forever, like NCCL's kernels: te_comm_synchronize returns an
  * error after the timeout, and te_comm_destroy releases the stream.
@@ -153,8 +155,8 @@ TE_API te__dma_reduce te__dma_reduce_of(const te_group *g, te_dtype dtype, const
     return c;
 }
 /* Replaces x[count], f32 or bf16, by its sum over the ranks of g. g->memory must exist. count: a multiple of
- * TE_DMA_ALIGN. The work is enqueued on ctx->stream. All calls must use the same stream, because its order replaces
- * all other synchronisation of the slots (see the head of this file). */
+ * TE_DMA_ALIGN. The work is enqueued on ctx->stream. All calls must use the same stream: only the order on this stream
+ * guarantees that a slot (memory for one sender's data) is empty before it is written (see the head of this file). */
 TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -166,8 +168,8 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* x is [ranks, count]. With r, the number of this rank in g: replaces row r of x by the sum of row r over all ranks,
- * and leaves the other rows as they are. */
+/* Replaces row r of x [ranks, count] by its sum over all ranks, where r is this rank's number in g, and leaves the
+ * other rows as they are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -239,7 +241,8 @@ TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s,
     if (s->data.memory && hidden) return te__dma_all_reduce(&s->data, x, count, dtype, ctx);
     return te_group_all_reduce(&s->data, x, x, count, dtype, ctx);
 }
-/* Replaces x[count], in f32, by its sum over the group. The values and the sums are sent in the format s->dtype. */
+/* Replaces x[count], in f32, by its sum over the group. The values and the sums are sent in the format s->dtype.
+ * hidden: as in te__bucket_all_reduce_as. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, float *x, int64_t count, int hidden,
                                                   te_context *ctx) {
     if (s->dtype == TE_f32) return te__bucket_all_reduce_as(s, x, count, TE_f32, hidden, ctx);
@@ -260,10 +263,10 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
     if (s->data.memory && hidden) return te__dma_reduce_scatter(&s->data, x, count, dtype, ctx);
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
-/* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements) and of the
- * elements that remain after the last shard because the size of a shard is rounded down. Each rank then sends half as
- * many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range includes gradients of
- * frozen parameters, these are sent, too. */
+/* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements); the few
+ * elements after the last shard, which remain because the size of a shard is rounded down, are summed on all ranks.
+ * Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range
+ * includes gradients of frozen parameters, these are sent, too. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

@@ -6,10 +6,10 @@
  *                           memory (te/gemm/impl/gemm_sm90_epilogue_scatter.h). Each rank then sums its own
  *                           rows over the N ranks, in the epilogue or in a second kernel, te_reduce_scatter_add, which
  *                           reads N partial sums of these rows, one from each rank, and writes the rows once.
- *   GEMM + all_reduce       For patterns of fused_collective_norm.h: the epilogue stores its tiles, and also sends
- *                           them as packets to the slots in which the fused kernel waits for them; the GEMM itself
- *                           waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
- *                           bytes, to each other rank (if the all-reduce is one-shot).
+ *   GEMM + all_reduce       For patterns of fused_collective_norm.h: the epilogue stores its tiles, and also sends them
+ *                           as packets into slots on the other ranks, from which the fused kernel there receives them;
+ *                           the GEMM itself waits for no other rank. While the GEMM reads its weight, it sends its
+ *                           output, 2 m n bytes, to each other rank (if the all-reduce is one-shot).
  *
  * GEMM + reduce_scatter and GEMM + all_reduce support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands
  * with tensorwise scales, and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's
@@ -85,8 +85,8 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
 /* The kernels of a step that runs a GEMM together with a reduce_scatter. persistent: the GEMM kernel for 16-bit
- * operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up the partial sums that the ranks have
- * stored in this rank's slots. */
+ * operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up the ranks' partial sums of this rank's
+ * rows. They lie in this rank's memory, one slot for each sender. */
 typedef struct te_gemm_reduce_scatter_kernels {
     te_sm90_kernel persistent, fp8;
     const void *add;
@@ -176,8 +176,9 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     te__overlap_memory *m = group->memory;
     te_gemm g = r->deferred.product;
     te_sm90_kernel *kernel = te__gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->persistent;
-    /* used only if m->serial is set, which only tests do: the same GEMM kernel then runs without the collective, but
-     * computes its tiles in the same order as with the collective, so that the tests can compare the results */
+    /* `order` is used only if m->serial is set, which only tests do: the same GEMM kernel then runs without the
+     * collective, but computes its tiles in the same order as with the collective, so that the tests can compare the
+     * results */
     te__gemm_overlap order;
     g.fast |= te__gemm_is_fp8(&g); /* the kernels of this file always use fast accumulation for FP8 operands */
     const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) &&
@@ -207,9 +208,9 @@ typedef struct te_gemm_all_reduce_args {
 
 /* Stores eight elements to D, and sends them as a packet to the rank or ranks that sum this row. The fused kernel that
  * runs after this GEMM (te_fused_collective_body) receives the packets, so the slots and the epoch are those of that
- * kernel, which also advances the epoch. The GEMM needs to wait for no other rank: it sends into one half of each
- * rank's buffer, and this half is empty as soon as the previous collective on this rank has ended
- * (symmetric_memory.h). */
+ * kernel, which also advances the epoch. The GEMM need not wait for other ranks: it sends into that half of each
+ * receiver's buffer that the previous collective did not use, and this half is empty as soon as that collective has
+ * ended on the sending rank (symmetric_memory.h). */
 template <te_dtype T>
 TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], const uint32_t *prefetched, int row,
                                        int col, te_epilogue_state *lane) {
@@ -302,7 +303,7 @@ TE_API te_status te__collective_check(te_run *r, int i) {
 }
 /* Prepares an all_gather whose output, in FP8, is the input of op i, a linear. x: this rank's rows, which are cast to
  * FP8 here unless the previous kernel has stored them in FP8 already. y: memory for the rows of all ranks. If backward
- * reads the linear's saved input, y is moved to that memory in forward. */
+ * reads the linear's saved input, y->data is set to the memory for that input in forward. */
 TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD;

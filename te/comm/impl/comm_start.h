@@ -9,10 +9,10 @@
  * So the file is made for its owner alone (mode 0600), nothing that exists is overwritten, no symbolic link is
  * followed, and ranks take no file that belongs to another user or that others may write to.
  *
- * If rank 0 is killed before all ranks have come, the file stays. A later run recognises such a file by its age: rank 0
- * removes its file at the latest when its timeout has passed, so an older file was left. It also recognises the file by
- * the name of the run (te__run_name). Rank 0 replaces a file that is too old; the other ranks wait until rank 0 has
- * made another file.
+ * If rank 0 is killed before all ranks have come, the file stays. A later run recognises such a file by its age: a
+ * running rank 0 removes its file after its timeout at the latest, so an older file must come from a run that was
+ * killed. It also recognises the file by the name of the run (te__run_name). Rank 0 replaces a file that is too old;
+ * the other ranks wait until rank 0 has made another file.
  */
 #ifndef TE_COMM_START_H
 #define TE_COMM_START_H

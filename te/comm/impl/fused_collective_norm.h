@@ -14,13 +14,13 @@
  * GEMM overlaps the collective (linear_comm_overlap.h).
  *
  * To keep the link busy, a group of lanes sends its next row before it computes the current one, and (with all_gather)
- * then receives the other ranks' results for the previous row. Lane i of a rank waits only for lane i of its peers,
- * which sends a row before it waits for it, so there is no deadlock if blocks with lower indices start first.
+ * then receives the other ranks' results for the previous row. Lane i of a rank waits only for lane i of the other
+ * ranks, and each lane sends a row before it waits for it: no deadlock, if blocks with lower indices start first.
  *
- * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce: for each row a rank sends 2 h
- * bytes to each other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot), reads x and the residual from memory
- * (2 h bytes each), and writes their sum and y (2 h bytes each). reduce_scatter .. all_gather: for all rows, S bytes, a
- * rank sends 2 S (N - 1) / N bytes. Times: docs/notes/comm.md.
+ * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce pattern: for each row a rank sends
+ * 2 h bytes to each other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot), reads x and the residual from
+ * memory (2 h bytes each), and writes their sum and y (2 h bytes each). reduce_scatter pattern: if the rows of all
+ * ranks have S bytes, a rank sends 2 S (N - 1) / N bytes. Times: docs/notes/comm.md.
  */
 #ifndef TE_COMM_FUSED_COLLECTIVE_NORM_H
 #define TE_COMM_FUSED_COLLECTIVE_NORM_H
@@ -55,11 +55,11 @@
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct te_fused_collective_args {
-    /* the arguments of the pattern's pointwise kernel; must be the first member, because te_fused_row_store casts a
-     * pointer to it to a pointer to this struct. c.x is null, because the input is peers.x */
+    /* the arguments of the pattern's pointwise kernel. Must be the first member: te_fused_row_store gets a pointer to c
+     * and casts it to a pointer to this struct. c.x is null, because the input is peers.x */
     te_pointwise c;
-    /* the arguments of the exchange between ranks. peers.bytes: the number of bytes of partial sums that one rank sends
-     * to another; peers.y is null */
+    /* the arguments of the exchange between ranks. peers.bytes: the bytes of partial sums that one rank sends to
+     * another in this launch; peers.y is null, because the kernel stores its results through c */
     te_peer_args peers;
     int64_t first, end;         /* this launch computes rows [first, end) */
     /* reduce_scatter .. all_gather: the number of rows that each rank has after the reduce_scatter; all_reduce: 0 */
@@ -79,28 +79,29 @@ typedef struct te_fused_collective_source {
     /* two_shot: whether the kernel's mode is TE_FUSED_two_shot; gathers: whether its mode is TE_FUSED_gathers */
     int two_shot, gathers;
 } te_fused_collective_source;
-/* The state of the store function te_fused_row_store. Store functions (te_store_fn) get a pointer to a uint32_t that
- * holds the bits of the amax; te_fused_row_store casts it to a pointer to this struct, so the amax must be its first
- * member. */
+/* The state of the store function te_fused_row_store. A store function (te_store_fn) gets only a pointer to the bits of
+ * the amax, but this one also needs the epoch: it casts the pointer to a pointer to this struct, so `amax` must be the
+ * first member. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
 
 /* A lane works on vectors of eight elements. A vector is sent as one packet of 16 bytes or, in f32, as two packets.
- * Each half of a rank's buffer holds first the packets that are to be summed, sorted by sender, and then the packets of
- * results: the sums in a two-shot all_reduce, the gathered rows in reduce_scatter .. all_gather. */
+ * A rank's buffer has two halves, which successive epochs (collectives) use in turn. Each half holds first the packets
+ * that are to be summed, sorted by sender, and then the packets of results: the sums in a two-shot all_reduce, the
+ * gathered rows in reduce_scatter .. all_gather. */
 
 /* Return the number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* Return the index, within the tensor x, of the row with index `row` among the rows that rank `rank` computes. In an
+/* Return the index, within the tensor x, of row number `row` of rank `rank`: of the rows that this rank computes. In an
  * all_reduce every rank computes all rows, so the result is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }
 /* Which rank sums a row, and where the row's packets lie. owner: the rank that sums the row. With two-shot, rank i %
- * ranks sums row i of the launch; otherwise each rank sums the rows that it needs, so the owner is this rank. packet:
- * the index of the row's first packet among all packets that one rank sends to another. */
+ * ranks sums row i of the launch. Otherwise each rank sums all rows that it computes, so the owner is this rank.
+ * packet: the index of the row's first packet among the packets that one rank sends to another. */
 typedef struct te_fused_row_place { int owner, packet; } te_fused_row_place;
 TE_FN te_fused_row_place te__fused_row_place_of(const te_fused_collective_args *p, const te_pointwise_shape k,
                                                 int64_t row, const int two_shot) {
@@ -156,9 +157,9 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
     }
 }
 /* Send a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
- * reduce_scatter .. all_gather, each other rank is sent the row with index `row` among the rows that it sums. row_x:
- * registers for two rows, because the row for the next rank is loaded while this row is sent. The epoch is
- * loaded at the same time as x: it is used only after the loads of x have been issued. */
+ * reduce_scatter .. all_gather, each other rank gets another row: the row with index `row` among the rows that the
+ * receiving rank sums. row_x: registers for two rows, because the row for the next rank is loaded while this row is
+ * sent. The epoch is loaded at the same time as x: it is used only after the loads of x have been issued. */
 TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
                               te_vec8 *row_x) {
     const te_fused_collective_args *p = from->p;
@@ -179,9 +180,10 @@ TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwi
 
 /* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
 
-/* Set *sum to the sum of one packet over the ranks. local: this rank's packet. With two-shot, the owner of the row
- * computes the sum and sends it to the other ranks, which only receive it. After a timeout the lane does not return but
- * continues with a wrong sum, because the other lanes of the row wait for this lane in the norm's reductions. */
+/* Set *sum to the sum of one packet over the ranks. local: this rank's packet. With two-shot, only the owner of the row
+ * computes the sum; it sends the sum to the other ranks, which receive it here. Otherwise every rank that needs the sum
+ * computes it. After a timeout the lane does not return but continues with a wrong sum, because the other lanes of the
+ * row wait for this lane in the norm's reductions. */
 TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
                                 const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
     const te_fused_collective_args *p = from->p;
@@ -288,8 +290,8 @@ TE_FN void te_fused_row_store(const te_pointwise *c, const te_lane *l, const te_
         te_packet_store(p->gathered, local * (16 * parts / 8) + part * TE_PACKET_BYTES, &w, TE_PACKET_BYTES, 1);
     }
 }
-/* Receives row `row` of each other rank's output, and stores these rows to `gathered`. Returns early after a timeout.
- * */
+/* Receives row `row` of each other rank's output, and stores these rows to `gathered`. Returns early after a
+ * timeout. */
 TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch,
                                  int64_t row, te_lanes g) {
     const te_peer_args *a = &p->peers;
@@ -320,7 +322,7 @@ TE_FN void te__fused_row_receive(const te_fused_collective_args *p, const te_poi
 
 /* The body of a fused collective kernel. stages, norm_store: the functions of the pattern's pointwise kernel. store:
  * te_fused_row_store in mode TE_FUSED_gathers; in the other modes the store function of the pointwise kernel. rows:
- * registers for vectors of eight elements, at least [3][k.chunks]: for a row, gamma and the residual
+ * registers for at least [3][k.chunks] vectors of eight elements: a row of x, gamma, and a row of the residual
  * (te_fused_reduce_load). */
 TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block b, te_stages_fn stages,
                                     te_store_fn store, te_norm_store_fn norm_store, const te_pointwise_shape k,
@@ -360,9 +362,9 @@ typedef struct te_fused_collective {
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
- * There are such kernels if the pattern has a norm and its widths are compile-time constants. The fused kernels are
- * variants of the low-latency pointwise kernel, because latency dominates here, too. gathers: 0: all_reduce; 1:
- * reduce_scatter .. all_gather. widths: how the widths are known, as constants or at run time
+ * There are such kernels if the pattern has a norm and its widths are compile-time constants. They are variants of the
+ * pattern's low-latency pointwise kernel (TE_LOW_LATENCY_LANES), because with few rows latency dominates. gathers: 0:
+ * all_reduce; 1: reduce_scatter .. all_gather. widths: how the widths are known, as constants or at run time
  * (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
     TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
@@ -415,8 +417,8 @@ typedef struct te_fused_collective {
 
 /* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes; 0: the fused kernel cannot
  * be used. reduce_scatter .. all_gather (pitch > 0): all rows, or 0 if the rows of all ranks do not fit into the
- * symmetric memory. all_reduce (pitch 0): as many rows as fit into the symmetric memory; if they have too many bytes
- * for one-shot, a multiple of the number of ranks. */
+ * symmetric memory. all_reduce (pitch 0): as many rows as fit into the symmetric memory; if these have more bytes than
+ * one-shot supports, rounded to a multiple of the number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
@@ -481,8 +483,9 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
 }
 /* Runs the step: as one fused kernel if possible, else as the all_reduce and then the pointwise kernel `launch`. If the
- * previous linear has deferred its GEMM, the GEMM runs here first; if one of the kernels `gemm` supports it, the GEMM's
- * epilogue also sends the partial sums to the other ranks (collective_step.h). gemm null: there are no such kernels. */
+ * previous linear has deferred its GEMM, the GEMM runs here first. gemm: kernels whose epilogue also sends the GEMM's
+ * partial sums to the other ranks (collective_step.h), used if one of them supports this GEMM; null: there are no such
+ * kernels. */
 TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                            te_fused_collective kernels, te_pointwise_shape k,
                                            te_product_kernels *gemm) {
@@ -544,8 +547,8 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (!is_saved) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
-    /* store the output in FP8: in the memory of the linear's saved input if forward saves it, else in the memory of y
-     * */
+    /* store the output in FP8: in the memory of the linear's saved input if forward saves it, else in the memory of
+     * y */
     if (next >= 0) {
         void *const saved = te__saved_input_of(r, next).x;
         TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, saved ? saved : y.data));

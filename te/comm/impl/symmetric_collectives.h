@@ -133,8 +133,9 @@ TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_tw
     }
     return 1;
 }
-/* The body of a two-shot all-reduce. A thread computes and sends its sum for index i before it receives the other
- * ranks' sums for its previous index, i - stride, so that these sums can arrive in the meantime. */
+/* The body of a two-shot all-reduce. A thread works on every stride-th packet. It first computes and sends its sum for
+ * packet i, and only then receives the other ranks' sums for packet i - stride, which had time to arrive in the
+ * meantime. */
 TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
     const te_two_shot_layout p = {packets, shard, a->ranks * shard};

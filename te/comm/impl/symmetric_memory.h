@@ -60,8 +60,9 @@ typedef struct te_peer_memory {
     /* reduce_bytes: the size in bytes of the largest tensor whose all-reduce goes through the buffers; 0: all go
      * through NCCL. one_shot_bytes: the size of the largest tensor whose all-reduce uses the one-shot algorithm */
     int64_t reduce_bytes, one_shot_bytes;
-    /* the smallest number of multiprocessors that a rank's device has, TE_PEER_MAX_BLOCKS at most. All ranks launch a
-     * kernel with the same number of blocks: at most max_blocks times the blocks that fit on a multiprocessor */
+    /* The number of multiprocessors of the rank's device that has the fewest, and at most TE_PEER_MAX_BLOCKS. All ranks
+     * launch a kernel with the same number of blocks: at most max_blocks times the blocks that fit on a
+     * multiprocessor. */
     int max_blocks;
     /* Statistics: how many kernels of each kind were launched. collectives: all kernels that contain a collective;
      * fused: kernels of fused patterns (fused_collective_norm.h); fused_fp8: kernels of fused patterns that gathered
@@ -107,9 +108,9 @@ TE_FN void te__peer_epoch_use(uint32_t *epoch) {
     (void)epoch;
 #endif
 }
-/* Ends the epoch: sets the counter of this block to epoch + 1. The counters of blocks that this grid does not have,
- * but larger grids have, are divided among the blocks of this grid, which set them as well, so that all counters stay
- * equal. threads: the number of threads in the block. */
+/* Ends the epoch: sets the epoch counter of this block to epoch + 1. There are TE_PEER_MAX_BLOCKS counters, one for
+ * each block of the largest grid. The blocks of a smaller grid also set the counters that are left over, so that all
+ * counters stay equal. threads: the number of threads in the block. */
 TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
     int group;
     const int id = te_lanes_here(threads, &group).id;
@@ -117,8 +118,8 @@ TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t ep
     TE_UNROLL_1 for (int k = b.x + id * b.nx; k < TE_PEER_MAX_BLOCKS; k += threads * b.nx)
         a->state->epoch[k] = epoch + 1;
 }
-/* Return the address, within `buffer`, of the slot for packet i from rank `from`, if each rank sends `count`
- * packets. */
+/* Return the address, within `buffer`, of the slot (16 bytes) that receives packet i from rank `from`, if each rank
+ * sends `count` packets. */
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
@@ -135,9 +136,9 @@ TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t mi
     te_flag_store(&a->state->failed, rank + 1), te_flag_store(a->failed, rank + 1);
     return 1;
 }
-/* Waits for packet i of each rank in the bit mask `missing`, stores the packets to v[rank], and empties their slots.
- * count: the number of packets that each rank sends. Returns 0 after a timeout. flagged: 1: the packets are those of
- * an all_gather (te__peer_all_gather), whose words 1 and 3 are flags. */
+/* Waits for packet i from each rank in the bit mask `missing`, stores the packets to v[rank], and sets the slots in
+ * which they arrived to empty. count: the number of packets that each rank sends. Returns 0 after a timeout. flagged:
+ * 1: the packets are those of an all_gather (te__peer_all_gather), whose words 1 and 3 are flags. */
 TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, uint32_t epoch, int count, int i,
                         uint32_t missing, const int ranks, const int flagged) {
     const uint32_t expected = missing;
@@ -213,8 +214,8 @@ TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r)
     return 1;
 }
 /* Sets *sum to the sum of the packets i of all ranks, as te__peer_sum does, but waits for one rank after the other, so
- * that only one packet is held in registers, however many ranks there are. After a timeout this function returns
- * nothing, and the sum is NaN. dtype: a->dtype as a compile-time constant. */
+ * that only one packet is held in registers, however many ranks there are. Unlike te__peer_sum it does not report a
+ * timeout; the sum is then NaN. dtype: a->dtype as a compile-time constant. */
 TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count,
                                int i, const te_dtype dtype) {
     float s[8];

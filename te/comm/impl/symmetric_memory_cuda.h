@@ -51,8 +51,8 @@ typedef struct te_peer_info {
     int32_t process, processors;
     /* a hash of the operating system's boot id, which is the same for all processes on a host; 0: unknown */
     uint64_t host;
-    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* those of the rank's te_peer_memory, which must be the same on
-                                                      * all ranks */
+    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* the members of the rank's te_peer_memory with these names; they
+                                                      * must be the same on all ranks */
     cudaIpcMemHandle_t memory;
 } te_peer_info;
 
@@ -71,8 +71,8 @@ TE_API uint64_t te__host_hash(void) {
 TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, te_context *ctx) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
-    /* cudaMemcpy to the host waits without a time limit for the work that was enqueued before it. So first wait with a
-     * limit. */
+    /* The last call, cudaMemcpy to the host, waits without a time limit for the all-gather. So te__comm_wait_stream
+     * first waits with a limit. */
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
            ncclAllGather(staging + g->rank, staging, one, ncclInt8, (ncclComm_t)g->handle, stream) == ncclSuccess &&
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&

@@ -134,9 +134,10 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
 }
 /* The temporary file's name begins with the target's name, or with the first TE__FILE_STEM bytes of a longer one, so
  * that it has at most 255 bytes, the limit of file systems. */
-enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* TE__FILE_SUFFIX: at most so many bytes follow, including the
-                                                  * final NUL */ };
-/* Return how many bytes of the target's path begin the temporary file's path. A UTF-8 character is not split. */
+enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* TE__FILE_SUFFIX: the limit, in bytes, of the rest of the name,
+                                                  * including the NUL */ };
+/* Return how many bytes at the beginning of the target's path are also the beginning of the temporary file's path. A
+ * UTF-8 character is not split. */
 TE_API size_t te__new_file_stem(const char *target) {
     const char *slash = strrchr(target, '/'), *name = slash ? slash + 1 : target;
     size_t n = strlen(name);

@@ -6,8 +6,8 @@
  *   1. If a cached graph has exactly these launches, launch that graph.
  *   2. If fewer than ctx->replay graphs are cached, capture a graph, cache it and launch it. Capturing takes 10 us for
  *      each kernel, once, and 0.1 MB of device memory for each pass.
- *   3. Give the new arguments to the least recently used graph with the same kernels (1 us for each kernel), and launch
- *      it.
+ *   3. If a cached graph has the same kernels with other arguments, give it the new arguments (1 us for each kernel)
+ *      and launch it; if several have, take the least recently used one.
  *   4. Enqueue the launches one by one. This is also done whenever the stream is being captured.
  * In each case the kernels run in the order of the plan, so the results are bitwise identical.
  *
@@ -30,16 +30,16 @@
 enum {
     TE_SMALL_FILL_MAX_BYTES = 1024, /* the largest fill, in bytes, that a kernel replaces; the kernel has only one warp,
                                      * which would be slow for larger ones */
-    TE_SMALL_FILL_MAX_EDGES = 4     /* the largest number of graph nodes on which a fill that is replaced depends, and
-                                     * of nodes that depend on it */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most so many graph nodes, and at most
+                                     * so many depend on it */
 };
 /* The argument of the kernel that replaces a fill. The kernel sets bytes[i], for each i < count, to byte number i %
  * element of `value`; `element` is the size in bytes of the elements of the fill. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
 /* Get the nodes that `node` depends on (before 1) or the nodes that depend on it (before 0). Returns their number, or
- * -1 if there are more than TE_SMALL_FILL_MAX_EDGES, or if an edge between the nodes is not a plain dependency (such as
- * an edge for programmatic dependent launch). */
+ * -1 if there are more than TE_SMALL_FILL_MAX_EDGES, or if one of the edges is not a plain dependency but, for example,
+ * one of programmatic dependent launch. */
 TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node, int before) {
     size_t n = TE_SMALL_FILL_MAX_EDGES + 1;
     cudaGraphNode_t all[TE_SMALL_FILL_MAX_EDGES + 1];
@@ -79,7 +79,8 @@ TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cuda
     const int ins = te__graph_neighbors(before, fill, 1), outs = te__graph_neighbors(after, fill, 0);
     if (of.height != 1 || bytes > TE_SMALL_FILL_MAX_BYTES || ins < 0 || outs < 0) return;
     te_small_fill args = {(uint8_t *)of.dst, of.value, (int)of.elementSize, (int)bytes};
-    void *arg[1] = {&args};
+    int early = 0;
+    void *arg[2] = {&args, &early};
     struct cudaKernelNodeParams p = {};
     p.func = (void *)(uintptr_t)kernel, p.gridDim = dim3(1), p.blockDim = dim3(32), p.kernelParams = arg;
     if (cudaGraphAddKernelNode(&node, graph, before, (size_t)ins, &p) != cudaSuccess) return (void)cudaGetLastError();
@@ -127,6 +128,9 @@ typedef struct te_launch {
     int threads, cluster, pdl, shared; /* threads: per block; cluster: the number of thread blocks in a cluster, all
                                         * along x; pdl: 1: programmatic dependent launch; shared: bytes of dynamic
                                         * shared memory per block */
+    /* the second argument of a kernel that TE_KERNEL or a similar macro defines (other kernels have no such argument):
+     * 1: the kernel allows the next kernel to start even before it has itself waited for the preceding kernel */
+    int early;
     int bytes, size;
 } te_launch;
 
@@ -193,7 +197,7 @@ TE_API te_status te__launch_now(const te_launch *l, const void *args, te_context
     if (l->call) return l->call(args, ctx);
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t launch = {};
-    void *arg[1] = {(void *)(uintptr_t)args};
+    void *arg[2] = {(void *)(uintptr_t)args, (void *)(uintptr_t)&l->early};
     launch.gridDim = dim3((unsigned)l->grid.x, (unsigned)l->grid.y), launch.blockDim = dim3((unsigned)l->threads),
     launch.dynamicSmemBytes = (size_t)l->shared;
     launch.stream = (cudaStream_t)ctx->stream, launch.attrs = attributes;
@@ -286,8 +290,8 @@ TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     return 0;
 }
 
-/* Return whether graph r differs from the recorded launches only in what te__replay_update can change: the arguments,
- * grids, block sizes and shared memory of kernels. */
+/* Return whether te__replay_update can make graph r equal to the recorded launches: it can change only arguments,
+ * grids, block sizes and shared memory of kernels, so everything else must already be equal. */
 TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     if (r->count != s->count || r->bytes != s->bytes) return 0;
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
@@ -304,7 +308,7 @@ TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
         const te_launch *old = te__launch_next(r->record, &same), *l = te__launch_next(s->record, &at);
         if (!memcmp(old, l, (size_t)l->size)) continue;
-        void *arg[1] = {(void *)(uintptr_t)(l + 1)};
+        void *arg[2] = {(void *)(uintptr_t)(l + 1), (void *)(uintptr_t)&l->early};
         struct cudaKernelNodeParams p = {};
         p.func = (void *)(uintptr_t)l->kernel, p.gridDim = dim3((unsigned)l->grid.x, (unsigned)l->grid.y),
         p.blockDim = dim3((unsigned)l->threads);
@@ -362,9 +366,10 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     if (s) s->recording = ctx->replay > 0;
 }
 /* Return whether the next launch directly follows a kernel of the same pass. If so, all work before this pass is done
- * when the next kernel starts, and that kernel may read memory that the pass does not write, such as weights, before it
- * calls te_kernel_wait. A recorded call, such as that of a cuBLASLt GEMM, does not count as a kernel, because the
- * kernel that it launches may let the next one start before it has itself waited for its predecessor. */
+ * when the next kernel starts, because the first kernel of the pass has waited for it; and the next kernel may read
+ * memory that the pass does not write, such as weights, before it calls te_kernel_wait. A recorded call, such as that
+ * of a cuBLASLt GEMM, does not count as a kernel, because the kernel that it launches may let the next one start before
+ * it has itself waited for its predecessor. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
@@ -404,9 +409,14 @@ TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid gri
     l.kernel = kernel, l.name = name, l.grid = grid, l.threads = threads, l.shared = shared, l.cluster = cluster;
     return l;
 }
-/* Launch a kernel, or record its launch. args: the kernel's only argument, of `bytes` bytes. */
+/* Launch a kernel, or record its launch. args: the kernel's first argument, of `bytes` bytes; the second is
+ * te_launch.early. A small kernel lets the next one start early: the weights that this one loads in advance are then in
+ * flight while the small kernel runs. A large kernel does not, because blocks of the next kernel would take its
+ * multiprocessors' resources. */
 TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *args, size_t bytes) {
     launch.pdl = te__cuda_uses_pdl(ctx);
+    launch.early = launch.pdl && te__launch_is_recording(ctx) && te__launch_follows_kernel(ctx) &&
+                   launch.grid.x * launch.grid.y <= ctx->processors;
     return te__launch_or_record(&launch, args, (int)bytes, ctx);
 }
 /* Do what te__cuda_launch does, for a launch without clusters and without dynamic shared memory. */

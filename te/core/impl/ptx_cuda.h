@@ -36,20 +36,13 @@ TE_FN void te__sts_float(uint32_t to, float f) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(f) : "memory");
 }
 
-/* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16, or a is [16, 32] and b is [32, 8] of
- * e4m3. Which lane holds which elements is said in the PTX ISA, "Matrix fragments for mma.m16n8k16" and "for
- * mma.m16n8k32"; in bytes, the two layouts are the same. */
+/* A warp computes c += a b, where a is [16, 16] and b is [16, 8] of bf16 or f16. The PTX ISA says which lane holds
+ * which elements, in "Matrix fragments for mma.m16n8k16". */
 TE_FN void te__mma_sync(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {
     if (dtype == TE_bf16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
-    else if (dtype == TE_e4m3)
-        asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
     else
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -159,9 +152,10 @@ TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
 /* ---- wgmma: sm_90a ----------------------------------------------------------------------------------------------- */
 
 /* Return the wgmma descriptor of an operand in shared memory with the 128-byte swizzle, which permutes the 16-byte
- * chunks within groups of 8 rows of 128 bytes. K-major: a row is one index of m or n (64 k of 16-bit numbers), so 8
- * indices take 1024 bytes. MN-major (mn_major 1): a row is one index of k, with 64 indices of m or n, so 8 indices of k
- * take 1024 bytes; the next 64 indices of m or n begin 8192 bytes later. */
+ * chunks within groups of 8 rows of 128 bytes. K-major: a row belongs to one index of m or n and has its elements for
+ * 64 indices of k (in 16 bits); the next 8 indices of m or n begin 1024 bytes later. MN-major (mn_major 1): a row
+ * belongs to one index of k and has the elements of 64 indices of m or n; the next 8 indices of k begin 1024 bytes
+ * later, and the next 64 indices of m or n 8192 bytes later. */
 TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
@@ -300,12 +294,12 @@ TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encod
 /* Make a tensor map with which each load chooses its own range of rows, `count` rows from row `first` on, and gets
  * zeros for rows beyond that range ("ragged"). The rows are the last dimension of `shape`.
  *
- * Let R = TE__RAGGED_ROWS. The map's row dimension has the extent R, and two more dimensions, with pitches `pitch`
- * (that of a row) and 2^34 - pitch, follow it. For row r of the range, a load passes these three indices: R - count + r
- * (which is te__ragged_row), first + count, and R. If r >= count, the first index is out of bounds, so TMA fills in
- * zeros. Otherwise the three terms add up to the address of row first + r, because R * 2^34 = 2^64 and addresses wrap
- * around at 2^64: (R - count + r) * pitch + (first + count) * pitch + R * (2^34 - pitch) = (first + r) * pitch +
- * 2^64. */
+ * Let R = TE__RAGGED_ROWS and `pitch` the bytes from row to row. The map's row dimension has the extent R, and two more
+ * dimensions follow it: one with the pitch `pitch`, too, and one with 2^34 - pitch. For row r of the range, a load
+ * passes three indices: R - count + r (the result of te__ragged_row), first + count, and R. If r >= count, the first
+ * index is out of bounds, so TMA fills in zeros. Otherwise the three terms add up to the address of row first + r,
+ * because R * 2^34 = 2^64 and addresses wrap around at 2^64: (R - count + r) * pitch + (first + count) * pitch + R *
+ * (2^34 - pitch) = (first + r) * pitch + 2^64. */
 enum { TE__RAGGED_ROWS = 1 << 30, TE__RAGGED_EXTENT = 0x7fff0000 };
 TE_BOTH int te__ragged_row(int row, int count) { return TE__RAGGED_ROWS - count + row; }
 TE_API te_status te__tensor_map_ragged(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,

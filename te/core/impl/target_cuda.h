@@ -22,19 +22,20 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
 /* Do what TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on an SM. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
-    TE__KERNEL_OF(TE_UNUSED, , te_kernel_begin, name, name, threads, blocks, type, __VA_ARGS__)
+    TE__KERNEL_OF(TE_UNUSED, , te__kernel_begin_early, name, name, threads, blocks, type, __VA_ARGS__)
 /* nvcc compiles every kernel of a file, even if it is unused, but a template only if it is instantiated. Therefore a
- * kernel that does not belong to a model is defined as a template, with TE_KERNEL_IF_USED. So is, with TE_IF_USED,
- * every function on the way from the user's call to the kernel's launch. A program then contains these kernels only if
- * it calls them. Where many functions would have to be templates, they call through a pointer in the model's plan
- * instead (te_plan.convert, te_fp8_ops). tests/unused_kernels.sh checks this. */
+ * kernel that does not belong to a model is defined as a template, by TE_KERNEL_IF_USED, and every function between the
+ * user's call and the kernel's launch is a template, too, by TE_IF_USED. A program then contains these kernels only if
+ * it calls them, which tests/unused_kernels.sh checks. Where many functions would have to be templates, they call
+ * through a pointer in the model's plan instead (te_plan.convert, te_fp8_ops). */
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
-    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_begin, name, name<0>, threads, blocks, type, __VA_ARGS__)
+    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te__kernel_begin_early, name, name<0>, threads, blocks, type, __VA_ARGS__)
 /* Do what TE_KERNEL_IF_USED does, but let no later kernel start before this kernel has ended. Later kernels may
  * therefore read what this kernel has stored even before they call te_kernel_wait. */
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) \
-    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te_kernel_wait, name, name<0>, threads, blocks, type, __VA_ARGS__;         \
+    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te__kernel_begin_no_overlap, name, name<0>, threads, blocks, type,         \
+                  __VA_ARGS__;                                                                                       \
                   __threadfence())
 /* For a kernel template `name`, define the function name_if<..>(): it returns the kernel if the constant `exists` is
  * not 0, else null, without instantiating the template. */
@@ -46,12 +47,13 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE__PLAIN(...) __VA_ARGS__
 /* Define a kernel and its launch function. link, launch_link: what stands in front of the definitions of the kernel and
  * of the launch function, e.g. TE_IF_USED; begin: the function that the kernel calls first; symbol: the expression that
- * names the kernel in the launch. */
+ * names the kernel in the launch. te_early_: te_launch.early. */
 #define TE__KERNEL_OF(link, launch_link, begin, name, symbol, threads, blocks, type, ...)                            \
-    link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
+    link static __global__ void __launch_bounds__(threads, blocks)                                                   \
+        name(const __grid_constant__ type te_arg_, const int te_early_) {                                            \
         const type *te_args = &te_arg_;                                                                              \
         const te_block te_at = te_block_here();                                                                      \
-        begin();                                                                                                     \
+        begin(te_early_);                                                                                            \
         __VA_ARGS__;                                                                                                 \
     }                                                                                                                \
     launch_link TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                    \
@@ -61,11 +63,18 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 /* Define a kernel whose body is body(args, block, registers, shared). registers: points to a struct that each thread
  * has in registers; shared: points to a struct in shared memory. */
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                               \
-    TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
+    TE_KERNEL_WITH_PREFETCH(name, threads, blocks, type, registers_type, shared_type, TE__NO_PREFETCH, body)
+#define TE__NO_PREFETCH(args)
+/* Do what TE_KERNEL_WITH does, but the kernel calls prefetch(args) before it waits for the preceding kernel. This
+ * function may only prefetch to the L2, which is correct even if another kernel still writes the memory. */
+#define TE_KERNEL_WITH_PREFETCH(name, threads, blocks, type, registers_type, shared_type, prefetch, body)            \
+    TE_UNUSED static __global__ void __launch_bounds__(threads, blocks)                                              \
+        name(const __grid_constant__ type te_arg_, const int te_early_) {                                            \
         registers_type te_registers_;                                                                                \
         __shared__ shared_type te_shared_;                                                                           \
         const te_block te_at_ = te_block_here();                                                                     \
-        te_kernel_begin();                                                                                           \
+        prefetch(&te_arg_);                                                                                          \
+        te__kernel_begin_early(te_early_);                                                                            \
         body(&te_arg_, te_at_, &te_registers_, &te_shared_);                                                         \
     }                                                                                                                \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                                \
@@ -81,10 +90,13 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel has
  * ended and its stores are visible; te_kernel_trigger lets the blocks of the next kernel start. Every kernel calls
  * te_kernel_begin, which does the two in this order, before it touches memory. Therefore, when a kernel starts, all
- * earlier kernels except the preceding one have ended. There is one exception: attention_sm90_decode.h launches two
- * kernels, one that decodes and one that merges its partial results; the kernel after these two may start while both
- * still run. This does no harm, because a kernel that has not waited yet reads only weights and data that
- * te__cache_begin has stored, and the two kernels of attention_sm90_decode.h write neither. */
+ * earlier kernels except the preceding one have ended. There are two exceptions. A small kernel in the middle of a pass
+ * (te_launch.early) does the two in the other order. And attention_sm90_decode.h launches two kernels, one that decodes
+ * and one that merges its partial results; the second lets the next kernel start at once. So the kernel after these may
+ * start while several kernels of the same pass still run. This does no harm, because a kernel that has not waited yet
+ * reads only weights, keys and values of earlier passes, and data that te__cache_begin has stored, and those kernels
+ * write none of them. And once a kernel has waited, all earlier kernels have ended, because each of them ended only
+ * after it had waited for the one before it. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -98,6 +110,16 @@ TE_FN void te_kernel_trigger(void) {
 TE_FN void te_kernel_begin(void) {
     te_kernel_wait();
     te_kernel_trigger();
+}
+/* Does what te_kernel_begin does, but if `early` (te_launch.early) is 1, allows the blocks of the next kernel to start
+ * even before it waits. */
+TE_FN void te__kernel_begin_early(int early) {
+    if (early) te_kernel_trigger();
+    te_kernel_begin();
+}
+TE_FN void te__kernel_begin_no_overlap(int early) {
+    (void)early;
+    te_kernel_wait();
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */

@@ -60,6 +60,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
                    ? te__host_launch(ctx, name##_large, grid, args, sizeof(name##_locals))          \
                    : te__host_launch(ctx, name, grid, args, 0);                                     \
     }
+#define TE_KERNEL_WITH_PREFETCH(name, threads, blocks, type, registers_type, shared_type, prefetch, body) \
+    TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 #define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body) \
     TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 

@@ -59,8 +59,8 @@ typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_
 /* In the arrays below, a line is a row or a column of the tile; their first index is 0 for rows and 1 for columns. */
 typedef struct te_blockwise_shared {
     union {
-        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among elements 8 k to 8 k + 7 of the line, in the
-         * dtype of x. If x has 16 bits, two neighbouring lines share a word */
+        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among elements 8 k to 8 k + 7 of this row or column
+         * of the tile, in the dtype of x. If x has 16 bits, a word holds those of two neighbouring lines */
         uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
         te_fp8_shared transposed;
     } u;
@@ -107,8 +107,8 @@ TE_FN void te__blockwise_store_words(uint32_t *to, const te_vec8 *e, const te_dt
         ((te__bytes16 *)(void *)to)[h] = four;
     }
 }
-/* Write the largest |x| of each row and column of piece i to shared memory. Elements outside the tensor were loaded as
- * 0. */
+/* Write the largest |x| of each row and column of piece i, the i-th 8 x 8 elements of the tile, to shared memory.
+ * Elements outside the tensor were loaded as 0. */
 TE_FN void te__blockwise_piece_amax(const te_vec8 x[8], te_blockwise_shared *s, int i, const te_dtype from) {
     const int down = i / TE_BLOCKWISE_LANES_A_SIDE, across = i % TE_BLOCKWISE_LANES_A_SIDE;
     const int words = from == TE_f32 ? 8 : 4;
@@ -135,8 +135,8 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
 /* Set s->line for line i, where lines 0 to 127 are the tile's rows and lines 128 to 255 its columns. With blocks of 1 x
- * 128 it becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse; with blocks of 128 x 128
- * it becomes the line's largest |x|. format_max: the largest number of the FP8 format. */
+ * 128, s->line becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse; with blocks of 128 x
+ * 128, s->line becomes the line's largest |x|. format_max: the largest number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
@@ -153,7 +153,7 @@ TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_s
     s->line[is_column][at] = bits;
 }
 /* Store `value`, which is 1 / scale of the 128 x 128 block (row, col), to its entry of `inverse`. For the last block of
- * a row of blocks, also fill the padding at the end of the row of scales, because cuBLASLt may read it. */
+ * a row of blocks, also fill the padding at the end of the row of scales with 1, because cuBLASLt may read it. */
 TE_FN void te__blockwise_2d_store_inverse(float *inverse, int64_t cols, int64_t row, int64_t col, float value) {
     inverse[te_blockwise_2d_scale_at(cols, row, col)] = value;
     for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_blockwise_2d_scale_pitch(cols); k++)
@@ -178,9 +178,9 @@ TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_s
 
 /* ---- cast and store ---------------------------------------------------------------------------------------------- */
 
-/* Cast piece i. If by_columns is 0, multiply by the scales of the piece's rows, and store the result to y; if 1,
- * multiply by the scales of the piece's columns, and store the result to the transposed tile in shared memory.
- * by_columns and the formats are compile-time constants. */
+/* Cast piece i (8 x 8 elements). If by_columns is 0, multiply by the scales of the piece's rows, and store the result
+ * to y; if 1, multiply by the scales of the piece's columns, and store the result to the transposed tile in shared
+ * memory. by_columns and the formats are compile-time constants. */
 TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te_blockwise_shared *s,
                               te_blockwise_origin o, int i, const int by_columns, const te_dtype from,
                               const te_dtype to) {
@@ -264,7 +264,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-/* the number of blocks that must fit on an SM, for which the compiler limits registers; in f32 x takes more of them */
+/* the number of blocks that must fit on an SM: the compiler limits registers accordingly. An x in f32 takes more
+ * registers */
 #define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3)
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context

@@ -2,9 +2,10 @@
  * number formats, rows and layouts of its input and output), static_asserts that check the list, the model's struct,
  * and the prototypes of its functions.
  *
- * Macros with the parameters (model, before, op, after, live) are expanded once for each op, by TE_FOR(M, links). The
- * parameters are those of a link (TE_LINKS in matcher.h): the op, its two neighbours in the list, and the next op that
- * also exists in inference. For TE_FOR, each such macro M is followed by the macros M_A, M_B, M_A_END and M_B_END.
+ * Macros with the parameters (model, before, op, after, live) are expanded once for each op, by TE_FOR(M, links).
+ * `links` has a tuple of these parameters (a link) for each op, made by TE_LINKS in matcher.h: the op, its two
+ * neighbours in the list (before, after), and the next op that also exists in inference (live). TE_FOR needs four
+ * helper macros M_A, M_B, M_A_END and M_B_END, which are defined after M.
  */
 #ifndef TE_DECLARE_H
 #define TE_DECLARE_H
@@ -224,7 +225,7 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
 
 /* For each op, the enumerators for the number format and the rows of its input and output. The format of the output
  * depends on the op's fact TE_PRODUCES and on the next op's fact TE_WANTS (the format in which its input should be
- * stored). It is the first of these that applies:
+ * stored). The first line that applies decides:
  *     f32, or the format of the op's input     if TE_PRODUCES of the op says so
  *     the list's option `out`                  if the list has it and the op is the last one (TE_WANTS_end)
  *     the format of the residual stream        if TE_PRODUCES of the op or TE_WANTS of the next op says so
@@ -244,8 +245,8 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
      : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                    \
      : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
-#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the pseudo-op (end, ~) takes y in the format that the last op produces,
-                                             * unless the list has the option `out` */
+#define TE_WANTS_end(op) (TE_PRODUCES_same) /* (end, ~), the pseudo-op behind the last op, wants no other format than
+                                             * the last op produces; but the option `out` of the list may state one */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END

@@ -23,8 +23,9 @@
 
 /* ---- patterns that begin with a custom op ------------------------------------------------------------------------ */
 
-/* If a pattern begins with a custom op, the family of that op must define one of the following macros. It makes the
- * kernels of the step and the function name##_run, which runs the step.
+/* If a pattern begins with a custom op, the family of that op must define one of the following macros, which defines
+ * the kernels of the step and the function name##_run, which runs the step. Where the list says so, the family must
+ * also #define a second macro as a comma, which registers the first one (TE_IF_MARKED finds the comma).
  *     TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)
  *         for the custom op followed by ops that one pointwise kernel computes; that kernel, called `name`, is already
  *         defined (by TE_POINTWISE)
@@ -67,8 +68,8 @@
 /* The kernels of a backward step that consists of an attention and of the bias that precedes it in the list. */
 typedef struct te__attention_bias_kernels {
     te__attention_backward_kernels attention;
-    int sum_rows; /* the rows of one partial sum: the attention kernels sum each column of dqkv over sum_rows rows of
-                   * one sequence; 0: these kernels cannot store partial sums */
+    int sum_rows; /* the attention kernels store one partial sum of each column of dqkv for every sum_rows rows of a
+                   * sequence; 0: they cannot store partial sums */
     te_pointwise_launch_fn bias; /* the kernel that computes the gradient of the bias if the attention kernels do not
                                   * store partial sums */
 } te__attention_bias_kernels;
@@ -101,7 +102,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     const int attention_sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = attention_sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                                       : (int)te_min(te_ceil_div(r->tokens, k.groups), max_blocks);
-    /* A sequence of n >= sum_rows rows has ceil(n / sum_rows) <= 2 * n / sum_rows partial sums. */
+    /* The attention kernels store partial sums only if each sequence has n >= sum_rows rows. A sequence then has ceil(n
+     * / sum_rows) <= 2 * n / sum_rows partial sums. */
     const int64_t max_attention_sums = sum_rows ? 2 * te__capacity_rows(r) / sum_rows + 1 : 0;
     float *sum = 0;
     te_pointwise c;
@@ -178,7 +180,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
                   "te: " #model ": in backward a pattern that begins with a linear and a fork has no other op"); \
     TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
 /* Defines the kernels of a step that begins with a custom op: the op alone, or one of the patterns at the beginning of
- * this file. If TE_TAKES_LINEAR_<family> is #defined as a comma, the op's pattern in backward consists of the op and of
+ * this file. A family for which TE_TAKES_LINEAR_<family> is #defined as a comma has a backward pattern of the op and
  * the linear that precedes it in the list. */
 #define TE__KERNELS_OF_custom(name, widths, model, dtype, pass, ...) \
     TE__IF_ALONE(TE__CUSTOM_ALONE, TE__CUSTOM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)

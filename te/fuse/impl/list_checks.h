@@ -3,9 +3,9 @@
  * ranks of a tensor group.
  *
  * The marks (recompute, name) .. (end_recompute, name) also become the plan's table of recompute regions
- * (te/ops/recompute.h says what the regions mean). The macros for the marks take `links`, the links (TE_LINKS) of the
- * list including its marks. For a list without marks, `links` is empty, and the macros expand to no table entries and
- * no checks.
+ * (te/ops/recompute.h says what the regions mean). The macros for the marks take `links`, the result of TE_LINKS
+ * (matcher.h) for the list with its marks. For a list without marks, `links` is empty, and the macros expand to no
+ * table entries and no checks.
  */
 #ifndef TE_LIST_CHECKS_H
 #define TE_LIST_CHECKS_H
@@ -28,8 +28,8 @@
  *     te_width              the width of the value behind the op
  *     te_name_.., te_fork_.., te_member_..
  *                           the names of ops, of forks, and of members of the model's struct. At file scope each is a
- *                           char; the block of the op that has the name declares it anew as an enumerator. So sizeof
- *                           is 1 until an op has taken the name. A fork's enumerator is the width of its value.
+ *                           char; the block of the op that has the name declares it anew as an enumerator. So sizeof is
+ *                           1 as long as no op has taken the name. A fork's enumerator is the width of its value.
  * The first mistake ends the compilation where the compiler has a way to do so: in clang it is a warning with a custom
  * text (diagnose_if), which a pragma makes fatal; in g++ the recursion of a template gets too deep. gcc and nvcc go on,
  * and may report further errors that follow from the mistake. */
@@ -138,7 +138,7 @@
         extern void te_stop(void) __attribute__((diagnose_if(!(cond), text, "warning")));                 \
         te_stop();                                                                                        \
     }                                                                                                     \
-    static_assert(cond, text); /* needed beside diagnose_if, whose warning clang hides in system headers */
+    static_assert(cond, text); /* also needed, because clang hides the warning of diagnose_if in system headers */
 #define TE__STOP_UNLESS(ok)
 #elif defined __cplusplus && !TE_CUDA && !defined TE_ALL_ERRORS
 template <bool ok, int depth> struct te__end_of_compilation {
@@ -154,8 +154,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE__STOP_END
 #define TE__STOP_ASSERT(cond, text) static_assert(cond, text);
 #endif
-/* With each error, nvcc prints the whole line of preprocessed text. A list is a single such line; a pragma begins a new
- * one, so that nvcc prints less. */
+/* With each error, nvcc prints the whole line of preprocessed text, and a list expands to a single very long line. A
+ * pragma begins a new line, so that nvcc prints less. */
 #if TE_CUDA
 #define TE__NEW_LINE _Pragma("GCC diagnostic ignored \"-Wshadow\"")
 #else
@@ -180,7 +180,7 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 /* TE_RECOMPUTE_CHECKS(model, links) expands to static_asserts about recompute regions. They compare three enumerators
  * that each op and each mark has:
  *     at      the index of the next op
- *     inside  the region that the next op lies in, as 1 + the index of the region's first op; 0: it lies in no region
+ *     inside  1 + the index of the first op of the recompute region in which the next op lies; 0: it lies in no region
  *     head    1: this is a (recompute, ..), or a fork with only forks between it and the preceding (recompute, ..). The
  *                value of such a fork is the input of the region, which is saved.
  *             2: this is an (input, ..), whose value is in the caller's memory and need not be saved

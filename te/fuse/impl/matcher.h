@@ -10,7 +10,7 @@
  *     TE_PLAN(TE_FORWARD_, (ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act), (linear, fc2, 32, 8))
  * The last line expands to two steps. Each is a tuple of (ctx) and the ops of the step:
  *     ((ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act)) ((ctx), (linear, fc2, 32, 8))
- * (ctx) is a tuple of the caller's choice, which is copied into every step. TE_FOR(M, steps) then expands a macro M for
+ * The caller chooses the tuple (ctx), which is copied into every step. TE_FOR(M, steps) then expands a macro M for
  * each step: M((ctx), (linear, fc1, 8, 32), ..) M((ctx), (linear, fc2, 32, 8)).
  *
  * At each op the longest matching pattern wins; if none matches, the op is a step of its own. Patterns consist of
@@ -115,8 +115,8 @@
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
 #define TE_PAIR_TAKE3(l, x, s, f, ctx, step, i) (ctx, TE_STRIP step) TE_PAIR_ TE_PARENS (l, x, s, f, i)
 #define TE_PAIR_() TE_PAIR
-/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0, for a step that begins with a mark
- * (TE_MATCH_AT is then 0), takes this mark as its one op. */
+/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0 is for a list that begins with a recompute
+ * mark, for which TE_MATCH_AT is 0: the mark becomes a step by itself. */
 #define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)

@@ -81,8 +81,8 @@ TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg,
     if (s) s->autotuning = 0;
     return status == TE_OK ? te__l2_read_launch(ctx, te__grid_of(1, 1), &small) : status;
 }
-/* Sets *ms to the time in milliseconds that the two small kernels of a sample take alone (the minimum of five
- * measurements). This time is subtracted from every sample. */
+/* Sets *ms to the time in milliseconds that the two small kernels before and after the runs of a sample
+ * (te__autotune_sample) take alone, the minimum of five measurements. This time is subtracted from every sample. */
 TE_IF_USED TE_API te_status te__autotune_overhead(float *ms, const te__l2_flush *flush, cudaEvent_t begin,
                                                   cudaEvent_t end, te_context *ctx) {
     float took = 0;
@@ -109,7 +109,8 @@ typedef struct te__autotuner {
     int in[TE__MAX_CANDIDATES];
     /* two events for each candidate, recorded before and after its sample */
     cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];
-    /* sample[i][r]: the time of one run of candidate i, in ns, in the sample of round r + 1 */
+    /* sample[i][r]: the time of one run of candidate i, in ns: the mean over the runs of its sample in round r + 1
+     * (rounds count from 1) */
     int64_t sample[TE__MAX_CANDIDATES][TE__AUTOTUNE_ROUNDS];
     te__l2_flush flush;
     float overhead; /* the time, in ms, that the two small kernels before and after a sample take without the sample */
@@ -130,8 +131,8 @@ TE_API void te__autotune_close(te__autotuner *t, te_context *ctx) {
     while (t->events) (void)cudaEventDestroy(t->begin_end[--t->events]);
     te_release(ctx, t->flush.word);
 }
-/* Runs one sample of each candidate, and waits for the stream. The candidate that is sampled first changes from round
- * to round. */
+/* Takes one sample (a timing of t->repeats runs) of each candidate, and waits for the stream. The candidate that is
+ * sampled first changes from round to round. */
 TE_IF_USED TE_API te_status te__autotune_round(te__autotuner *t, int64_t *ns, int round, te_context *ctx) {
     cudaStream_t stream = (cudaStream_t)ctx->stream;
     for (int j = 0; j < t->count; j++) {
@@ -191,8 +192,8 @@ TE_IF_USED TE_API te_status te__autotune(int64_t *ns, int *winner, int count, in
 /* ---- the candidates of cuBLASLt ---------------------------------------------------------------------------------- */
 #ifndef TE_NO_CUBLASLT
 
-/* One product (GEMM) that is tuned, the algorithms that are timed for it, and a set of operands for each run of a
- * sample. */
+/* One product (GEMM) that is tuned, the algorithms that are timed for it, and memory for their operands. A sample runs
+ * an algorithm several times, each time with another set of operands. */
 typedef struct te__gemm_trial {
     te__gemm_plan *plan;
     te__gemm_state *state;
@@ -245,9 +246,10 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     at += arrays ? (size_t)te_round_up(te_scaling_count(g->b_scaling, g->n, g->k) * 4, TE_ALIGN) : 0;
     t->set_bytes = at;
 }
-/* Fills the sets with normally distributed numbers: first all memory with numbers of the product's dtype, then FP8
- * operands with FP8 numbers. So no element of an operand is NaN. If C is f32 and the dtype has 16 bits, an element of C
- * consists of two 16-bit numbers; read as f32, such an element has an ordinary magnitude and is not NaN, either. */
+/* Fills all sets of operands with normally distributed numbers: first all memory with numbers of the product's dtype,
+ * then FP8 operands with FP8 numbers. So no element of an operand is NaN. If C is f32 and the dtype has 16 bits, two
+ * random 16-bit numbers form an element of C; its upper half has the exponent of an ordinary number, so it is not NaN,
+ * either. */
 TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, te_context *ctx) {
     const te_gemm_tuned *g = &t->plan->product;
     const int64_t count = (int64_t)((size_t)repeats * t->set_bytes / te_dtype_bytes(g->dtype));

@@ -13,10 +13,10 @@
  *                rank_rows n (N - 1); the ranks that receive these elements also read them once from memory.
  *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
  *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
- *                behind which this time can be hidden. So with two kernels the epilogue stores also this rank's own
- *                rows in a slot, the order of the tiles alternates between the rows of all ranks, and a second kernel
- *                adds up all slots (te/comm/impl/collective_step.h). Compared with a scatter in one kernel, a rank
- *                writes and reads rank_rows n more elements.
+ *                behind which this time can be hidden. So with two kernels the epilogue only stores, also this rank's
+ *                own rows in a slot; the tiles alternate between the rows of all ranks, so that a rank sends at an even
+ *                rate; and a second kernel adds up all slots (te/comm/impl/collective_step.h). Compared with a scatter
+ *                in one kernel, a rank writes and reads rank_rows n more elements.
  *
  * Floor: the time of the product alone or, if longer, that of sending the bytes over the link at 450 GB/s. With large
  * products the overlapped kernel takes 0.98 to 1.02 of the time of the product alone. Measurements, and variants that
@@ -49,16 +49,16 @@ enum {
     /* the default of te__overlap_memory.two_kernel_bytes: a scatter takes two kernels if a row of A has at most this
      * many bytes */
     TE_SCATTER_TWO_KERNEL_BYTES = 4096,
-    /* Indices of the flags, 32 bits each, with which block 0 of each rank begins. In the shapes below, `rank` is the
-     * rank that writes the flag. */
+    /* Block 0 of each rank's memory begins with flags of 32 bits. The TE_FLAG_ constants are the index at which each
+     * kind of flag begins; each comment says the shape and the meaning. `rank` is the rank that writes the flag. */
     /* [rank]: the number of the handshake (epoch) in which that rank has said that its memory may be written */
     TE_FLAG_READY = 0,
-    TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once that chunk of the rank's rows has arrived */
+    TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once this chunk of `rank`'s rows has arrived */
     /* one flag, which only the rank itself writes: the number of handshakes so far, which is the current epoch */
     TE_FLAG_EPOCH = 256,
     /* [rank]: set to 1 by a stream of that rank, as a test that its streams can write to this rank's memory */
     TE_FLAG_PROBE = 320,
-    /* [rank]: the last epoch in which that rank has stored all its tiles in this rank's memory (scatter) */
+    /* [rank]: the last epoch (handshake) in which `rank` has stored all its tiles in this rank's memory (scatter) */
     TE_FLAG_SENT = 384,
     /* [rank][TE_SCATTER_MAX_FLAGS]: the last epoch in which one warp of that rank has stored its rows of one tile in
      * this rank's memory (scatter) */
@@ -87,8 +87,9 @@ typedef struct te__overlap_memory {
     void *copy_stream, *event[2];       /* cudaStream_t and cudaEvent_t */
     void (*write)(void), (*wait)(void); /* the driver's functions cuStreamWriteValue32 (write) and cuStreamWaitValue32
                                          * (wait) */
-    int64_t two_kernel_bytes; /* the longest row of A, in bytes, for which a scatter runs as two kernels */
-    /* for tests: 1: GEMM and collective run one after the other, with the same order of tiles as when both overlap */
+    int64_t two_kernel_bytes; /* a scatter runs as two kernels if a row of A has at most this many bytes */
+    /* for tests: 1: GEMM and collective run one after the other, with the tiles in the same order as in an overlap, so
+     * that the times differ only by the overlap */
     int serial;
     int64_t gathered, scattered; /* statistics: the number of products that ran with a gather, and the number that ran
                                   * with a scatter */
@@ -229,12 +230,12 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  *
  * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a tile of a rank's own rows
  * waits for the same tile on the other ranks. A rank begins with the rows of the rank after it, and takes its own rows
- * last (te__sm90_gemm_locate_tile). So every other rank computes that tile in an earlier group of rows than this rank
- * does, and every cluster finishes its tiles of a group before it begins those of a later group. This argument requires
- * that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for another rank
- * (NCCL's, on a second stream) may run at the same time. In a backward that te_buckets watches, all scatters therefore
- * take two kernels: the product does not wait for other ranks, and the kernel that adds up the slots waits only for
- * products. */
+ * last (te__sm90_gemm_locate_tile). So every other rank computes that tile in an earlier group of rows of tiles than
+ * this rank does, and every cluster finishes its tiles of a group before it begins those of a later group. This
+ * argument requires that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for
+ * another rank (NCCL's, on a second stream) may run at the same time. In a backward that te_buckets watches, all
+ * scatters therefore take two kernels: the product does not wait for other ranks, and the kernel that adds up the slots
+ * waits only for products. */
 typedef struct te__handshake_args {
     uint32_t *flags[TE_MAX_RANKS]; /* the flags in the memory of each rank */
     int rank, ranks;
@@ -242,7 +243,8 @@ typedef struct te__handshake_args {
 } te__handshake_args;
 
 enum { TE_HANDSHAKE_THREADS = 128 };
-/* The body of the handshake kernel, which runs in one block. The handshake takes 3 us if all ranks start it at the same
+/* The body of the handshake kernel, one block on each rank: it begins a new epoch, tells all ranks that this rank's
+ * memory may be written, and waits until all have said so of theirs. It takes 3 us if all ranks start it at the same
  * time; 1 to 1.5 us of that is the latency of a store to another rank. */
 TE_FN void te__handshake_body(const te__handshake_args *a) {
     uint32_t *own = a->flags[a->rank];
@@ -273,10 +275,10 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
 
 /* ---- gather: copies beside a product ----------------------------------------------------------------------------- */
 
-/* Arguments of a host call that enqueues the copies of a gather (from `own` to to[q] of each rank q), the GEMM, or
- * both; a graph replay repeats the call with the same arguments. If no other work is to run between copies and GEMM,
- * one call enqueues both, so that in a capture the copy stream is forked and joined in the same call. The arguments of
- * the GEMM's kernel follow the struct in memory. */
+/* Arguments of a host call that enqueues the copies of a gather (of this rank's rows `own` to to[q] on each rank q),
+ * the GEMM, or both; a graph replay repeats the call with the same arguments. If no other op is to run during the
+ * copies, before the GEMM, one call enqueues both; in a capture it then forks and joins the copy stream, too. The
+ * arguments of the GEMM's kernel follow the struct in memory. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
@@ -289,11 +291,12 @@ typedef struct te__gather_call {
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
 
-/* Enqueues copies of all chunks of this rank's rows, in order: to rank - 1, which needs these rows first, then to the
- * others in descending order (modulo the number of ranks). So at any time each rank sends to one rank and receives from
- * one. Chunks are large because each copy has a fixed cost: on four H200s a copy of 4 MB takes 18 us, of which 7 us
- * pass before its first byte arrives, and the next copy begins 10 us after its end; this yields only 150 GB/s. Copying
- * small chunks by three streams at the same time is not faster, and the chunks that are needed first arrive later. */
+/* Enqueues copies of all chunks of this rank's rows, in order: to rank - 1, which computes with these rows right after
+ * its own, then to the others in descending order (modulo the number of ranks). So at any time each rank sends to one
+ * rank and receives from one. Chunks are large because each copy has a fixed cost: on four H200s a copy of 4 MB takes
+ * 18 us, of which 7 us pass before its first byte arrives, and the next copy begins 10 us after its end; this yields
+ * only 150 GB/s. Copying small chunks by three streams at the same time is not faster, and the chunks that are needed
+ * first arrive later. */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = c->memory;
     for (int k = 1; k < m->ranks; k++) {

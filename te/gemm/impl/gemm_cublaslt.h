@@ -30,8 +30,8 @@ typedef struct te__gemm_plan {
     /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: the product's algorithms were timed; 0: not yet;
      * -1: they cannot be timed */
     int found, timed;
-    /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor holds at present; it is changed only if a
-     * call has other ones */
+    /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor `operation` holds at present; it is
+     * changed only if a call passes other pointers */
     const void *bias, *aux;
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
@@ -194,8 +194,8 @@ TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
                   (uint64_t)t->b_scaling << 56;
     return key;
 }
-/* Returns the slot, in the hash table, of the plan with this key or, if there is no such plan, the free slot in which
- * the plan's number is to be stored. */
+/* Returns the slot, in the hash table, of the plan with this key or, if there is no such plan, the free slot for it. A
+ * slot holds 1 + the plan's index in s->plan; 0: the slot is free. */
 TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
     const uint64_t *w = key->word;
     uint64_t hash =
@@ -238,8 +238,8 @@ TE_API void te__gemm_evict_untimed(te__gemm_state *s) {
         *te__gemm_slot(&p->key, s) = (uint16_t)++s->plans;
     }
 }
-/* Creates a plan with its descriptor. If the cache is full even after the eviction, the plan is temporary: it is valid
- * only until the next plan is created, and is never timed. */
+/* Creates a plan with its descriptor. If the cache is full, plans that were not timed are evicted. If it is full even
+ * then, the new plan is temporary: it is valid only until the next plan is created, and is never timed. */
 TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_tuned *product, te__gemm_state *s) {
     if (s->plans == TE_GEMM_MAX_PLANS) te__gemm_evict_untimed(s);
     const int full = s->plans == TE_GEMM_MAX_PLANS;
@@ -323,8 +323,8 @@ TE_IF_USED TE_API te_status te__gemm_launch(const te_gemm *g, const te__gemm_pla
 /* ---- for the tuning file ----------------------------------------------------------------------------------------- */
 
 TE_API size_t te__gemm_library_version(void) { return cublasLtGetVersion(); }
-/* Returns the first timed product among the plans from index *at on, and sets *at to the index after that plan. Returns
- * null if no more plans were timed. */
+/* Returns the first timed product among the cached plans (s->plan) from index *at on, and sets *at to the index after
+ * that plan. Returns null if no more plans were timed. */
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     while (s && *at < s->plans) {
@@ -355,8 +355,8 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     }
     return 0;
 }
-/* Stores an algorithm from a tuning file in the product's plan. The caller has checked by te__gemm_free_plans that
- * there is space for the plan. */
+/* Stores an algorithm from a tuning file in the product's cached plan, which is created if it does not exist. The
+ * caller has checked by te__gemm_free_plans that there is space. */
 TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
     te__gemm_key key;
@@ -365,7 +365,7 @@ TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     p->product = *t, p->found = p->timed = 1;
     memcpy(&p->algo, t->algo, sizeof p->algo);
 }
-/* Return the number of products that can still be added to the cache if all untimed plans are dropped from it. */
+/* Return the number of products that can still be added to the cache of plans if all untimed plans are evicted. */
 TE_API int te__gemm_free_plans(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
     return s ? TE_GEMM_MAX_PLANS - s->plans + te__gemm_count_untimed(s) : 0;

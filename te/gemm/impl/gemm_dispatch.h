@@ -189,10 +189,11 @@ TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_c
            te__persistent_fused_pays(kernels, g, ctx);
 }
 /* Returns whether a GEMM without pointwise ops is to run as a custom kernel. In 16 bits the persistent kernel is as
- * fast as cuBLASLt's fastest algorithm if B is not transposed and the last wave is even, that is, has work for all
- * multiprocessors. Otherwise the persistent kernel is only as fast as the algorithm that cuBLASLt proposes first, so it
- * is selected only if cuBLASLt's algorithms are not timed. In FP8 this rule selects the persistent kernel only for
- * GEMMs that overlap with a collective (g->ranks), and leaves the others to cuBLASLt. Times: docs/notes/gemm.md. */
+ * fast as cuBLASLt's fastest algorithm if B is not transposed and the last wave of tiles has work for all
+ * multiprocessors. Otherwise it is only as fast as cuBLASLt's default algorithm (its first proposal), so it is selected
+ * only if cuBLASLt's algorithms are not timed and the default would run. In FP8 this rule selects the persistent kernel
+ * only for GEMMs that overlap with a collective (g->ranks), and leaves the others to cuBLASLt. Times:
+ * docs/notes/gemm.md. */
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     if (ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) || g->ranks) return 1;
@@ -319,8 +320,8 @@ TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
     return g->k >= TE_PERSISTENT_MIN_K && !te__gemm_is_timed(g, ctx) &&
            te__sm90_gemm_cluster_tiles(g) >= (int64_t)TE_FP8_MIN_WAVES * (ctx->processors / TE_CLUSTER);
 }
-/* Return the key under which the choice of a kernel for this GEMM is stored in the context and in a tuning file. In a
- * choice, TE_STRATEGY_BARE means cuBLASLt, and TE_STRATEGY_CUSTOM the custom kernel. */
+/* Return the key under which the choice of a kernel for this GEMM is stored in the context and in a tuning file. The
+ * choice is stored as a strategy: TE_STRATEGY_BARE stands for cuBLASLt, TE_STRATEGY_CUSTOM for the custom kernel. */
 TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const te__operands_text text = te__operands_text_of(&t);
@@ -420,8 +421,8 @@ TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn cus
     return (void)g, (void)custom, (void)ctx, TE_OK;
 #endif
 }
-/* Runs an FP8 GEMM by cuBLASLt or by the custom kernel, whichever is faster according to timing or, if the GEMM was not
- * timed, to a rule (gemm.h). */
+/* Runs an FP8 GEMM by cuBLASLt or by the custom kernel: by the faster one if both were timed, else by the one that a
+ * rule expects to be faster (gemm.h). */
 TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
     TE_TRY(te__gemm_check_fp8(g, "te_gemm_fp8_run", ctx));

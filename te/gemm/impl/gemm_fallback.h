@@ -10,11 +10,12 @@
  * of the block's threads computes 8 x 8 elements of the tile.
  *
  * If D has so few tiles that the device could run more blocks at once, k is split among several blocks of a tile: each
- * stores the partial sums of its part of k in the workspace, and a second kernel adds them in the order of k. The split
- * depends only on the sizes and on the number of multiprocessors, so results on one device are bitwise reproducible.
+ * stores the partial sums of its split of k in the workspace, and a second kernel adds them in the order of k. The
+ * number of splits depends only on the sizes and on the number of multiprocessors, so results on one device are bitwise
+ * reproducible.
  *
- * Flops: 2 m n k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each part are
- * written and read, 8 m n bytes for each part. Measurements: docs/notes/gemm.md.
+ * Flops: 2 m n k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each split are
+ * written and read, 8 m n bytes for each split. Measurements: docs/notes/gemm.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_FALLBACK_H
@@ -45,7 +46,7 @@ enum {
      * neighbouring threads hit different banks */
     TE_FALLBACK_F32_PITCH = 132,
     TE_FALLBACK_BLOCKS_PER_SM = 2,
-    /* the smallest number of steps, of TE_FALLBACK_TILE_K elements of k each, in a part of a split k; with fewer steps,
+    /* the smallest number of steps, of TE_FALLBACK_TILE_K elements of k each, in a split; with fewer steps,
      * storing and adding the partial sums would take longer than the multiplications */
     TE_FALLBACK_MIN_SPLIT_STEPS = 4,
     TE_FALLBACK_MAX_SPLITS = 16
@@ -58,8 +59,8 @@ typedef struct te_fallback {
     float alpha, beta;
     int m, n, k, trans_a, trans_b;
     int tiles_m, tiles_n;
-    int k_per_split, splits; /* splits: the number of parts into which k is split; k_per_split: elements of k in each
-                              * part, a multiple of TE_FALLBACK_TILE_K */
+    int k_per_split, splits; /* splits: into how many splits k is divided; 1: k is not split; k_per_split: elements of k
+                              * in each split, a multiple of TE_FALLBACK_TILE_K */
     te_dtype dtype, out;
 } te_fallback;
 
@@ -140,10 +141,9 @@ TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int co
                  : "memory");
 }
 /* Copy a tile of an operand to shared memory. A "line" is a row of A or a column of B, all elements of which lie along
- * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines, the first of which is `line`, and
- * TE_FALLBACK_TILE_K elements of each from index `k` on. The tile has the same layout as the operand in memory. If
- * MN_MAJOR is 0 (K-major), each row of the tile is a line; if MN_MAJOR is 1, each row of the tile has the elements of
- * all WIDTH lines at one index of k. */
+ * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines from number `line` on, and
+ * TE_FALLBACK_TILE_K elements of each from index `k` on. It keeps the operand's layout: with MN_MAJOR 0 (K-major) the
+ * elements of a line are adjacent, with MN_MAJOR 1 the elements of all lines at one index of k. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
     enum {
@@ -171,10 +171,10 @@ TE_FN void te__fallback_ldmatrix(uint32_t w[4], uint32_t from, const int transpo
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
 }
-/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. For A
- * (is_b 0) the second matrix has the next eight lines, and the third the next eight elements of k. For B (is_b 1) the
- * second matrix has the next eight elements of k; these two matrices are the operand B of one mma.sync. The third and
- * the fourth matrix have the next eight lines, and are the operand B of the next mma.sync. */
+/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. With L for
+ * the first and second eight lines and K for the first and second eight elements of k, the order is, for A (is_b 0): L0
+ * K0, L1 K0, L0 K1, L1 K1. For B (is_b 1): L0 K0, L0 K1, which are the operand B of one mma.sync, then L1 K0, L1 K1,
+ * the operand B of the next. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
@@ -195,9 +195,9 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
     /* Start the copies of step `step`, which has TE_FALLBACK_TILE_K elements of k, and commit them as a group of
-     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: when the mainloop
-     * waits for a step, it does so by the number of groups that were committed after that step, which must be the same
-     * for all steps. */
+     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: to wait for a
+     * step, the mainloop waits until at most a fixed number of later groups is in flight (cp.async.wait_group), so
+     * every step must commit one. */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -265,8 +265,8 @@ TE_FN void te__fallback_f32_place(int *line, int *k, int i, int mn_major) {
     *line = mn_major ? index % 128 : index / TE_FALLBACK_F32_TILE_K;
     *k = mn_major ? index / 128 : index % TE_FALLBACK_F32_TILE_K;
 }
-/* Load this thread's eight elements of a tile of an operand, which begins at line `line` (a row of A or a column of B)
- * and at index k of that line. Elements in lines from `lines` on, or with an index along k from k_end on, are set to
+/* Load this thread's eight elements of a tile of an operand. The tile begins at line `line` (a row of A or a column of
+ * B) and at index k of that line. Elements in lines from `lines` on, or with an index along k from k_end on, are set to
  * 0. */
 TE_FN void te__fallback_f32_load(float v[8], const float *from, int lines, int depth, int line, int k, int k_end,
                                  int mn_major) {
@@ -355,8 +355,8 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* Returns whether the last bits of te_gemm_run's result may depend on whether C and D are the same matrix, as they may
- * with cuBLASLt. Returns 0: with these kernels they do not. */
+/* Returns whether the last bits of te_gemm_run's result may differ between a call in place (C and D the same matrix)
+ * and one with two matrices. Always 0 with these kernels; with cuBLASLt they may differ. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs
  * some. */
@@ -379,11 +379,11 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
-/* Returns the kernel for products of dtype T with the transposes of `p`, or null if the program does not contain it.
- * Without TRAINS a program contains only the 16-bit kernels that inference needs, those of A B^T, because a linear
+/* Returns the kernel for products of dtype T with p->trans_a and p->trans_b, or null if the program does not contain
+ * it. Without TRAINS, i.e. for inference only, a program contains just the 16-bit kernels of A B^T, because a linear
  * multiplies its input by the transpose of its weight. small_m: 1: return the kernel with tiles of
- * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: a number below 16 that
- * identifies the kernel. */
+ * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: set to a number below 16
+ * that identifies the kernel (te__fallback_allow_shared). */
 template <te_dtype T, int TRAINS>
 TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *number) {
     enum { M = TE_FALLBACK_TILE_M, SMALL_M = TE_FALLBACK_SMALL_TILE_M };
@@ -403,9 +403,8 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Split k into enough parts to fill the device, but into at most TE_FALLBACK_MAX_SPLITS parts, and into no more parts
- * than the workspace can hold partial sums of. No part has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except perhaps
- * the last. */
+/* Divide k into enough splits to fill the device, but at most TE_FALLBACK_MAX_SPLITS, and no more than the workspace
+ * can hold partial sums of. No split has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except perhaps the last. */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
@@ -420,7 +419,7 @@ TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *
 /* Raise the kernel's limit of dynamic shared memory to TE_FALLBACK_SHARED, once on each device. number: the number by
  * which te__fallback_kernel identifies the kernel. */
 TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_context *ctx) {
-    static uint64_t allowed[16]; /* bit d of allowed[number]: 1 if the kernel's limit was raised on device d */
+    static uint64_t allowed[16]; /* bit d of allowed[number]: 1 if this kernel's limit was raised on device d */
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&allowed[number], __ATOMIC_ACQUIRE) & bit) return TE_OK;
     TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -30,10 +30,10 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Returns whether the skinny loop, which is for few rows, computes the product. The skinny loop is chosen if D has few
- * rows and B is transposed, as in x weight^T. The loop adds up the terms of a sum in another order than the blocked
- * loop. A program that needs bitwise identical rows in batches of any size is compiled with -DTE_BATCH_INVARIANT, which
- * leaves the skinny loop out. */
+/* Returns whether the skinny loop computes the product: if D has at most TE__SKINNY_M rows, B is transposed, as in x
+ * weight^T, and the operands are not FP8. Otherwise the blocked loop does, which adds up the terms of a sum in another
+ * order. A program that needs bitwise identical rows in batches of any size is compiled with -DTE_BATCH_INVARIANT,
+ * which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -263,9 +263,8 @@ typedef struct te__scaled_tile {
 } te__scaled_tile;
 
 /* Sets f to the factors for `count` rows, from row0 on, of the matrix m [rows, k]: the inverse scales by which sums of
- * the product are multiplied. rowwise 0: the factors of sums over the 128 elements of k from column `col` on; these
- * factors are 1 if m has rowwise scales. rowwise 1: the factors of sums over all of k; these factors are 1 unless m has
- * rowwise scales. */
+ * the product are multiplied. rowwise 0: the factors for the sums over 128 columns from `col` on, all 1 if m has
+ * rowwise scales. rowwise 1: the factors for the sums over all k columns, all 1 if m has no rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)

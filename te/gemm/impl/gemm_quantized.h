@@ -2,7 +2,7 @@
  * list of ops. W is a te_quantized_weight: one or more parts, which are consecutive rows in one of the block formats of
  * te/quant/block_formats.h. The kernels compute one part after the other, and dequantize no weight in memory.
  *
- * For a part in a block format A is rounded to 8 bits (quantized_activations.h), so that the products are sums of
+ * For a part of W in a block format A is rounded to 8 bits (quantized_activations.h), so that dot products are sums of
  * integers. They are computed by the kernels of gemm_quantized_x86.h and gemm_quantized_avx512.h; on ARM with dot
  * product instructions (-march=armv8.2-a+dotprod) by a loop with these; on other CPUs in plain C. Parts in f32, f16 and
  * bf16 are multiplied in float.

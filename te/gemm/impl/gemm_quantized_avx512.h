@@ -78,9 +78,9 @@ typedef struct te__avx512_sums {
     __m512 even, odd;
     __m256 m;
 } te__avx512_sums;
-/* Adds to s the dot products of the first `count` of the four blocks in u with as many groups of the activations, from
- * group `at` on. For the other blocks the scale is set to 0, because the activations that are loaded for them are
- * whatever follows in the scratch memory. */
+/* Adds to s the dot products of the first `count` of the four blocks in u with `count` groups of activations, from
+ * group `at` on. If count < 4, the code still computes four: the scales of the others are set to 0, because memory
+ * behind the last group of activations is undefined. */
 TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
                            int count, te_block_format f) {
     const __mmask8 there = (__mmask8)((1 << count) - 1);
@@ -156,7 +156,7 @@ TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f)
     }
     const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
     const __m512i high = _mm512_broadcast_i64x4(te__x86_load(b + 16)); /* of q5_k */
-#define TE__AVX512_PAIR(i) /* unpacks groups 2 i and 2 i + 1 of 32 codes; rotates the fifth bits of q5_k to bit 4 */ \
+#define TE__AVX512_PAIR(i) /* unpacks groups 2 i and 2 i + 1 of 32 codes; q5_k: bit 4 of a code comes from `high` */ \
     {                                                                                                            \
         const __m512i low = _mm512_broadcast_i64x4(te__x86_load(b + (f == TE_BLOCK_q5_k ? 48 : 16) + 32 * (i))); \
         q[i] = _mm512_and_si512(_mm512_srlv_epi64(low, shift), low4);                                            \
@@ -301,8 +301,8 @@ TE_FN int te__x86_zero(te_block_format f) {
     const int bits = te__x86_zero_bits(f);
     return f == TE_BLOCK_q6_k ? 32 : bits < 0 ? 0 : 1 << (bits < 0 ? 0 : bits);
 }
-/* Unpack the first `kk` values of a row of the weight, whose blocks begin at w, to row r of the panel. f: the weight's
- * format, a compile-time constant. */
+/* Unpack `kk` values of a row of the weight, from the block at w on, to row r of the panel (16 unpacked rows of the
+ * weight). f: the weight's format, a compile-time constant. */
 TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
     const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
     const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : 1, bytes = te_block_bytes(f);
@@ -339,9 +339,9 @@ TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int
 }
 #undef TE__X86_CASE
 #define TE__X86_EACH(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
-/* Adds to p->sum[row[r]], for r = 0 to 7, the dot products of the panel's 16 rows and row row[r] of the activations,
- * over the `kk` values from k0 on. f, a compile-time constant: any format with the same group size and the same zero
- * point, if any, as the weight's. */
+/* Adds to p->sum[row[r]], for r = 0 to 7, the dot products of the panel (16 unpacked rows of the weight) and row row[r]
+ * of the activations, over the `kk` values from k0 on. f, a compile-time constant: the weight's format, or any other
+ * with the same group size and zero point. */
 TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS], int64_t k0,
                               int kk, te_block_format f) {
     const int group = te__block_group(f), zero = te__x86_zero(f);
@@ -378,9 +378,9 @@ TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const 
 #undef TE__X86_CLOSE
 }
 #undef TE__X86_EACH
-/* Adds to p->sum the products of the panel and all rows of the activations, over the `kk` values from k0 on.
- * te__x86_tile_micro depends only on a format's group size and zero point; so formats that agree in both, such as the
- * four formats with offsets, share its code. */
+/* Adds to p->sum the products of the panel (16 unpacked rows of the weight) and all rows of the activations, over the
+ * `kk` values from k0 on. It passes one format for each group size and zero point to te__x86_tile_micro, which depends
+ * on nothing else, so formats that agree in both share its code. */
 TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk, te_block_format f) {
     for (int i = 0; i < (int)a->m; i += TE__TILE_ROWS) {
         int row[TE__TILE_ROWS];

@@ -2,8 +2,11 @@
  * as operands of mma, and scales and offsets in f32. A weight is scale q + offset, with an integer q that bf16 and f16
  * hold exactly.
  *
- * Codes become 16-bit floats without a conversion: the bits of q below the exponent of 2^7 (bf16) or 2^10 (f16) are the
- * number 128 + q or 1024 + q, from which one subtraction for two codes takes the constant and the zero of the format.
+ * An integer in the low bits of a 16-bit float is that integer times the format's smallest number, 2^-133 in bf16 and
+ * 2^-24 in f16, as long as it has 8 bits in bf16 or 11 in f16: subnormal numbers and the first normal ones are equally
+ * spaced. So a mask makes floats of two codes, and one fma for two codes multiplies them by a power of two and
+ * subtracts the zero of the format. The powers are chosen so that the results are q times the `unit` of
+ * te__cell_unit_log.
  */
 /* target: cuda */
 #ifndef TE_GEMM_QUANTIZED_CELLS_H
@@ -40,12 +43,18 @@ struct te__cells_of {
                : F == TE_BLOCK_q5_0 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q5_k ? 64
                                                                                 : 0,
         SCALES = GROUPS * (LOW + HIGH), /* where a cell's scales begin */
-        ZERO = F == TE_BLOCK_q4_0   ? 8
-               : F == TE_BLOCK_q5_0 ? 16
-               : F == TE_BLOCK_q6_k ? 32
-                                    : 0,
+        /* where the lowest bit of a code of the second row lies in a 16-bit half, once its bits are merged */
+        UPPER_AT = F == TE_BLOCK_q8_0 ? 0 : 4 - HIGH / 64,
+        ZERO_LOG = F == TE_BLOCK_q8_0   ? 7 /* of te__cell_zero; -1: it is 0 */
+                   : F == TE_BLOCK_q4_0 ? 3
+                   : F == TE_BLOCK_q5_0 ? 4
+                   : F == TE_BLOCK_q6_k ? 5
+                                        : -1,
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
         HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
+        /* the first column of a lane in a group is T_COLUMNS (lane % 4), and its fifth column is HALF further */
+        T_COLUMNS = HALVES ? 4 : 8,
+        HALF = HALVES ? 16 : 4,
         /* bytes from group to group of a step: of low and of high bits, which begin at 0 and at HIGH_AT */
         LOW_STRIDE = GROUPS == 1 ? CELL : LOW,
         HIGH_STRIDE = GROUPS == 1 ? CELL : HIGH,
@@ -65,38 +74,27 @@ TE_FN uint32_t te__fma_pair(uint32_t a, uint32_t b, uint32_t c) {
         asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-/* (a & mask) | base, and (a & mask) ^ base, as one instruction. */
+/* (a & mask) | base, as one instruction. */
 TE_FN uint32_t te__and_or(uint32_t a, uint32_t mask, uint32_t base) {
     uint32_t d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
     return d;
 }
-TE_FN uint32_t te__and_xor(uint32_t a, uint32_t mask, uint32_t base) {
-    uint32_t d;
-    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
-    return d;
+/* The binary logarithm of the unit of codes in format M: the smallest number times the largest power of two. */
+TE_BOTH constexpr int te__cell_unit_log(te_dtype m) { return m == TE_bf16 ? -6 : -9; }
+/* 2^e in format m, twice. */
+TE_BOTH constexpr uint32_t te__cell_power(te_dtype m, int e) {
+    return (m == TE_bf16 ? (uint32_t)(e + 127) << 7 : (uint32_t)(e + 15) << 10) * 0x10001u;
 }
-/* 2^7 in bf16 or 2^10 in f16, twice: with an integer below 128 in the low bits, the sum of both. */
-template <te_dtype M>
-struct te__cell_base {
-    enum : uint32_t { VALUE = M == TE_bf16 ? 0x43004300u : 0x64006400u };
-};
-/* Two such sums, minus the power of two and the zero of the format. */
-template <te_dtype M>
-TE_FN uint32_t te__pair_of_codes(uint32_t bits, const uint32_t zero) {
-    const uint32_t one = M == TE_bf16 ? 0x3f803f80u : 0x3c003c00u;
-    return te__fma_pair<M>(bits, one, (te__cell_base<M>::VALUE | zero * 0x10001u) | 0x80008000u);
+/* Two codes, whose lowest bits are number `at` of each half of `bits`, minus the zero of the format, times the unit. */
+template <te_block_format F, te_dtype M>
+TE_FN uint32_t te__pair_of_codes(uint32_t bits, const int at) {
+    const int zero = te__cells_of<F>::ZERO_LOG;
+    return te__fma_pair<M>(bits, te__cell_power(M, (M == TE_bf16 ? 127 : 15) - at),
+                           (zero < 0 ? 0 : te__cell_power(M, zero + te__cell_unit_log(M))) | 0x80008000u);
 }
-/* The codes in bytes 0 and 2 of `word`, in two's complement. */
-template <te_dtype M>
-TE_FN uint32_t te__pair_of_bytes(uint32_t word) {
-    if (M == TE_f16) return te__fma_pair<M>(te__and_xor(word, 0x00ff00ffu, 0x64806480u), 0x3c003c00u, 0xe480e480u);
-    /* 128 + the low 7 bits, minus 128 or, for a negative code, minus 256 */
-    const uint32_t low = te__and_or(word, 0x007f007fu, 0x43004300u), sign = te__and_or(word, 0x00800080u, 0x43004300u);
-    return te__fma_pair<M>(sign, 0xbf80bf80u, low);
-}
-/* The high bits of the lane's codes of a group, so placed that bits i and 16 + i, or for q6_k 2 i and 16 + 2 i, belong
- * to pair i of the first row, and those 4 or 8 bits higher to pair i of the second row. */
+/* The bits of the lane's codes of a group besides four, so placed that a shift by te__cell_high_shift brings those of
+ * pair i behind or in front of the four bits of both rows. */
 template <te_block_format F>
 TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
     const char *at = step + te__cells_of<F>::HIGH_AT + group * te__cells_of<F>::HIGH_STRIDE;
@@ -104,32 +102,35 @@ TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
     if (!te__cells_of<F>::HIGH) return 0;
     return __byte_perm(*(const uint16_t *)(const void *)(at + lane * 2), 0, 0x4140);
 }
-/* bits | the high bits of pair i of a row. */
 template <te_block_format F>
-TE_FN uint32_t te__or_high_of_pair(uint32_t bits, uint32_t high, const int upper, const int i) {
-    const int from = F == TE_BLOCK_q6_k ? 8 * upper + 2 * i : 4 * upper + i;
-    const uint32_t placed = from < 4 ? high << (4 - from) : high >> (from - 4);
-    return te__and_or(placed, F == TE_BLOCK_q6_k ? 0x00300030u : 0x00100010u, bits);
+TE_FN uint32_t te__cell_high_of_pair(uint32_t high, const int i) {
+    const int left = F == TE_BLOCK_q6_k ? 2 - 4 * i : 3 - 2 * i;
+    return left > 0 ? high << left : high >> -left;
 }
-/* q[upper][i] = pair i of the lane's codes of a row, in format M. step: the first byte of the step. */
+/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. step: the first byte of the step. */
 template <te_block_format F, te_dtype M>
 TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, int group, int lane) {
-    const char *low = step + group * te__cells_of<F>::LOW_STRIDE;
+    typedef te__cells_of<F> cells;
+    const char *low = step + group * cells::LOW_STRIDE;
     if (F == TE_BLOCK_q8_0) {
         const uint4 w = *(const uint4 *)(const void *)(low + lane * 16);
-        const uint32_t word[2][2] = {{w.x, w.y}, {w.z, w.w}};
-        TE_UNROLL for (int upper = 0; upper < 2; upper++)
-            TE_UNROLL for (int i = 0; i < 4; i++)
-                q[upper][i] = te__pair_of_bytes<M>(word[upper][i / 2] >> i % 2 * 8);
+        const uint32_t word[4] = {w.x, w.y, w.z, w.w};
+        TE_UNROLL for (int i = 0; i < 4; i++) {
+            q[0][i] = te__pair_of_codes<F, M>(word[i] & 0x00ff00ffu, 0);
+            q[1][i] = te__pair_of_codes<F, M>(__byte_perm(word[i], 0, 0x4341), 0);
+        }
         return;
     }
     const uint2 w = *(const uint2 *)(const void *)(low + lane * 8);
-    const uint32_t word[2] = {w.x, w.y}, high = te__cell_high<F>(step, group, lane);
-    TE_UNROLL for (int upper = 0; upper < 2; upper++)
-        TE_UNROLL for (int i = 0; i < 4; i++) {
-        uint32_t bits = te__and_or(word[upper] >> 4 * i, 0x000f000fu, te__cell_base<M>::VALUE);
-        if (te__cells_of<F>::HIGH) bits = te__or_high_of_pair<F>(bits, high, upper, i);
-        q[upper][i] = te__pair_of_codes<M>(bits, te__cells_of<F>::ZERO);
+    const uint32_t word[4] = {w.x, w.x >> 8, w.y, w.y >> 8}, high = te__cell_high<F>(step, group, lane);
+    TE_UNROLL for (int i = 0; i < 4; i++) {
+        uint32_t first = word[i] & 0x000f000fu, second = word[i] & 0x00f000f0u;
+        if (cells::HIGH) {
+            const uint32_t more = te__cell_high_of_pair<F>(high, i);
+            first = te__and_or(more, F == TE_BLOCK_q6_k ? 0x00300030u : 0x00100010u, first);
+            second = te__and_or(more, F == TE_BLOCK_q6_k ? 0x000c000cu : 0x00080008u, second);
+        }
+        q[0][i] = te__pair_of_codes<F, M>(first, 0), q[1][i] = te__pair_of_codes<F, M>(second, cells::UPPER_AT);
     }
 }
 
@@ -160,13 +161,15 @@ TE_FN void te__cell_scales(float scale[4][2], float offset[4], const char *step,
             offset[i] = 0;
         }
     } else if (F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k) {
-        const uint4 w = *(const uint4 *)(const void *)(at + row * 16);
-        const float d = te__float_of_half(w.x & 0xffffu), dmin = te__float_of_half(w.x >> 16);
-        const uint32_t scales = half ? (w.w & 0x0f0f0f0fu) | (w.y >> 2 & 0x30303030u) : w.y & 0x3f3f3f3fu;
-        const uint32_t mins = half ? (w.w >> 4 & 0x0f0f0f0fu) | (w.z >> 2 & 0x30303030u) : w.z & 0x3f3f3f3fu;
+        const uint32_t w = *(const uint32_t *)(const void *)(at + row % 8 * 8 + row / 8 * 4);
+        const float d = te__float_of_half(w & 0xffffu), dmin = te__float_of_half(w >> 16);
+        const int lane = row % 8 * 4 + half * 2, shift = row / 8 * 4;
+        const uint2 low = *(const uint2 *)(const void *)(at + 64 + lane * 4);
+        const uint32_t high = *(const uint32_t *)(const void *)(at + 64 + 128 + lane * 2) >> shift / 2;
         TE_UNROLL for (int i = 0; i < 4; i++) {
-            scale[i][0] = scale[i][1] = d * te__float_of_byte(scales, i);
-            offset[i] = -(dmin * te__float_of_byte(mins, i));
+            const uint32_t four = (i < 2 ? low.x : low.y) >> (i % 2 * 16 + shift), two = high >> i * 8;
+            scale[i][0] = scale[i][1] = d * (float)((four >> 8 & 15u) | (two & 0x30u));
+            offset[i] = -(dmin * (float)((four & 15u) | (two << 4 & 0x30u)));
         }
     } else {
         TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -196,11 +199,18 @@ typedef struct te__dequantize_args {
 } te__dequantize_args;
 enum { TE_DEQUANTIZE_THREADS = 256 };
 
-/* Store eight values of a row: four from element `at` on, and four from at + 16 on. */
-TE_FN void te__dequantize_store(void *y, int64_t at, const float v[8], te_dtype dtype) {
+/* Store eight values of a row: four from element `at` on, and four from at + half on. Eight adjacent ones in 16 bits
+ * are one vector: stores of half vectors would leave sectors of 32 bytes half written. */
+TE_FN void te__dequantize_store(void *y, int64_t at, const int half, const float v[8], te_dtype dtype) {
+    if (half == 4 && dtype != TE_f32) {
+        *(uint4 *)(void *)((uint16_t *)y + at) =
+            make_uint4(te_pair_of_floats(v[0], v[1], dtype), te_pair_of_floats(v[2], v[3], dtype),
+                       te_pair_of_floats(v[4], v[5], dtype), te_pair_of_floats(v[6], v[7], dtype));
+        return;
+    }
     TE_UNROLL for (int part = 0; part < 2; part++) {
         const float *f = v + 4 * part;
-        const int64_t i = at + 16 * part;
+        const int64_t i = at + half * part;
         if (dtype == TE_f32)
             *(float4 *)(void *)((float *)y + i) = make_float4(f[0], f[1], f[2], f[3]);
         else
@@ -208,11 +218,13 @@ TE_FN void te__dequantize_store(void *y, int64_t at, const float v[8], te_dtype 
                 make_uint2(te_pair_of_floats(f[0], f[1], dtype), te_pair_of_floats(f[2], f[3], dtype));
     }
 }
-/* The lane's eight values of a row in a group. */
+/* The lane's eight values of a row in a group, whose codes are in bf16. */
 TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float scale[2], float offset) {
+    const float per_unit = (float)(1 << -te__cell_unit_log(TE_bf16));
     TE_UNROLL for (int i = 0; i < 4; i++) {
         const float2 pair = te_floats_of_pair(q[i], TE_bf16);
-        v[2 * i] = scale[i / 2] * pair.x + offset, v[2 * i + 1] = scale[i / 2] * pair.y + offset;
+        v[2 * i] = scale[i / 2] * (pair.x * per_unit) + offset;
+        v[2 * i + 1] = scale[i / 2] * (pair.y * per_unit) + offset;
     }
 }
 /* y = all rows of the part. Each warp computes 16 rows in four groups. */
@@ -232,14 +244,15 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     TE_UNROLL for (int upper = 0; upper < 2; upper++)
         te__cell_scales<F>(scale[upper], offset[upper], at, groups, lane / 4 + 8 * upper, half);
     TE_UNROLL for (int i = 0; i < 4; i++) {
-        const int group = half * 4 + i, col = step * TE_STEP_K + group * TE_CELL_GROUP + lane % 4 * 4;
+        const int group = half * 4 + i, col = step * TE_STEP_K + group * TE_CELL_GROUP + lane % 4 * cells::T_COLUMNS;
         uint32_t q[2][4];
         if (group >= groups) break;
         te__cell_codes<F, TE_bf16>(q, at, group, lane);
         TE_UNROLL for (int upper = 0; upper < 2; upper++) {
             float v[8];
             te__dequantize_group(v, q[upper], scale[upper][i], offset[upper][i]);
-            if (row + 8 * upper < a.rows) te__dequantize_store(a.y, (row + 8 * upper) * a.k + col, v, a.dtype);
+            if (row + 8 * upper < a.rows)
+                te__dequantize_store(a.y, (row + 8 * upper) * a.k + col, cells::HALF, v, a.dtype);
         }
     }
 }
@@ -269,7 +282,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         }
         te__dequantize_group(v, codes, s, o);
         TE_UNROLL for (int j = 0; j < 8; j++) v[j] = here ? v[j] : NAN;
-        te__dequantize_store(a.y, (int64_t)blockIdx.x * a.k + i * TE_CELL_GROUP + t * 4, v, a.dtype);
+        te__dequantize_store(a.y, (int64_t)blockIdx.x * a.k + i * TE_CELL_GROUP + t * cells::T_COLUMNS, cells::HALF, v,
+                             a.dtype);
     }
 }
 
@@ -292,7 +306,7 @@ TE_IF_USED TE_API const void *te__dequantize_kernel_of(te_block_format f, int lo
 TE_API const char *te__cells_at(const te_weight_part *part) { return (const char *)part->data + TE_REPACKED_HEADER; }
 /* y[rows, k] = the values of a repacked weight, as `dtype`. */
 TE_IF_USED TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const te_quantized_weight *w, int64_t k,
-                                       te_context *ctx) {
+                                                  te_context *ctx) {
     te__dequantize_args a;
     memset(&a, 0, sizeof a);
     a.dtype = dtype, a.k = (int)k;
@@ -309,7 +323,7 @@ TE_IF_USED TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const
 }
 /* y[i] = row tokens[i] of w, as `dtype`, for `rows` tokens; NaN if w has no such row. */
 TE_IF_USED TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows,
-                                      const te_quantized_weight *w, int64_t cols, te_context *ctx) {
+                                                 const te_quantized_weight *w, int64_t cols, te_context *ctx) {
     te__dequantize_args a;
     memset(&a, 0, sizeof a);
     a.y = y, a.dtype = dtype, a.k = (int)cols, a.tokens = tokens, a.count = rows;

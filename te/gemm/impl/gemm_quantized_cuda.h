@@ -1,15 +1,16 @@
 /* gemm_quantized_cuda.h -- GEMMs on a GPU whose weight is in few bits and repacked (te/quant/repacked_blocks.h):
  * D[m, n] = alpha A[m, k] W[n, k]^T + beta C. Activations are not rounded.
  *
- * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below, 16 rows of A at a time. A block multiplies 128 rows of W, 16
- * for each warp. A warp has a ring of stages in shared memory, which it fills by cyclic copies of 16 bytes (cp.async),
- * each stage with a step of 256 columns; it converts codes to bf16 or f16 in registers, multiplies them by A with
- * mma.sync, and adds the sums of each group, times the group's scale, in f32. The offset of a group is multiplied by
- * the sum of the group's activations. A in f32 is the exact sum of three bf16, which take three columns of the product.
+ * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below. A warp multiplies 16 rows of W, one step of 128 or 256
+ * columns at a time. It has a ring of stages in shared memory, each for a step, which bulk copies fill. It converts
+ * codes to bf16 or f16 in registers, multiplies them by A with mma.sync, and adds the sums of each group, times the
+ * group's scale, in f32. Offsets of groups are multiplied by sums of activations, which are products with ones or, in
+ * q4_k and q5_k, with the mins. A in f32 is the exact sum of three bf16, which take three columns of the product.
  *
- * The steps of a tile of 128 rows are divided among the blocks of a cluster, as many as run at the same time for all
- * tiles. The blocks add their sums through distributed shared memory, in the order of k. A kernel that follows another
- * kernel of the pass fills its rings while that one still runs (PDL).
+ * The warps of a block are `across` row tiles times `stride` parts of k. The steps of a tile can also be divided among
+ * the blocks of a cluster: if more rows of W share A in shared memory, less of A is read from the L2, but more blocks
+ * divide k (te__quantized_choose). Each warp writes its sums to the shared memory of the block that adds them up, in
+ * the order of the warps. A kernel that follows another kernel of the pass loads W while that one still runs (PDL).
  *
  * More rows: W is converted to the format of A in the workspace, and multiplied by te_gemm_run.
  *
@@ -24,17 +25,14 @@
 #include "gemm_quantized_cells.h"         /* te__cell_codes */
 
 enum {
-    TE_QUANTIZED_WARPS = 8,
+    TE_QUANTIZED_WARPS = 16,
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
-    TE_QUANTIZED_TILE = (int)TE_QUANTIZED_WARPS * (int)TE_CELL_ROWS, /* rows of W that a block multiplies at a time */
-    TE_QUANTIZED_BLOCKS_PER_SM = 2,
-    TE_QUANTIZED_RINGS = 68 << 10, /* the most bytes of the rings of a block */
-    TE_QUANTIZED_PAIRS = 32,       /* groups times column tiles of A that are in shared memory at a time; a column tile
-                                    * has 8 columns */
-    TE_QUANTIZED_VECTORS = (int)TE_QUANTIZED_PAIRS / (int)TE_QUANTIZED_WARPS, /* of A for each thread */
-    TE_QUANTIZED_MAX_SPLIT = 8,                                     /* the most blocks of a cluster */
-    TE_QUANTIZED_COLUMNS = 16, /* columns of the product for one launch: rows of A, or three times as many in f32 */
-    TE_QUANTIZED_MAX_M = 64,   /* rows up to which the skinny kernel is launched for each 16 rows */
+    TE_QUANTIZED_TILE_COLUMNS = 8, /* of a column tile: columns of the product that one mma computes */
+    TE_QUANTIZED_MAX_STAGES = 4,
+    TE_QUANTIZED_X_PAD = 64,           /* bytes behind each column of A, so that they lie in different banks */
+    TE_QUANTIZED_SLOTS = 21,           /* fragments that a block holds when it adds them up */
+    TE_QUANTIZED_MAX_SPLIT = 8,        /* the most blocks of a cluster */
+    TE_QUANTIZED_MAX_M = 64,           /* rows up to which the skinny kernel is launched for some rows at a time */
     TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones,
                                         * such as heads, are multiplied by the skinny kernel for any number of rows */
 };
@@ -47,189 +45,351 @@ typedef struct te__quantized {
     const void *bias;  /* [rows], or null */
     float alpha, beta;
     int m, rows, k, ld;
-    int steps, split;  /* steps of a tile, and blocks of a cluster, among which they are divided */
-    int early_weights; /* 1: the previous kernel does not write W, which is loaded before it ends */
-    int out_f32;       /* 1: y and c are in f32, else in the format of A */
+    int tiles, steps;  /* tiles of W, each of 16 across rows, and steps of a tile */
+    int split;         /* blocks of a cluster, among which the steps of a tile are divided; if above 1, each cluster
+                        * computes one tile */
+    int split_inverse; /* row tile * split_inverse >> 8 is the row tile / split */
+    int more_steps;    /* so many blocks of a cluster have steps_of_block + 1 steps, the others steps_of_block */
+    int steps_of_block;
+    int row_bytes;      /* of 16 rows of W */
+    int across;         /* warps of a block that have different rows; so many other warps have the same rows and other
+                         * steps; the rest is idle */
+    int across_inverse; /* warp * across_inverse >> 8 is the warp / across */
+    int stride;         /* warps with different steps */
+    int columns;        /* of A in shared memory: a power of two, at least the columns of the product */
+    int buffered;       /* steps of which shared memory has A at a time: all of a block, or a multiple of the warps that
+                         * have different steps */
+    int stages;         /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
+    int early_weights;  /* 1: the previous kernel does not write W, which is loaded before it ends */
+    int out_f32;        /* 1: y and c are in f32, else in the format of A */
 } te__quantized;
 
-/* The layout of shared memory. */
-template <te_block_format F>
+/* Constants, and the layout of shared memory: barriers, scales of each warp, fragments, A, and rings. N: column tiles.
+ */
+template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
-        RING_STAGES = (int)TE_QUANTIZED_RINGS / ((int)TE_QUANTIZED_WARPS * (int)te__cells_of<F>::STEP),
-        STAGES = RING_STAGES > 4 ? 4 : RING_STAGES,
-        RING = (int)STAGES * (int)te__cells_of<F>::STEP, /* of a warp */
-        X = (int)TE_QUANTIZED_WARPS * (int)RING, /* two buffers with activations, in the order of mma's operands */
-        X_BYTES = (int)TE_QUANTIZED_PAIRS * 32 * 16,
-        SUMS = (int)X + 2 * (int)X_BYTES, /* two buffers with sums of activations, float[PAIRS][8] */
-        SUMS_BYTES = (int)TE_QUANTIZED_PAIRS * 8 * 4,
-        SCALES = (int)SUMS + 2 * (int)SUMS_BYTES, /* of each warp; later the sums of the block */
-        SCALES_BYTES = (int)TE_STEP_GROUPS * 8 * 4 * 4,
-        BYTES = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)SCALES_BYTES
+        STEP_K = F == TE_BLOCK_q8_0 ? 128 : TE_STEP_K, /* columns of a step */
+        GROUPS = STEP_K / TE_CELL_GROUP,
+        STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
+        X_STEP = (int)STEP_K * 2,                                                         /* bytes of a column of A */
+        /* bytes for each warp, where the scales of a step of a k-quant are first converted; rows are padded so that
+         * they lie in different banks */
+        EXPANDED_GROUP = 8 * 16 + 16,
+        EXPANDED = (int)te__cells_of<F>::GROUPS > 1 ? (int)GROUPS *(int)EXPANDED_GROUP : 0,
+        FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */
+        X_BARRIER = (int)TE_QUANTIZED_WARPS * (int)TE_QUANTIZED_MAX_STAGES * 8, /* behind those of the stages */
+        SCALES = (int)X_BARRIER + 64,
+        SUMS = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
+        X = (int)SUMS + (int)TE_QUANTIZED_SLOTS * (int)FRAGMENT
     };
-    static_assert((int)STAGES >= 2, "a ring has at least two stages");
 };
+
+/* ---- what a warp computes ---------------------------------------------------------------------------------------- */
+
+/* The place of a warp: its row tile within the block's tile, and which of the steps from `begin` to `end` it takes:
+ * step begin + first, and each `stride` steps behind. */
+typedef struct te__quantized_place {
+    int tile, next_tile; /* of the block; and by how much it grows */
+    int rank;            /* of the block in its cluster */
+    int row, first, stride, begin, end;
+} te__quantized_place;
+TE_FN te__quantized_place te__quantized_place_of(const te__quantized *p) {
+    const int warp = (int)threadIdx.x / 32;
+    te__quantized_place at;
+    at.tile = (int)blockIdx.x, at.rank = 0, at.next_tile = (int)gridDim.x, at.begin = 0, at.end = p->steps;
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (p->split > 1) {
+        asm("mov.u32 %0, %%clusterid.x;" : "=r"(at.tile));
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(at.rank));
+        at.begin = at.rank * p->steps_of_block + (at.rank < p->more_steps ? at.rank : p->more_steps);
+        at.end = at.begin + p->steps_of_block + (at.rank < p->more_steps);
+    }
+#endif
+    at.first = warp * p->across_inverse >> 8, at.row = warp - at.first * p->across, at.stride = p->stride;
+    if (at.first >= at.stride) at.first = p->steps; /* the warp is idle */
+    return at;
+}
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* What a warp loads next of its 16 rows. */
-typedef struct te__quantized_loads {
-    const char *from; /* this lane's first vector of the step */
-    int left;         /* bytes from there to the end of the rows; not above 0 if there are none */
-} te__quantized_loads;
-template <te_block_format F>
-TE_FN te__quantized_loads te__quantized_loads_at(const te__quantized *p, int row_tile, int step) {
-    typedef te__cells_of<F> cells;
-    const int row_bytes = p->k / cells::VALUES * cells::CELL, at = step * cells::STEP + (int)threadIdx.x % 32 * 16;
-    te__quantized_loads l;
-    l.left = row_tile * TE_CELL_ROWS < p->rows ? row_bytes - at : 0;
-    l.from = p->cells + (l.left ? (int64_t)row_tile * row_bytes + at : 0);
-    return l;
+/* A barrier in shared memory, at `bar`, that counts arrivals and the bytes of copies. */
+TE_FN void te__quantized_barrier_init(uint32_t bar, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
-/* Start the copy of a step into a stage, with zeros behind the end of the rows, and go to the next step. */
-template <te_block_format F>
-TE_FN void te__quantized_load(te__quantized_loads *l, const char *stage) {
-    enum { STEP = te__cells_of<F>::STEP };
+/* Make the barriers that this thread has initialised known to asynchronous copies. */
+TE_FN void te__quantized_barrier_fence(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+/* Wait until the phase of the barrier with this parity has ended. */
+TE_FN void te__quantized_barrier_wait(uint32_t bar, int parity) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
+            "r"(bar),
+        "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{\n.reg .pred done;\nwait:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(
+            bar),
+        "r"(parity)
+        : "memory");
+#endif
+}
+/* Bulk copies exist from compute capability 9.0 on. They leave the load and store unit to the warps that multiply;
+ * behind cp.async, the loads of other warps from shared memory wait as long as memory is the bottleneck. In code for
+ * earlier GPUs all lanes of a warp copy by cp.async, and so many arrive at its barriers. */
+TE_FN int te__quantized_arrivals(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    return 1;
+#else
+    return 32;
+#endif
+}
+/* A warp starts the copy of `bytes` bytes, a multiple of 16, which arrive at the barrier. All lanes call it. */
+TE_FN void te__quantized_copy(uint32_t to, const char *from, int bytes, uint32_t bar) {
     const int lane = (int)threadIdx.x % 32;
-    const uint32_t to = te__shared_address(stage) + (uint32_t)(lane * 16);
-    TE_UNROLL for (int byte = 0; byte < STEP; byte += 512)
-        if (byte + 512 <= STEP || lane < STEP % 512 / 16)
-            asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2; // a weight" ::"r"(to + byte),
-                         "l"(l->from + byte), "r"(byte < l->left ? 16 : 0)
-                         : "memory");
-    l->from += STEP, l->left -= STEP;
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (lane == 0)
+        asm volatile(
+            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%2], %3;\n"
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2]; // a weight" ::"r"(
+                to),
+            "l"(from), "r"(bar), "r"(bytes)
+            : "memory");
+#else
+    for (int at = lane * 16; at < bytes; at += 512)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16; // a weight" ::"r"(to + (uint32_t)at), "l"(from + at)
+                     : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
+/* The ring of a warp: the place of a stage, of which there are `stages` at memory + i STEP with barriers at bar + 8 i,
+ * and the parity of its barrier. */
+typedef struct te__quantized_ring {
+    uint32_t memory, bar;
+    int stage, parity;
+} te__quantized_ring;
+TE_FN void te__quantized_next_stage(te__quantized_ring *r, int stages) {
+    if (++r->stage == stages) r->stage = 0, r->parity ^= 1;
+}
+/* What a warp loads next. */
+typedef struct te__quantized_loads {
+    const char *from; /* the step's first byte */
+    int left;         /* bytes from there to the end of the row tile; not above 0 if there are none */
+    int tile, step;   /* step: from `begin` on */
+} te__quantized_loads;
+/* Go to the first step of a tile. */
+template <te_block_format F, int N>
+TE_FN void te__quantized_loads_of_tile(te__quantized_loads *l, const te__quantized *p, const te__quantized_place *at,
+                                       int tile) {
+    typedef te__quantized_memory<F, N> memory;
+    const int row_tile = tile * p->across + at->row;
+    l->step = at->begin + at->first, l->tile = tile;
+    const int first = l->step * memory::STEP;
+    l->left = tile < p->tiles && row_tile * TE_CELL_ROWS < p->rows ? p->row_bytes - first : 0;
+    l->from = p->cells + (int64_t)row_tile * p->row_bytes + first;
+}
+/* Start the copy of the warp's next step, if there is one, into stage number `stage`, and go to the step behind it. */
+template <te_block_format F, int N>
+TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, const te__quantized_place *at,
+                              const te__quantized_ring *ring, int stage) {
+    enum { STEP = te__quantized_memory<F, N>::STEP };
+    if (l->step >= at->end) te__quantized_loads_of_tile<F, N>(l, p, at, l->tile + at->next_tile);
+    if (l->left > 0 && l->step < at->end)
+        te__quantized_copy(ring->memory + (uint32_t)(stage * STEP), l->from, l->left < STEP ? l->left : STEP,
+                           ring->bar + (uint32_t)(stage * 8));
+    l->from += at->stride * STEP, l->left -= at->stride * STEP, l->step += at->stride;
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* What a thread holds of the next activations: vectors of eight values of a row in format M. */
-typedef struct te__quantized_x {
-    uint4 v[TE_QUANTIZED_VECTORS];
-} te__quantized_x;
-
 /* Eight values of f32 as the exact sum of three bf16: the part number `part` of them. */
-TE_FN uint4 te__bf16_part(const float *x, int part) {
+TE_FN uint4 te__bf16_part(const uint32_t x[8], const int part) {
     uint32_t w[4];
     TE_UNROLL for (int i = 0; i < 4; i++) {
         uint32_t half[2];
         TE_UNROLL for (int j = 0; j < 2; j++) {
-            float rest = x[2 * i + j];
-            for (int n = 0; n < part; n++) rest -= __uint_as_float(__float_as_uint(rest) & 0xffff0000u);
+            float rest = __uint_as_float(x[2 * i + j]);
+            TE_UNROLL for (int n = 0; n < part; n++) rest -= __uint_as_float(__float_as_uint(rest) & 0xffff0000u);
             half[j] = __float_as_uint(rest) >> 16;
         }
         w[i] = half[0] | half[1] << 16;
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* Load the activations from column k on, up to column `end`. Warp w has pairs w, w + 8, .. of (group, column tile); in
- * a pair lane 4 c + t has column c of the tile, eight values from 8 t on. */
-template <te_dtype T, int N>
-TE_FN void te__quantized_load_x(te__quantized_x *x, const te__quantized *p, int k, int end) {
-    const int lane = (int)threadIdx.x % 32;
-    TE_UNROLL for (int i = 0; i < TE_QUANTIZED_VECTORS; i++) {
-        const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS, col = pair % N * 8 + lane / 4;
-        const int at = k + pair / N * TE_CELL_GROUP + lane % 4 * 8, row = T == TE_f32 ? col / 3 : col;
-        x->v[i] = make_uint4(0, 0, 0, 0);
-        if (row >= p->m || at >= end) continue;
-        const int64_t first = (int64_t)row * p->k + at;
-        if (T == TE_f32) {
-            float f[8];
-            te_load8(f, p->x, first, 8, 1, TE_f32);
-            x->v[i] = te__bf16_part(f, col % 3);
-        } else
-            x->v[i] = __ldg((const uint4 *)(const void *)((const uint16_t *)p->x + first));
-    }
-}
-/* Store them in shared memory, and the sums of each group if the format has offsets. */
-template <te_block_format F, te_dtype M>
-TE_FN void te__quantized_store_x(char *buffer, float *sums, const te__quantized_x *x) {
-    const int lane = (int)threadIdx.x % 32, t = lane % 4;
-    uint2 *to = (uint2 *)(void *)buffer;
-    TE_UNROLL for (int i = 0; i < TE_QUANTIZED_VECTORS; i++) {
-        const int pair = (int)threadIdx.x / 32 + i * TE_QUANTIZED_WARPS;
-        const uint4 v = x->v[i];
-        /* columns 4 c to 4 c + 3 of a group are half c / 4 of the vector of lane c % 4 */
-        to[(pair * 32 + lane / 4 * 4 + 2 * t % 4) * 2 + t / 2] = make_uint2(v.x, v.y);
-        to[(pair * 32 + lane / 4 * 4 + 2 * t % 4 + 1) * 2 + t / 2] = make_uint2(v.z, v.w);
-        if (!te__cells_of<F>::OFFSET) continue;
-        const float2 a = te_floats_of_pair(v.x, M), b = te_floats_of_pair(v.y, M), c = te_floats_of_pair(v.z, M),
-                     d = te_floats_of_pair(v.w, M);
-        float sum = ((a.x + a.y) + (b.x + b.y)) + ((c.x + c.y) + (d.x + d.y));
-        sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
-        if (t == 0) sums[pair * 8 + lane / 4] = sum;
+/* Bring p->buffered steps of A, from column k on and up to column `end`, to shared memory: [column][k], with zeros from
+ * `end` on. In 16 bits they arrive at the barrier `bar`; A in f32 has been stored when the function ends. */
+template <te_dtype T>
+TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int end, int step_k, uint32_t bar) {
+    const int width = p->buffered * step_k, column = width * 2 + TE_QUANTIZED_X_PAD, lane = (int)threadIdx.x % 32;
+    const int count = end - k < width ? end - k : width; /* values of a row */
+    if (count < width)                                   /* the row ends with a part of a step */
+        TE_UNROLL_1 for (int i = (int)threadIdx.x; i < p->columns * (step_k / 8); i += TE_QUANTIZED_THREADS) {
+            const int at = (count - 1) / step_k * step_k + i % (step_k / 8) * 8;
+            if (at >= count) *(uint4 *)(void *)(buffer + i / (step_k / 8) * column + at * 2) = make_uint4(0, 0, 0, 0);
+        }
+    if (T == TE_f32) {
+        TE_UNROLL_1 for (int row = 0; row < p->m; row++)
+            TE_UNROLL_4 for (int i = (int)threadIdx.x; i < count / 8; i += TE_QUANTIZED_THREADS) {
+            const uint4 *const from =
+                (const uint4 *)(const void *)((const float *)p->x + (int64_t)row * p->k + k + i * 8);
+            const uint4 a = __ldg(from), b = __ldg(from + 1);
+            const uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            TE_UNROLL for (int part = 0; part < 3; part++)
+                *(uint4 *)(void *)(buffer + (3 * row + part) * column + i * 16) = te__bf16_part(w, part);
+        }
+    } else if (threadIdx.x < 32) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+        if (lane == 0)
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(p->m * count * 2)
+                         : "memory");
+        __syncwarp();
+        if (lane < p->m)
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                    te__shared_address(buffer) + (uint32_t)(lane * column)),
+                "l"((const uint16_t *)p->x + (int64_t)lane * p->k + k), "r"(count * 2), "r"(bar)
+                : "memory");
+#else
+        for (int row = 0; row < p->m; row++)
+            for (int i = lane; i < count / 8; i += 32)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(te__shared_address(buffer) +
+                                                                               (uint32_t)(row * column + i * 16)),
+                             "l"((const uint16_t *)p->x + (int64_t)row * p->k + k + i * 8)
+                             : "memory");
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#endif
     }
 }
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Whether the scales of a step are first converted to f32 in shared memory: those of k-quants, of which each takes
- * several instructions. */
-template <te_block_format F>
-struct te__quantized_expands {
-    enum { VALUE = te__cells_of<F>::GROUPS > 1 };
-};
-/* Convert the scales of a step: float[group][row % 8][4], with the scales of rows r and r + 8, then their offsets or
- * the scales of the second half of the group. */
-template <te_block_format F>
-TE_FN void te__quantized_expand(float *to, const char *stage) {
+/* What a group of a k-quant has for rows r and r + 8: two scales; and of q4_k and q5_k for each row its min twice, as
+ * an operand of mma times the unit, of q6_k the scales of the second half of the group. */
+typedef struct te__quantized_scales {
+    float2 scale, more;
+    uint32_t min[2];
+} te__quantized_scales;
+/* Convert the scales of a step of q4_k or q5_k. Returns minus dmin of rows r and r + 8. */
+template <te_block_format F, te_dtype M>
+TE_FN float2 te__quantized_expand_k(char *to, const char *stage) {
+    const int lane = (int)threadIdx.x % 32, row = lane / 4;
+    const char *at = stage + te__cells_of<F>::SCALES;
+    const uint2 w = *(const uint2 *)(const void *)(at + row * 8);
+    const uint32_t low = *(const uint32_t *)(const void *)(at + 64 + lane * 4);
+    const uint32_t high = __byte_perm(*(const uint16_t *)(const void *)(at + 64 + 128 + lane * 2), 0, 0x4140);
+    const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
+    /* of groups 2 t and 2 t + 1 */
+    const uint32_t scale[2] = {te__and_or(high, 0x00300030u, low >> 8 & 0x000f000fu),
+                               te__and_or(high >> 2, 0x00300030u, low >> 12 & 0x000f000fu)};
+    const uint32_t min[2] = {
+        te__pair_of_codes<TE_BLOCK_q4_k, M>(te__and_or(high << 4, 0x00300030u, low & 0x000f000fu), 0),
+        te__pair_of_codes<TE_BLOCK_q4_k, M>(te__and_or(high << 2, 0x00300030u, low >> 4 & 0x000f000fu), 0)};
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        const uint32_t select = i ? 0x7432 : 0x7410, twice = i ? 0x3232 : 0x1010;
+        /* d scale = d (2^23 + scale) - d 2^23 */
+        const float a =
+            fmaf(__uint_as_float(__byte_perm(scale[0], 0x4b000000u, select)), first.x, first.x * -8388608.0f);
+        const float b =
+            fmaf(__uint_as_float(__byte_perm(scale[1], 0x4b000000u, select)), second.x, second.x * -8388608.0f);
+        *(uint4 *)(void *)(to + (lane % 4 * 2 + i) * te__quantized_memory<F, 1>::EXPANDED_GROUP + row * 16) =
+            make_uint4(__float_as_uint(a), __float_as_uint(b), __byte_perm(min[0], 0, twice),
+                       __byte_perm(min[1], 0, twice));
+    }
+    return make_float2(-first.y, -second.y);
+}
+/* Convert the scales of a step of q6_k. */
+TE_FN void te__quantized_expand_q6_k(char *to, const char *stage) {
     const int row = (int)threadIdx.x % 16, half = (int)threadIdx.x % 32 / 16;
     float scale[4][2], offset[4];
-    te__cell_scales<F>(scale, offset, stage, TE_STEP_GROUPS, row, half);
+    te__cell_scales<TE_BLOCK_q6_k>(scale, offset, stage, TE_STEP_GROUPS, row, half);
     TE_UNROLL for (int i = 0; i < 4; i++) {
-        float *at = to + ((half * 4 + i) * 8 + row % 8) * 4 + row / 8;
-        at[0] = scale[i][0], at[2] = te__cells_of<F>::HALVES ? scale[i][1] : offset[i];
+        float *at = (float *)(void *)(to + (half * 4 + i) * te__quantized_memory<TE_BLOCK_q6_k, 1>::EXPANDED_GROUP +
+                                      row % 8 * 16) +
+                    row / 8;
+        at[0] = scale[i][0], at[2] = scale[i][1];
     }
 }
-/* scale: of rows lane / 4 and lane / 4 + 8; more: their offsets, or the scales of the second half of the group. */
+/* Load the scales of a group, for r = lane / 4. `more`: their offsets in q4_1 and q5_1. */
 template <te_block_format F>
-TE_FN void te__quantized_scales(float2 *scale, float2 *more, const char *stage, const float *expanded,
-                                const int group) {
+TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const char *expanded, const int group) {
     typedef te__cells_of<F> cells;
     const int row = (int)threadIdx.x % 32 / 4;
     const char *at = stage + group * cells::CELL + cells::SCALES;
-    *more = make_float2(0, 0);
-    if (te__quantized_expands<F>::VALUE) {
-        const float4 v = *(const float4 *)(const void *)(expanded + (group * 8 + row) * 4);
-        *scale = make_float2(v.x, v.y), *more = make_float2(v.z, v.w);
+    te__quantized_scales s;
+    s.more = make_float2(0, 0), s.min[0] = s.min[1] = 0;
+    if (cells::GROUPS > 1) {
+        const uint4 v =
+            *(const uint4 *)(const void *)(expanded + group * te__quantized_memory<F, 1>::EXPANDED_GROUP + row * 16);
+        s.scale = make_float2(__uint_as_float(v.x), __uint_as_float(v.y)), s.min[0] = v.z, s.min[1] = v.w;
+        s.more = make_float2(__uint_as_float(v.z), __uint_as_float(v.w));
     } else if (cells::OFFSET) {
         const uint2 w = *(const uint2 *)(const void *)(at + row * 8);
         const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
-        *scale = make_float2(first.x, second.x), *more = make_float2(first.y, second.y);
+        s.scale = make_float2(first.x, second.x), s.more = make_float2(first.y, second.y);
     } else
-        *scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
+        s.scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
+    return s;
 }
-/* c += one step. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with columns 2 (lane % 4) and
- * 2 (lane % 4) + 1 of the column tile. */
+/* c += sum times the factor of each row, and sum becomes 0. */
+TE_FN void te__quantized_add(float c[4], float sum[4], float2 factor) {
+    TE_UNROLL for (int i = 0; i < 4; i++) c[i] += sum[i] * (i < 2 ? factor.x : factor.y), sum[i] = 0;
+}
+/* This lane's eight activations of a group. */
+template <te_block_format F>
+TE_FN uint4 te__quantized_operand(const char *x) {
+    if (!te__cells_of<F>::HALVES) return *(const uint4 *)(const void *)x;
+    const uint2 a = *(const uint2 *)(const void *)x, b = *(const uint2 *)(const void *)(x + 32);
+    return make_uint4(a.x, a.y, b.x, b.y);
+}
+/* c += one step, times the unit of the codes. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with
+ * columns 2 (lane % 4) and 2 (lane % 4) + 1 of the column tile. x: this lane's first vector of the step; x_tile: bytes
+ * from column tile to column tile. */
 template <te_block_format F, te_dtype M, int N>
-TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, const float *sums,
-                                  const float *expanded) {
+TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, char *expanded) {
     typedef te__cells_of<F> cells;
-    const int lane = (int)threadIdx.x % 32;
-    TE_UNROLL for (int group = 0; group < TE_STEP_GROUPS; group++) {
-        float2 scale, more;
+    typedef te__quantized_memory<F, N> memory;
+    constexpr int MINS = cells::OFFSET && cells::GROUPS > 1; /* q4_k and q5_k */
+    const uint32_t one = te__cell_power(M, te__cell_unit_log(M)), ones[4] = {one, one, one, one};
+    float2 dmin = make_float2(0, 0);
+    float offset[N][4]; /* the sums of mins and activations */
+    TE_UNROLL for (int tile = 0; tile < N; tile++) TE_UNROLL for (int i = 0; i < 4; i++) offset[tile][i] = 0;
+    if (MINS)
+        dmin = te__quantized_expand_k<F, M>(expanded, stage);
+    else if (cells::GROUPS > 1)
+        te__quantized_expand_q6_k(expanded, stage);
+    if (cells::GROUPS > 1) __syncwarp();
+    TE_UNROLL for (int group = 0; group < memory::GROUPS; group++) {
+        const te__quantized_scales s = te__quantized_load_scales<F>(stage, expanded, group);
         uint32_t q[2][4];
-        te__quantized_scales<F>(&scale, &more, stage, expanded, group);
-        te__cell_codes<F, M>(q, stage, group, lane);
+        te__cell_codes<F, M>(q, stage, group, (int)threadIdx.x % 32);
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
-                       second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]};
+                       second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]},
+                       min[4] = {s.min[0], s.min[1], s.min[0], s.min[1]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
-            const int pair = group * N + tile;
-            const uint4 b = *(const uint4 *)(const void *)(x + (pair * 32 + lane) * 16);
+            const uint4 b = te__quantized_operand<F>(x + group * 64 + tile * x_tile);
             float part[4] = {0, 0, 0, 0};
             te__mma_sync(part, first, b.x, b.y, M);
             if (cells::HALVES) {
-                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y), part[i] = 0;
+                te__quantized_add(c[tile], part, s.scale);
                 te__mma_sync(part, second, b.z, b.w, M);
-                TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? more.x : more.y);
+                te__quantized_add(c[tile], part, s.more);
                 continue;
             }
             te__mma_sync(part, second, b.z, b.w, M);
-            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += part[i] * (i < 2 ? scale.x : scale.y);
+            te__quantized_add(c[tile], part, s.scale);
             if (!cells::OFFSET) continue;
-            const float2 sum = *(const float2 *)(const void *)(sums + pair * 8 + lane % 4 * 2);
-            TE_UNROLL for (int i = 0; i < 4; i++) c[tile][i] += (i % 2 ? sum.y : sum.x) * (i < 2 ? more.x : more.y);
+            te__mma_sync(offset[tile], MINS ? min : ones, b.x, b.y, M);
+            te__mma_sync(offset[tile], MINS ? min : ones, b.z, b.w, M);
+            if (!MINS) te__quantized_add(c[tile], offset[tile], s.more);
         }
     }
+    TE_UNROLL for (int tile = 0; tile < N; tile++)
+        if (MINS) te__quantized_add(c[tile], offset[tile], dmin);
 }
 
 /* ---- the end of a tile ------------------------------------------------------------------------------------------- */
@@ -248,116 +408,173 @@ TE_FN void te__quantized_put(void *y, int64_t i, float v, int wide) {
     else
         ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
 }
-/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. te__quantized_peer: the
- * float at `from` in the shared memory of block `rank` of the cluster. */
-TE_FN void te__quantized_sync(int split) {
+/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. A barrier of the blocks of
+ * a cluster: te__quantized_arrive, or te__quantized_arrive_relaxed if nothing has been stored that others read, and
+ * te__quantized_wait. */
+TE_FN void te__quantized_arrive_relaxed(int split) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    if (split > 1)
-        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-    else
+    if (split > 1) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
-        __syncthreads();
     (void)split;
 }
-TE_FN float te__quantized_peer(const float *from, int rank) {
+TE_FN void te__quantized_arrive(int split) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    float f;
-    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.f32 %0, [at];\n}"
-                 : "=f"(f)
-                 : "r"(te__shared_address(from)), "r"(rank)
+    if (split > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+    (void)split;
+}
+TE_FN void te__quantized_wait(int split) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (split > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+    (void)split;
+}
+/* Store four floats at `to` in the shared memory of block `rank` of the cluster. */
+TE_FN void te__quantized_send(char *to, int rank, const float v[4]) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+                 "st.shared::cluster.v4.f32 [at], {%2, %3, %4, %5};\n}" ::"r"(te__shared_address(to)),
+                 "r"(rank), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                  : "memory");
-    return f;
 #else
-    return (void)rank, *from;
+    *(float4 *)(void *)to = make_float4(v[0], v[1], v[2], v[3]), (void)rank;
 #endif
 }
-/* Add the sums c of all warps of the cluster, and store them. shared: memory for float[columns][TILE]. Each block
- * stores a part of the elements of the tile. */
-template <te_dtype T, int N>
-TE_FN void te__quantized_store(const te__quantized *p, int tile, int rank, const float c[N][4], float *shared) {
-    const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * TE_CELL_ROWS + lane / 4;
-    __syncthreads(); /* all warps have read their scales, which lie in `shared` */
-    TE_UNROLL for (int i = 0; i < N; i++)
-        TE_UNROLL for (int j = 0; j < 4; j++)
-        shared[(i * 8 + lane % 4 * 2 + j % 2) * TE_QUANTIZED_TILE + first + j / 2 * 8] = c[i][j];
-    te__quantized_sync(p->split);
-    const int elements = p->m * TE_QUANTIZED_TILE, end = elements * (rank + 1) / p->split;
-    TE_UNROLL_1 for (int e = elements * rank / p->split + (int)threadIdx.x; e < end; e += TE_QUANTIZED_THREADS) {
-        const int i = e / TE_QUANTIZED_TILE, row = e % TE_QUANTIZED_TILE, at = tile * TE_QUANTIZED_TILE + row;
-        const float *from = shared + (T == TE_f32 ? 3 * i : i) * TE_QUANTIZED_TILE + row;
-        float v = 0;
-        TE_UNROLL for (int other = 0; other < TE_QUANTIZED_MAX_SPLIT; other++) {
-            if (other >= p->split) continue;
-            float sum = te__quantized_peer(from, other);
-            if (T == TE_f32)
-                sum += te__quantized_peer(from + TE_QUANTIZED_TILE, other) +
-                       te__quantized_peer(from + 2 * TE_QUANTIZED_TILE, other);
-            v += sum;
-        }
+/* Store the product of 16 rows of W, from row `first` on. sums: float[columns][16]. */
+template <te_dtype T>
+TE_FN void te__quantized_store(const te__quantized *p, int first, const float *sums) {
+    const float alpha = p->alpha * (float)(1 << -te__cell_unit_log(T == TE_f16 ? TE_f16 : TE_bf16));
+    TE_UNROLL_1 for (int e = (int)threadIdx.x % 32; e < p->m * TE_CELL_ROWS; e += 32) {
+        const int i = e / TE_CELL_ROWS, at = first + e % TE_CELL_ROWS;
+        const float *from = sums + (T == TE_f32 ? 3 * i : i) * TE_CELL_ROWS + e % TE_CELL_ROWS;
+        float v = T == TE_f32 ? from[0] + (from[TE_CELL_ROWS] + from[2 * TE_CELL_ROWS]) : from[0];
         if (at >= p->rows) continue;
         const int64_t to = (int64_t)i * p->ld + at;
-        v = p->alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
+        v = alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
         if (p->beta != 0) v += p->beta * te__quantized_get<T>(p->c, to, p->out_f32);
         te__quantized_put<T>(p->y, to, v, p->out_f32);
     }
-    if (p->split > 1) te__quantized_sync(p->split); /* the other blocks have read this block's sums */
+}
+/* Add the sums c of all warps of the cluster, and store them. Row tile r of a tile is added up by block r % split, by
+ * its warp r / split. shared: float4[row tile / split][block and step of the warp][column tile][lane]. */
+template <te_dtype T, int N>
+TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_place *at, int tile, const float c[N][4],
+                                char *shared) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, slots = p->split * at->stride;
+    const int mine = warp * p->split + at->rank; /* the row tile that this warp adds up */
+    char *const to =
+        shared + (((at->row * p->split_inverse >> 8) * slots + at->rank * at->stride + at->first) * N * 32 + lane) * 16;
+    te__quantized_wait(p->split);          /* the other blocks have started */
+    if (tile != at->tile) __syncthreads(); /* the fragments of the previous tile have been read */
+    if (at->first < at->stride) TE_UNROLL for (int i = 0; i < N; i++)
+        te__quantized_send(to + i * 512, at->row - (at->row * p->split_inverse >> 8) * p->split, c[i]);
+    if (p->split == 1) __syncthreads();
+    te__quantized_arrive(p->split);
+    te__quantized_wait(p->split);
+    if (mine >= p->across) return;
+    char *const from = shared + warp * slots * (N * 512);
+    float sum[N][4];
+    TE_UNROLL for (int i = 0; i < N; i++) TE_UNROLL for (int j = 0; j < 4; j++) sum[i][j] = 0;
+    TE_UNROLL_4 for (int slot = 0; slot < slots; slot++) TE_UNROLL for (int i = 0; i < N; i++) {
+        const float4 v = *(const float4 *)(const void *)(from + (slot * N + i) * 512 + lane * 16);
+        sum[i][0] += v.x, sum[i][1] += v.y, sum[i][2] += v.z, sum[i][3] += v.w;
+    }
+    __syncwarp(); /* all lanes have read the first sums, which are replaced */
+    float *const sums = (float *)(void *)from;
+    TE_UNROLL for (int i = 0; i < 4 * N; i++) {
+        const int column = i / 4 * 8 + lane % 4 * 2 + i % 2, row = lane / 4 + i % 4 / 2 * 8;
+        sums[column * TE_CELL_ROWS + row] = sum[i / 4][i % 4];
+    }
+    __syncwarp();
+    te__quantized_store<T>(p, (tile * p->across + mine) * TE_CELL_ROWS, sums);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* F: the format of W; T: of A; N: column tiles, 1 or 2. */
+/* Order this thread's stores to shared memory before asynchronous copies to the same place. */
+TE_FN void te__quantized_fence_async(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+/* Fill a stage with zeros behind its first `bytes` bytes: a row of W ends with a part of a step. */
+template <int STEP>
+TE_FN void te__quantized_clear(char *stage, int bytes) {
+    for (int at = bytes + (int)threadIdx.x % 32 * 16; at < STEP; at += 512)
+        *(uint4 *)(void *)(stage + at) = make_uint4(0, 0, 0, 0);
+    te__quantized_fence_async();
+    __syncwarp();
+}
+/* F: the format of W; T: of A; N: column tiles, 1, 2 or 4. */
 template <te_block_format F, te_dtype T, int N>
-TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUANTIZED_BLOCKS_PER_SM)
+TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
     te__quantized_kernel(const __grid_constant__ te__quantized p) {
     extern __shared__ uint4 te_quantized_memory[];
-    typedef te__quantized_memory<F> memory;
+    typedef te__quantized_memory<F, N> memory;
+    typedef te__cells_of<F> cells;
     constexpr te_dtype M = T == TE_f16 ? TE_f16 : TE_bf16;
-    /* steps of which activations are in a buffer */
-    constexpr int BUFFERED = (int)TE_QUANTIZED_PAIRS / (int)TE_STEP_GROUPS / N;
     char *const shared = (char *)te_quantized_memory;
-    const int warp = (int)threadIdx.x / 32;
-    const int tile = (int)blockIdx.x / p.split, rank = (int)blockIdx.x % p.split;
-    const int begin = p.steps * rank / p.split, end = p.steps * (rank + 1) / p.split;
-    const int end_k = end * TE_STEP_K < p.k ? end * TE_STEP_K : p.k;
-    char *const ring = shared + warp * memory::RING;
-    float *const expanded = (float *)(void *)(shared + memory::SCALES + warp * memory::SCALES_BYTES);
-    te__quantized_loads loads = te__quantized_loads_at<F>(&p, tile * TE_QUANTIZED_WARPS + warp, begin);
-    te__quantized_x x;
-    float c[N][4];
-    int loaded = begin, stage = 0, buffer = 0;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const te__quantized_place at = te__quantized_place_of(&p);
+    const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
+    const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD; /* bytes of a column of A */
+    char *const x = shared + memory::X;
+    const char *const x_lane = x + (lane / 4 & (p.columns - 1)) * x_column + lane % 4 * (cells::T_COLUMNS * 2);
+    char *const stages = x + p.columns * x_column + warp * p.stages * memory::STEP;
+    char *const expanded = shared + memory::SCALES + warp * memory::EXPANDED;
+    const int whole = at.end - at.begin <= p.buffered; /* shared memory has A of all steps */
+    const uint32_t x_bar = te__shared_address(shared) + memory::X_BARRIER;
+    te__quantized_ring ring = {te__shared_address(stages),
+                               te__shared_address(shared) + (uint32_t)(warp * TE_QUANTIZED_MAX_STAGES * 8), 0, 0};
+    te__quantized_loads loads;
+    int x_parity = 0;
+    te__quantized_arrive_relaxed(p.split);
+    if (lane == 0) {
+        TE_UNROLL for (int i = 0; i < TE_QUANTIZED_MAX_STAGES; i++)
+            te__quantized_barrier_init(ring.bar + (uint32_t)(i * 8), te__quantized_arrivals());
+        if (warp == 0) te__quantized_barrier_init(x_bar, te__quantized_arrivals());
+        te__quantized_barrier_fence();
+    }
+    __syncwarp();
+    te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
     if (!p.early_weights) te_kernel_wait();
-    TE_UNROLL_1 for (int i = 0; i < memory::STAGES; i++) {
-        if (loaded++ < end) te__quantized_load<F>(&loads, ring + i * te__cells_of<F>::STEP);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
+    /* the first stage; then A, which would wait behind all stages; then the other stages */
+    te__quantized_load<F, N>(&loads, &p, &at, &ring, 0);
     te_kernel_begin();
-    te__quantized_load_x<T, N>(&x, &p, begin * TE_STEP_K, end_k);
-    TE_UNROLL for (int i = 0; i < N; i++)
-        TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
-    TE_UNROLL_1 for (int first = begin; first < end; first += BUFFERED, buffer ^= 1) {
-        const int count = end - first < BUFFERED ? end - first : BUFFERED;
-        char *const of_x = shared + memory::X + buffer * memory::X_BYTES;
-        float *const sums = (float *)(void *)(shared + memory::SUMS + buffer * memory::SUMS_BYTES);
-        te__quantized_store_x<F, M>(of_x, sums, &x);
-        __syncthreads();
-        if (first + BUFFERED < end) te__quantized_load_x<T, N>(&x, &p, (first + BUFFERED) * TE_STEP_K, end_k);
-        TE_UNROLL_1 for (int i = 0; i < count; i++) {
-            char *const of_stage = ring + stage * te__cells_of<F>::STEP;
-            asm volatile("cp.async.wait_group %0;" ::"n"(memory::STAGES - 1) : "memory");
-            __syncwarp(); /* the copies of all lanes have arrived */
-            if (te__quantized_expands<F>::VALUE) {
-                te__quantized_expand<F>(expanded, of_stage);
-                __syncwarp();
+    te__quantized_load_x<T>(x, &p, at.begin * memory::STEP_K, end_k, memory::STEP_K, x_bar);
+    TE_UNROLL_1 for (int i = 1; i < p.stages; i++) te__quantized_load<F, N>(&loads, &p, &at, &ring, i);
+    __syncthreads();
+    if (T != TE_f32) te__quantized_barrier_wait(x_bar, 0);
+    TE_UNROLL_1 for (int tile = at.tile; tile < p.tiles; tile += at.next_tile) {
+        const int exists = (tile * p.across + at.row) * TE_CELL_ROWS < p.rows;
+        float c[N][4];
+        TE_UNROLL for (int i = 0; i < N; i++) TE_UNROLL for (int j = 0; j < 4; j++) c[i][j] = 0;
+        TE_UNROLL_1 for (int first = at.begin; first < at.end; first += p.buffered) {
+            const int end = first + p.buffered < at.end ? first + p.buffered : at.end;
+            if (!whole && (first > at.begin || tile > at.tile)) {
+                x_parity ^= 1;
+                te__quantized_fence_async();
+                __syncthreads(); /* all warps have read the steps before */
+                te__quantized_load_x<T>(x, &p, first * memory::STEP_K, end_k, memory::STEP_K, x_bar);
+                __syncthreads();
+                if (T != TE_f32) te__quantized_barrier_wait(x_bar, x_parity);
             }
-            te__quantized_multiply<F, M, N>(c, of_stage, of_x + i * (TE_STEP_GROUPS * N * 512),
-                                            sums + i * (TE_STEP_GROUPS * N * 8), expanded);
-            __syncwarp(); /* all lanes have read the stage and the scales */
-            if (loaded++ < end) te__quantized_load<F>(&loads, of_stage);
-            asm volatile("cp.async.commit_group;" ::: "memory");
-            stage = stage + 1 == memory::STAGES ? 0 : stage + 1;
+            if (!exists) continue;
+            const char *of_x = x_lane + at.first * memory::X_STEP;
+            TE_UNROLL_1 for (int step = first + at.first; step < end; step += at.stride) {
+                char *const of_stage = stages + ring.stage * memory::STEP;
+                te__quantized_barrier_wait(ring.bar + (uint32_t)(ring.stage * 8), ring.parity);
+                if (cells::GROUPS == 1 && p.row_bytes - step * memory::STEP < memory::STEP)
+                    te__quantized_clear<memory::STEP>(of_stage, p.row_bytes - step * memory::STEP);
+                te__quantized_multiply<F, M, N>(c, of_stage, of_x, 8 * x_column, expanded);
+                __syncwarp(); /* all lanes have read the stage and the scales */
+                te__quantized_load<F, N>(&loads, &p, &at, &ring, ring.stage);
+                te__quantized_next_stage(&ring, p.stages);
+                of_x += at.stride * memory::X_STEP;
+            }
         }
+        te__quantized_reduce<T, N>(&p, &at, tile, c, shared + memory::SUMS);
     }
-    te__quantized_store<T, N>(&p, tile, rank, c, (float *)(void *)(shared + memory::SCALES));
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
@@ -366,22 +583,33 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, TE_QUAN
  * blocks that run at the same time on the last of these devices. */
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
-    int shared;
+    int step_k, step_bytes, cell, values, fixed; /* fixed: bytes of shared memory besides A and the rings */
     uint64_t set;
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;
 
-template <te_dtype T, int N>
-TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f) {
+template <te_block_format F, te_dtype T, int N>
+TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
+    typedef te__quantized_memory<F, N> memory;
+    static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<F, T, N>,
+                                               memory::STEP_K,
+                                               memory::STEP,
+                                               te__cells_of<F>::CELL,
+                                               te__cells_of<F>::VALUES,
+                                               memory::X,
+                                               0,
+                                               {0}};
+    return &entry;
+}
+/* The kernel for a format of W and a number of columns of the product. */
+template <te_dtype T>
+TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, int64_t columns) {
     switch ((int)f) {
-#define TE_QUANTIZED_ENTRY(token)                                                                              \
-    case TE_BLOCK_##token: {                                                                                   \
-        static te__quantized_kernel_entry entry = {(const void *)te__quantized_kernel<TE_BLOCK_##token, T, N>, \
-                                                   te__quantized_memory<TE_BLOCK_##token>::BYTES,              \
-                                                   0,                                                          \
-                                                   {0}};                                                       \
-        return &entry;                                                                                         \
-    }
+#define TE_QUANTIZED_ENTRY(token)                                            \
+    case TE_BLOCK_##token:                                                   \
+        return columns > 16  ? te__quantized_entry<TE_BLOCK_##token, T, 4>() \
+               : columns > 8 ? te__quantized_entry<TE_BLOCK_##token, T, 2>() \
+                             : te__quantized_entry<TE_BLOCK_##token, T, 1>();
         TE_CELL_FORMATS(TE_QUANTIZED_ENTRY)
 #undef TE_QUANTIZED_ENTRY
     default: return 0;
@@ -393,11 +621,11 @@ TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
     int clusters = 0;
-    if (split == 1) return ctx->processors * TE_QUANTIZED_BLOCKS_PER_SM;
+    if (split == 1) return ctx->processors;
     attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim.x = (unsigned)split;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     config.gridDim = dim3((unsigned)split), config.blockDim = dim3(TE_QUANTIZED_THREADS);
-    config.dynamicSmemBytes = (size_t)e->shared, config.attrs = &attribute, config.numAttrs = 1;
+    config.dynamicSmemBytes = (size_t)ctx->shared_bytes, config.attrs = &attribute, config.numAttrs = 1;
     const int ok = ctx->capability >= 900 && cudaFuncGetAttributes(&is, e->kernel) == cudaSuccess &&
                    is.ptxVersion >= 90 && cudaOccupancyMaxActiveClusters(&clusters, e->kernel, &config) == cudaSuccess;
     if (!ok) (void)cudaGetLastError();
@@ -406,45 +634,91 @@ TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split
 TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context *ctx) {
     const uint64_t bit = 1ull << (ctx->device & 63);
     if (__atomic_load_n(&e->set, __ATOMIC_ACQUIRE) & bit) return TE_OK;
-    TE_TRY(te__cuda_status(ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, e->shared),
-                           "shared memory of the product of a quantized weight"));
+    TE_TRY(te__cuda_status(
+        ctx, cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ctx->shared_bytes),
+        "shared memory of the product of a quantized weight"));
     for (int i = 1; i <= TE_QUANTIZED_MAX_SPLIT; i++) e->clusters[i] = te__quantized_clusters(e, i, ctx);
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* The most blocks of a cluster for which all tiles run at the same time. */
-TE_API int te__quantized_split(const te__quantized_kernel_entry *e, int tiles, int steps) {
-    int split = (int)te_min(TE_QUANTIZED_MAX_SPLIT, steps);
-    while (split > 1 && tiles > e->clusters[split]) split--;
-    return split;
+/* Choose how the work is divided, and set what depends on it, by a model of the time in clock cycles, whose constants
+ * were measured on an H200. Memory and the warps work at the same time; A is read from the L2. Returns the bytes of
+ * shared memory. */
+TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e, const te_context *ctx) {
+    enum {
+        MEMORY_RATE = 17,    /* bytes of a cycle for each multiprocessor, if all read */
+        L2_RATE = 24,        /* the same of the L2 */
+        MAX_RATE = 20,       /* bytes of a cycle that a multiprocessor reads from memory if others do not */
+        GROUP_LATENCY = 110, /* cycles of a warp for a group, .. */
+        TILE_LATENCY = 30,   /* besides for each column tile but one, .. */
+        STEP_LATENCY = 300,  /* and besides for a step */
+        GROUP_ISSUE = 30,    /* instructions for a group, .. */
+        TILE_ISSUE = 9,      /* and besides for each column tile */
+        CLUSTER = 1500,      /* cycles for the reduction by a cluster */
+        TILE = 600,          /* and by a block */
+        ROUND = 2500         /* cycles for each time that A has to be loaded, if shared memory does not hold it */
+    };
+    const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), ring = TE_QUANTIZED_WARPS * e->step_bytes;
+    const int column = 2 * e->step_k * p->columns, pad = TE_QUANTIZED_X_PAD * p->columns;
+    const int free = (int)ctx->shared_bytes - e->fixed - pad; /* for A and the rings */
+    const int groups = e->step_k / TE_CELL_GROUP,
+              column_tiles = (int)te_ceil_div(p->columns, TE_QUANTIZED_TILE_COLUMNS);
+    const int issue =
+        groups * (GROUP_ISSUE + TILE_ISSUE * column_tiles) / 4; /* a multiprocessor issues four at a time */
+    const int latency = groups * (GROUP_LATENCY + TILE_LATENCY * (column_tiles - 1)) + STEP_LATENCY;
+    int64_t least = -1;
+    for (int across = 1; across <= TE_QUANTIZED_WARPS; across++) {
+        const int stride = TE_QUANTIZED_WARPS / across, tiles = (int)te_ceil_div(row_tiles, across);
+        for (int split = 1; split <= te_min(TE_QUANTIZED_MAX_SPLIT, across); split++) {
+            const int steps = (int)te_ceil_div(p->steps, split);
+            if (te_ceil_div(across, split) * split * stride > TE_QUANTIZED_SLOTS) continue;
+            if (split > 1 && (split > p->steps || tiles > e->clusters[split])) continue;
+            const int most = (free - 2 * ring) / column, buffered = steps <= most ? steps : most / stride * stride;
+            if (buffered < 1) continue;
+            const int64_t waves = split > 1 ? 1 : te_ceil_div(tiles, e->clusters[1]);
+            const int64_t rounds = steps <= buffered ? 0 : waves * te_ceil_div(steps, buffered);
+            const int64_t of_x = (int64_t)steps * column * (rounds ? waves : 1) / L2_RATE;
+            const int64_t of_step = te_max(latency, issue * stride * across * 5 / 4);
+            const int64_t of_warps = waves * (te_ceil_div(steps, stride) * of_step + TILE) + rounds * ROUND;
+            const int64_t all = (int64_t)row_tiles * p->steps * e->step_bytes / ctx->processors / MEMORY_RATE;
+            const int64_t busiest = waves * across * steps * e->step_bytes / MAX_RATE;
+            const int64_t cost =
+                te_max(te_max(all, busiest), of_warps) + of_warps / 4 + of_x / 2 + (split > 1 ? CLUSTER : 0);
+            if (least >= 0 && cost >= least) continue;
+            least = cost, p->across = across, p->split = split, p->tiles = tiles, p->buffered = buffered;
+        }
+    }
+    p->split_inverse = 256 / p->split + 1, p->across_inverse = 256 / p->across + 1;
+    p->stride = TE_QUANTIZED_WARPS / p->across;
+    p->steps_of_block = p->steps / p->split, p->more_steps = p->steps % p->split;
+    p->stages = (int)te_min(TE_QUANTIZED_MAX_STAGES, (free - p->buffered * column) / ring);
+    return e->fixed + pad + p->buffered * column + p->stages * ring;
 }
 /* The most rows of A for one launch. */
-TE_API int te__quantized_rows(te_dtype dtype) {
-    return dtype == TE_f32 ? TE_QUANTIZED_COLUMNS / 3 : TE_QUANTIZED_COLUMNS;
-}
+TE_API int te__quantized_rows(te_dtype dtype) { return dtype == TE_f32 ? 10 : 32; }
 /* Multiply `rows` rows of A, from row m0 on, by a part of W, whose first row is row `first` of W. */
 template <te_dtype T>
 TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, const te_weight_part *part,
                                     int64_t first, te_context *ctx) {
     te__quantized p;
-    const int tiles = (int)te_ceil_div(part->rows, TE_QUANTIZED_TILE), steps = (int)te_ceil_div(g->k, TE_STEP_K);
     const int64_t at = m0 * g->n + first, columns = T == TE_f32 ? 3 * rows : rows;
     const size_t in = te_dtype_bytes(T), out = te_dtype_bytes(g->out);
+    te__quantized_kernel_entry *e = te__quantized_kernel_of<T>(part->format, columns);
+    TE_TRY(te__quantized_prepare(e, ctx));
     memset(&p, 0, sizeof p);
     p.x = (const char *)g->a + (size_t)(m0 * g->k) * in, p.cells = te__cells_at(part);
     p.y = (char *)g->d + (size_t)at * out, p.c = g->beta != 0 ? (const char *)g->c + (size_t)at * out : 0;
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? (const char *)g->bias + (size_t)first * in : 0;
     p.out_f32 = g->out == TE_f32, p.alpha = g->alpha, p.beta = g->beta;
-    p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n, p.steps = steps;
+    p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n;
+    p.row_bytes = p.k / e->values * e->cell, p.steps = (int)te_ceil_div(g->k, e->step_k),
     p.early_weights = te__launch_follows_kernel(ctx);
-    te__quantized_kernel_entry *e =
-        columns > 8 ? te__quantized_kernel_of<T, 2>(part->format) : te__quantized_kernel_of<T, 1>(part->format);
-    TE_TRY(te__quantized_prepare(e, ctx));
-    p.split = te__quantized_split(e, tiles, steps);
+    for (p.columns = 1; p.columns < columns;) p.columns *= 2;
+    const int shared = te__quantized_choose(&p, e, ctx);
+    const int blocks = p.split > 1 ? p.tiles * p.split : (int)te_min(p.tiles, e->clusters[1]);
     return te__cuda_launch(ctx,
-                           te__launch_of(e->kernel, "product of a quantized weight",
-                                         te__grid_of((int64_t)tiles * p.split, 1), TE_QUANTIZED_THREADS, e->shared,
-                                         p.split),
+                           te__launch_of(e->kernel, "product of a quantized weight", te__grid_of(blocks, 1),
+                                         TE_QUANTIZED_THREADS, shared, p.split),
                            &p, sizeof p);
 }
 /* Whether the product is computed from W converted in the workspace. */

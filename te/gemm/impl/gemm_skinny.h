@@ -9,10 +9,10 @@
  * kernel still runs (PDL), which is safe because no kernel of a pass writes weights. Otherwise this kernel fills the
  * rings when the previous kernel has ended.
  *
- * e4m3 operands use the same code, because a lane loads, holds and multiplies vectors of 16 bytes both in 16 bits and
- * in FP8. With tensorwise or rowwise scales the total of all warps' sums is multiplied by the scales; with blockwise
- * scales each sum over 128 elements of k is multiplied by the scales of these elements before it is added to the
- * previous sums.
+ * e4m3 operands use the same code, because a lane loads and holds vectors of 16 bytes both in 16 bits and in FP8; e4m3
+ * is converted to f16 in registers, just before it is multiplied. With tensorwise or rowwise scales the total of all
+ * warps' sums is multiplied by the scales; with blockwise scales each sum over 128 elements of k is multiplied by the
+ * scales of these elements before it is added to the previous sums.
  *
  * Lower bound of the time: W is read once, 2 n k bytes in 16 bits or n k in FP8, at the memory bandwidth. Measurements:
  * docs/notes/gemm.md.
@@ -39,6 +39,7 @@ enum {
     /* bytes of a stage, which holds the part of W that one warp processes in one step */
     TE_SKINNY_STAGE = TE_SKINNY_COLUMNS * TE_SKINNY_WARP_K * 2,
     TE_SKINNY_STAGES = 3,                                       /* number of stages in a warp's ring */
+    TE_SKINNY_ROW = TE_SKINNY_WARP_K * 2,                       /* bytes of a row of W in a stage */
     TE_SKINNY_SHARED = TE_SKINNY_WARPS * TE_SKINNY_STAGES * TE_SKINNY_STAGE
 };
 
@@ -58,19 +59,13 @@ typedef struct te_skinny {
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* A warp's position in its work: the first column of y and the first element of k of a step, and the stage that holds
- * the step's part of W. */
-typedef struct te_skinny_position { int col, k, stage; } te_skinny_position;
+/* A step of a block: col is the number of the first of its 16 columns of y, k the first element of k that the step
+ * processes. All warps of the block process their parts of the same step. */
+typedef struct te_skinny_position { int col, k; } te_skinny_position;
 TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
-    if (++at->stage == TE_SKINNY_STAGES) at->stage = 0;
     at->k += TE_SKINNY_STEP;
     if (at->k < p->k) return;
-    at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_SKINNY_WARP_K;
-}
-/* Return the address of a 16-byte vector, number `vector` in row `row` of a stage. The stage is swizzled, so that
- * neighbouring rows lie in different banks. */
-TE_FN uint32_t te__skinny_address(uint32_t stage, int row, int vector) {
-    return stage + (uint32_t)(row * (TE_SKINNY_WARP_K * 2) + ((vector ^ (row & 1) << 2) << 4));
+    at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = 0;
 }
 /* Which 16 columns of y a block computes together: if `pairs` is 0, 16 adjacent columns, else twice 8 adjacent columns,
  * so that an epilogue gets both elements of each pair that it combines. If head_dim is 0, column i of the first half of
@@ -87,38 +82,69 @@ TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_sk
     return rest < 0 ? head + in_head / 2 + second * (k.rotary / 2)
                     : head + k.rotary + rest + second * ((k.head_dim - k.rotary) / 2);
 }
-/* Returns the column of y that row `row` of a stage belongs to; it is also the row of W that the stage holds there. */
+/* Returns the column of y that row `row` of the 16 rows of W belongs to; it is also the number of this row in W. */
 TE_FN int te__skinny_column_of(const te_skinny *p, int col, int row, const te_skinny_pairing k) {
     return k.pairs ? te__skinny_column(p, col, row / 8, k) + row % 8 : col + row;
 }
-/* Start the copy of a step's part of W into a stage, with zeros beyond n and k. Each lane copies vectors of 16
- * bytes. */
-TE_FN void te__skinny_load_stage(const te_skinny *p, uint32_t ring, const te_skinny_position *at,
+/* Returns the first element of k that this thread's warp processes in a step, counted from the step's first element. */
+TE_FN int te__skinny_warp_k(void) { return (int)threadIdx.x / 32 * TE_SKINNY_WARP_K; }
+/* The next step whose part of W a warp copies into its ring. One cp.async of the warp copies 256 bytes from each of two
+ * neighbouring rows of W: lane i copies vector i % 16, of 16 bytes, of the first (i < 16) or the second row. */
+typedef struct te_skinny_loads {
+    te_skinny_position at;
+    /* for k = 0: the address of the vector that this lane copies from rows 0 and 1 (w[0]) and from rows 8 and 9 (w[1])
+     * of the 16 rows of W */
+    const uint16_t *w[2];
+    uint32_t stage; /* the address in shared memory of the stage to be filled */
+} te_skinny_loads;
+/* Set loads->w for the columns of y in loads->at. */
+TE_FN void te__skinny_set_rows(te_skinny_loads *loads, const te_skinny *p, const te_skinny_pairing pairing) {
+    const int lane = (int)threadIdx.x % 32, row = lane / 16, col = loads->at.col < p->n ? loads->at.col : 0;
+    const int64_t k = te__skinny_warp_k() + lane % 16 * 8;
+    /* if only eight columns of y are left, rows 8 to 15 are copies of rows 0 to 7; their products are not stored */
+    const int second = pairing.pairs || col + 8 < p->n ? row + 8 : row;
+    loads->w[0] = p->w + (int64_t)te__skinny_column_of(p, col, row, pairing) * p->k + k;
+    loads->w[1] = p->w + (int64_t)te__skinny_column_of(p, col, second, pairing) * p->k + k;
+}
+/* Start the copy of the warp's part of W for the step loads->at into a stage, with zeros beyond n and k, and advance
+ * *loads to the next step. The stage holds 16 rows of 16 vectors. In odd rows vectors 0 to 3 are swapped with vectors 4
+ * to 7, and 8 to 11 with 12 to 15, so that the loads of te__skinny_multiply from two neighbouring rows use different
+ * banks. */
+TE_FN void te__skinny_load_stage(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
                                  const te_skinny_pairing pairing) {
-    enum { VECTORS = TE_SKINNY_WARP_K / 8, ROWS = 32 / VECTORS };
-    const int lane = (int)threadIdx.x % 32, vector = lane % VECTORS, k = at->k + vector * 8;
-    TE_UNROLL for (int i = 0; i < (int)TE_SKINNY_COLUMNS / ROWS; i++) {
-        const int row = ROWS * i + lane / VECTORS, ok = at->col + row < p->n && k < p->k;
-        const int weight_row = te__skinny_column_of(p, at->col, row, pairing);
-        const uint16_t *from = p->w + (int64_t)(ok ? weight_row : 0) * p->k + (ok ? k : 0);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(
-                         te__skinny_address(ring + (uint32_t)(at->stage * TE_SKINNY_STAGE), row, vector)),
-                     "l"(from), "r"(ok ? 16 : 0)
-                     : "memory");
+    const int lane = (int)threadIdx.x % 32, vector = lane % 16, row = lane / 16;
+    const int beyond = loads->at.col >= p->n || te__skinny_warp_k() + vector * 8 + loads->at.k >= p->k;
+    const uint32_t to = loads->stage + (uint32_t)(row * TE_SKINNY_ROW + ((vector ^ row << 2) << 4));
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        const uint16_t *from = loads->w[i] + loads->at.k;
+        TE_UNROLL for (int j = 0; j < 4; j++, from += 2 * (int64_t)p->k)
+            asm volatile("{\n.reg .pred beyond;\nsetp.ne.s32 beyond, %2, 0;\n"
+                         "cp.async.cg.shared.global [%0], [%1], 16, beyond; // a weight\n}" ::"r"(
+                             to + (uint32_t)((8 * i + 2 * j) * TE_SKINNY_ROW)),
+                         "l"(from), "r"(beyond)
+                         : "memory");
     }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    loads->stage += TE_SKINNY_STAGE;
+    if (loads->stage == ring + TE_SKINNY_STAGES * TE_SKINNY_STAGE) loads->stage = ring;
+    const int col = loads->at.col;
+    te__skinny_advance(&loads->at, p);
+    if (loads->at.col != col) te__skinny_set_rows(loads, p, pairing);
 }
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* Load this lane's part of x for a step: from row lane / 4 of x, eight of each 32 elements of k. */
-TE_FN void te__skinny_load_x(uint32_t x[TE_SKINNY_WARP_K / 32][4], const te_skinny *p, int k) {
-    const int row = (int)threadIdx.x % 32 / 4;
-    k += (int)threadIdx.x % 4 * 8;
-    TE_UNROLL for (int i = 0; i < TE_SKINNY_WARP_K / 32; i++) {
-        x[i][0] = x[i][1] = x[i][2] = x[i][3] = 0;
-        if (row < p->m && k + 32 * i < p->k) te__load16_readonly(x[i], p->x + (int64_t)row * p->k + k + 32 * i);
-    }
+/* Load eight elements of x from `from`, or zeros if the row of x ends before `from`. left: the number of elements from
+ * there to the end of the row. The predicate is in the assembly because the compiler would make a branch of an `if`,
+ * and compute the address of each load behind its branch. */
+TE_FN void te__skinny_load_x(uint32_t x[4], const uint16_t *from, int left) {
+    asm volatile("{\n.reg .pred inside;\nsetp.gt.s32 inside, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
+                 "mov.b32 %2, 0;\nmov.b32 %3, 0;\n@inside ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3])
+                 : "l"(from), "r"(left));
 }
+/* A lane's part of x for one step: eight of each 32 elements of k. */
+typedef struct te_skinny_x { uint32_t vector[TE_SKINNY_WARP_K / 32][4]; } te_skinny_x;
 /* The blockwise scales that a lane needs in one step: TE_SKINNY_STEP_SCALES of W, and as many for each of the two rows
  * of x whose sums the lane holds. */
 enum { TE_SKINNY_STEP_SCALES = TE_SKINNY_WARP_K / (TE_FP8_BLOCK / 2) };
@@ -129,7 +155,7 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
     const int row = (int)threadIdx.x % 4 * 2;
     const int64_t cols = 2 * (int64_t)p->k;
     TE_UNROLL for (int i = 0; i < TE_SKINNY_STEP_SCALES; i++) {
-        const int64_t tile = at->k / (TE_FP8_BLOCK / 2) + i;
+        const int64_t tile = (at->k + te__skinny_warp_k()) / (TE_FP8_BLOCK / 2) + i;
         const int exists = tile < te_fp8_blocks(cols);
         TE_UNROLL for (int j = 0; j < 2; j++)
             s->x[i][j] =
@@ -137,9 +163,40 @@ TE_FN void te__skinny_load_step_scales(te_skinny_step_scales *s, const te_skinny
         s->w[i] = exists ? p->w_inverse[te_blockwise_2d_scale_at(cols, at->col / TE_FP8_BLOCK, tile)] : 0.0f;
     }
 }
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
+/* Convert the four e4m3 numbers in w to f16, which represents them exactly. */
+TE_FN void te__f16_of_four_e4m3(uint32_t *low, uint32_t *high, uint32_t w) {
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(w));
+}
+#endif
+/* Multiply 32 elements of k of 16 rows of W by those of eight rows of x, and add the products to c. u, v: the lane's
+ * vectors in rows lane / 4 and lane / 4 + 8 of W; x: its vector in row lane / 4 of x. e4m3 is converted to f16 because
+ * compute capability 9.0 has no mma.sync for it: the compiler would also convert, but add up more. */
+TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], const uint32_t x[4],
+                          const te_dtype format) {
+    if (format != TE_e4m3) {
+        const uint32_t first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
+        te__mma_sync(c, first, x[0], x[1], format);
+        te__mma_sync(c, second, x[2], x[3], format);
+        return;
+    }
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
+    TE_UNROLL for (int i = 0; i < 4; i++) {
+        uint32_t a[4], b[2];
+        te__f16_of_four_e4m3(&a[0], &a[2], u[i]);
+        te__f16_of_four_e4m3(&a[1], &a[3], v[i]);
+        te__f16_of_four_e4m3(&b[0], &b[1], x[i]);
+        te__mma_sync(c, a, b[0], b[1], TE_f16);
+    }
+#endif
+}
 /* Adds the products of one step to the lane's four sums c. These are the sums for rows lane / 4 and lane / 4 + 8 of W,
- * each multiplied by rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. */
-TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_WARP_K / 32][4],
+ * each multiplied by rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. x: the lane's part of x for this step; each vector is
+ * replaced by that of the next step as soon as it has been multiplied. next: the address of the first vector of the
+ * next step, left: the number of elements from there to the end of the row. */
+TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const uint16_t *next, int left,
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
     /* number of successive iterations of the loop over i that use the same scales; each iteration multiplies 32
@@ -147,16 +204,18 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, uint32_t x[TE_SKINNY_
     enum { PER_SCALE = TE_SKINNY_WARP_K / 32 / TE_SKINNY_STEP_SCALES };
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
-    const int row = (int)threadIdx.x % 32 / 4, vector = (int)threadIdx.x % 4;
     float part[4] = {0, 0, 0, 0};
+    /* the lane multiplies vectors lane % 4 + 4 i of its rows; in odd rows te__skinny_load_stage has stored those with
+     * an even i where an odd i belongs, and vice versa */
+    const int row = (int)threadIdx.x % 32 / 4, swap = row % 2 * 64;
+    const uint32_t even = stage + (uint32_t)(row * TE_SKINNY_ROW + (int)threadIdx.x % 4 * 16 + swap),
+                   odd = even - 2 * (uint32_t)swap;
     TE_UNROLL for (int i = 0; i < TE_SKINNY_WARP_K / 32; i++) {
+        const uint32_t from = (i % 2 ? odd : even) + (uint32_t)(64 * i);
         uint32_t u[4], v[4];
-        te__lds128(u, te__skinny_address(stage, row, vector + 4 * i)),
-            te__lds128(v, te__skinny_address(stage, row + 8, vector + 4 * i));
-        const uint32_t first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
-        float *const sums = blockwise ? part : c;
-        te__mma_sync(sums, first, x[i][0], x[i][1], format);
-        te__mma_sync(sums, second, x[i][2], x[i][3], format);
+        te__lds128(u, from), te__lds128(v, from + 8 * TE_SKINNY_ROW);
+        te__skinny_mma(blockwise ? part : c, u, v, x->vector[i], format);
+        te__skinny_load_x(x->vector[i], next + 32 * i, left - 32 * i);
         if (!blockwise || i % PER_SCALE != PER_SCALE - 1) continue;
         TE_UNROLL
         for (int j = 0; j < 4; j++)
@@ -230,40 +289,41 @@ TE_FN void te__skinny_epilogue(const te_skinny *p, int col, const float c[4], te
 TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue, const te_gemm_operands operands,
                           const te_dtype dtype) {
     extern __shared__ uint4 te_skinny_rings[];
-    const int warp = (int)threadIdx.x / 32, blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
-    const uint32_t ring =
-        te__shared_address(te_skinny_rings) + (uint32_t)(warp * TE_SKINNY_STAGES * TE_SKINNY_STAGE);
-    te_skinny_position at = {(int)blockIdx.x * TE_SKINNY_COLUMNS, warp * TE_SKINNY_WARP_K, 0}, loads = at;
+    const int row = (int)threadIdx.x % 32 / 4, lane_k = te__skinny_warp_k() + (int)threadIdx.x % 4 * 8;
+    const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
+    const uint32_t ring = te__shared_address(te_skinny_rings) +
+                          threadIdx.x / 32 * (uint32_t)(TE_SKINNY_STAGES * TE_SKINNY_STAGE);
+    /* a lane whose row of x does not exist loads row 0 instead; the products are not stored */
+    const uint16_t *x_row = p->x + (int64_t)(row < p->m ? row : 0) * p->k + lane_k;
+    te_skinny_position at = {(int)blockIdx.x * TE_SKINNY_COLUMNS, 0};
+    te_skinny_loads loads = {at, {nullptr, nullptr}, ring};
+    uint32_t stage = ring;
     float c[4] = {0, 0, 0, 0};
-    uint32_t x[TE_SKINNY_WARP_K / 32][4], next_x[TE_SKINNY_WARP_K / 32][4];
+    te_skinny_x x;
     te_skinny_step_scales step_scales, next_step_scales;
+    te__skinny_set_rows(&loads, p, epilogue.pairing);
     if (!p->early_weights) te_kernel_wait();
-    TE_UNROLL for (int i = 0; i < TE_SKINNY_STAGES - 1; i++) {
-        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, epilogue.pairing);
-        te__skinny_advance(&loads, p);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
+    TE_UNROLL for (int i = 0; i < TE_SKINNY_STAGES - 1; i++) te__skinny_load_stage(&loads, p, ring, epilogue.pairing);
     te_kernel_begin();
-    te__skinny_load_x(next_x, p, at.k);
+    TE_UNROLL for (int i = 0; i < TE_SKINNY_WARP_K / 32; i++)
+        te__skinny_load_x(x.vector[i], x_row + 32 * i, p->k - lane_k - 32 * i);
     if (blockwise) te__skinny_load_step_scales(&next_step_scales, p, &at);
     te_skinny_scales scales = te__skinny_load_scales(p, at.col, operands, epilogue.pairing);
     if (epilogue.prepare) epilogue.prepare(epilogue.arg);
     while (at.col < p->n) {
-        const te_skinny_position now = at;
-        asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 2) : "memory");
-        __syncwarp(); /* the current stage has arrived, and all lanes have read the previous stage, which is filled
-                       * next */
-        if (loads.col < p->n) te__skinny_load_stage(p, ring, &loads, epilogue.pairing);
-        te__skinny_advance(&loads, p);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        memcpy(x, next_x, sizeof x);
+        const int col = at.col;
+        te__skinny_load_stage(&loads, p, ring, epilogue.pairing);
+        asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 1) : "memory");
+        __syncwarp(); /* the copies of all lanes have arrived */
         if (blockwise) step_scales = next_step_scales;
         te__skinny_advance(&at, p);
-        if (at.col < p->n) te__skinny_load_x(next_x, p, at.k);
         if (blockwise && at.col < p->n) te__skinny_load_step_scales(&next_step_scales, p, &at);
-        te__skinny_multiply(c, ring + (uint32_t)(now.stage * TE_SKINNY_STAGE), x, &step_scales, operands, dtype);
-        if (at.col == now.col) continue; /* more steps of k follow for the same columns of y, so no epilogue yet */
-        te__skinny_epilogue(p, now.col, c, scales, epilogue, dtype);
+        te__skinny_multiply(c, stage, &x, x_row + at.k, p->k - lane_k - at.k, &step_scales, operands, dtype);
+        stage += TE_SKINNY_STAGE;
+        if (stage == ring + TE_SKINNY_STAGES * TE_SKINNY_STAGE) stage = ring;
+        __syncwarp(); /* all lanes have read the stage, which is filled next */
+        if (at.col == col) continue; /* more steps of k follow for the same columns of y, so no epilogue yet */
+        te__skinny_epilogue(p, col, c, scales, epilogue, dtype);
         if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands, epilogue.pairing);
         c[0] = c[1] = c[2] = c[3] = 0;
     }

@@ -6,8 +6,8 @@
  * The kernel is persistent and warp-specialised. A block has 384 threads and computes tiles of 128 x 256, one after the
  * other:
  *   producer    one thread of warp 0: copies A and B by TMA, 64 elements of k at a time, into a pipeline of four
- *               stages. The two blocks of a cluster compute two tiles, one below the other, which need the same part of
- *               B; each block loads half of this part and multicasts it to both blocks.
+ *               stages. The two blocks of a cluster compute two tiles, one below the other, which need the same tile of
+ *               B; each block loads half of it and multicasts this half to both blocks.
  *   consumers   warps 4 to 11, two warpgroups: each accumulates 64 x 256 of the tile in registers (wgmma, f32).
  *   epilogue    warps 1 to 3: call the te_epilogue_fn for a tile, during the mainloop of the next tile.
  *
@@ -34,16 +34,16 @@
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Numbers of registers per thread: in the warpgroup of the producer and the epilogue, and in the two consumer
- * warpgroups (CONSUMER). The kernel is launched with 168 registers per thread, so the numbers of the three warpgroups
- * add up to 3 x 168. If a thread of the epilogue has only 72 registers, it computes gelu for its eight elements one
- * after the other, each a dependency chain of 110 cycles; with 136 registers the eight chains overlap. A fused epilogue
- * in FP8 needs this overlap: it runs during the mainloop of the next tile, which in FP8 takes half the time that it
- * takes in 16 bits. */
+/* Registers per thread: of the warpgroup that contains the producer and the epilogue warps, and of each of the two
+ * consumer warpgroups (CONSUMER). The kernel is launched with 168 registers per thread, so the numbers of the three
+ * warpgroups add up to 3 x 168. With 72 registers a thread of the epilogue computes gelu for its eight
+ * elements one after the other, each a dependency chain of 110 cycles; with 136 registers (_HALF) the eight chains
+ * overlap. A fused epilogue in FP8 needs this overlap: it runs during the mainloop of the next tile, which in FP8 takes
+ * half the time that it takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    /* The same numbers (registers per thread, of the warpgroup of producer and epilogue and of the two consumer
-     * warpgroups) for a kernel whose consumers hold only half of a finished tile in registers (config.holds_half). */
+    /* the registers per thread of the same two kinds of warpgroups, in a kernel whose consumers hold only half of a
+     * finished tile in registers (config.holds_half) */
     TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184
 };
 
@@ -164,8 +164,8 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 /* Defines a kernel for a fused pattern in FP8, which can store the transpose of its output (params.transposed).
  * pairs_halves: 1: the kernel calls pair_epilogue, with the same columns of the first and of the second half of D; 0:
  * it calls epilogue. outputs: an expression of type te_epilogue_outputs, which may use the kernel's argument p.
- * reads_source: 1: the epilogue reads params.source even if `outputs` is known at compile time. column_sums: 1: the
- * kernel can store params.column_sums. */
+ * reads_source: 1: the epilogue reads params.source in every tile; 0: not in tiles for which `outputs` is known at
+ * compile time. column_sums: 1: the kernel can store params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
@@ -226,22 +226,24 @@ TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    /* the largest number of splits into which the k of a tile is cut (Stream-K); passing the sums of one split to the
-     * cluster that owns the tile takes some 4 us */
+    /* The largest number of splits into which the k of a tile is cut (Stream-K). It is limited because the cluster that
+     * owns the tile spends some 4 us to receive and add the sums of each further split. */
     TE_SM90_GEMM_MAX_SPLITS = 6,
     TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of clusters that help with a tile */
     TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps in a split; a step is 64 elements of k */
-    /* The smallest number of steps in a split if there are fewer helpers than split tiles, so that a helper computes a
-     * split of one tile after the other. An example is 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps
+    /* The smallest number of steps in a split if there are fewer helpers than split tiles, so that one helper computes
+     * splits of several tiles in turn. An example is 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps
      * for 42 tiles: the GEMM takes 645 us, and 650 us without splitting. */
     TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL = 16
 };
 
 /* Plans how the tiles of the last, partial wave are split along k. The clusters that have no tile in this wave are the
  * helpers: up to three helpers per tile or, if there are fewer helpers than tiles, one helper for several tiles. Tiles
- * are not split if passing the sums of a split to the tile's owner would take longer than computing the split (a split
- * has fewer steps than TE_SM90_GEMM_MIN_STEPS or, if a helper has several tiles, TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL; or
- * a tile has more splits than TE_SM90_GEMM_MAX_SPLITS), or if the partial sums do not fit into the workspace. */
+ * are not split if
+ * - a split would have fewer steps than TE_SM90_GEMM_MIN_STEPS (if a helper has several tiles: _MIN_STEPS_OF_SEVERAL),
+ *   because passing its sums to the cluster that owns the tile would take longer than computing them,
+ * - a tile would have more splits than TE_SM90_GEMM_MAX_SPLITS, or
+ * - the partial sums do not fit into the workspace. */
 TE_API void te__sm90_gemm_plan_stream_k(te__sm90_gemm_params *p, int64_t tiles, int clusters, te__gemm_state *s) {
     const int tail = (int)(tiles % clusters), idle = clusters - tail, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
     const int helper_splits = tail ? (int)te_max(1, te_min(TE_SM90_GEMM_MAX_HELPERS, idle / tail)) : 1;
@@ -268,7 +270,7 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
 /* ---- overlap of a collective ------------------------------------------------------------------------------------- */
 
 /* Returns whether the product can overlap with a collective of this group. The overlap requires that the number of rows
- * of each rank is a multiple of the number of rows of a cluster tile. */
+ * of each rank is a multiple of 256, the rows of a cluster tile (the tiles of the two blocks of a cluster). */
 TE_API int te__sm90_gemm_can_overlap(const te_gemm *g, const te_group *group) {
     const te__overlap_memory *m = group->memory;
     return TE_HAS_COMM_OVERLAP && m && te__sm90_gemm_supports(g) && g->m > 0 &&

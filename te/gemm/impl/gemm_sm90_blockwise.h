@@ -13,7 +13,7 @@
  * columns, and adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
- * multiply-adds and some 120 other instructions. Two warps share a scheduler, so these take 500 of its 1024 issue
+ * multiply-adds and some 120 other instructions. Two warps share a scheduler, so these fill 500 of its 1024 issue
  * slots. A step takes 1168 cycles at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's
  * fastest candidate, a wgrad 0.92 to 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  *
@@ -32,8 +32,9 @@
 #include "gemm_sm90_scheduler.h"   /* te__sm90_gemm_locate_tile */
 
 /* A block multiplies 128 rows of the "M operand" by 256 rows of the "N operand"; both blocks of a cluster need the same
- * rows of the N operand. Except for a wgrad, the M operand is A and the N operand is B. For a wgrad the M operand is B
- * and the N operand is A, because the kernel then computes a tile of the transpose of D. */
+ * rows of the N operand. The M operand is A and the N operand is B, except for a wgrad: there the tile has 256 rows and
+ * 128 columns of D, so that a thread needs the scales of fewer columns (see the head), and B is the M operand, A the N
+ * operand. */
 enum {
     /* number of rows of the N operand (of which a tile has 256) in a subtile; one batch of wgmma multiplies a
      * subtile */
@@ -45,8 +46,8 @@ enum {
     /* The offset in bytes, within a stage, of the scales of the M operand, which is the operand of which a tile has 128
      * rows: one scale per row. */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
-    /* The offset in bytes, within a stage, of the scales of the N operand, which is the operand of which a tile has 256
-     * rows. A wgrad has one scale per row; every other GEMM has one for each of the two blocks of 128 x 128. */
+    /* The offset in bytes, within a stage, of the scales of the N operand, of which a tile has 256 rows: for a wgrad
+     * one scale per row; else one for each of the two blocks of 128 rows. */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
@@ -59,8 +60,9 @@ typedef struct te__sm90_blockwise_params {
      * rows), b_map (of the N operand, of which it has 256), m and n (the numbers of rows of the M and the N operand),
      * k, alpha and tiles. */
     te__sm90_gemm_params gemm;
-    /* tensor maps of the scales of the M and of the N operand. Scales of 1 x 128 elements are stored as [steps, rows],
-     * scales of 128 x 128 as [blocks of 128 rows, steps]; TMA copies the latter in boxes of 2 blocks x 4 steps */
+    /* tensor maps of the scales of the M and of the N operand. A step is 128 elements of k. Scales of 1 x 128 elements
+     * are stored as [steps, rows], scales of 128 x 128 as [rows / 128, steps]; TMA copies the latter in boxes of 2
+     * blocks x 4 steps */
     CUtensorMap m_scales_map, n_scales_map;
     void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
@@ -99,8 +101,8 @@ typedef struct te__sm90_blockwise_consumer {
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    /* scale[i][h] is the product of two scales: that of the tile's i-th block of 128 columns, and that of this lane's
-     * h-th row */
+    /* scale[i][h] is the product of two scales: that of the i-th 128 columns of D in the tile (B's scale), and that of
+     * this lane's h-th row of D (A's scale) */
     float scale[2][2];
     /* used instead of `scale` for a wgrad (weight gradient): the scales of this lane's 16 columns, and of its two rows
      * in the current subtile */
@@ -259,15 +261,15 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
 /* Runs `count` steps (each 128 elements of k) from `step` on, in a software pipeline: while the tensor cores compute a
- * subtile, the warpgroup promotes the previous one. The result of a batch of wgmma is available some hundred cycles
- * after its last wgmma began, and promotion takes another hundred cycles. The two accumulators hide both times:
- * meanwhile the tensor cores still have work from both warpgroups.
+ * subtile, the warpgroup promotes the previous one, i.e. scales its sums and adds them to s->sum. The result of a batch
+ * of wgmma is available some hundred cycles after its last wgmma began, and promotion takes another hundred cycles. Two
+ * accumulators per warpgroup hide both times: wgmma fill one while the other is promoted.
  *
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
- * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body the pipeline drains, and only the other warpgroup keeps the
- * tensor cores busy. first: 1 for the first steps of a tile: the previous tile is then stored from its registers while
- * the tensor cores compute the first two subtiles. (A wgrad has too few registers for this; there the previous tile is
- * stored before the first step of the next one.) */
+ * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body this warpgroup's pipeline drains, and the tensor cores compute
+ * for the other warpgroup only. first: 1 for the first steps of a tile: in these the previous tile is stored from its
+ * registers while the tensor cores compute the first two subtiles. (A wgrad has too few registers for this; there the
+ * previous tile is stored before the first step of the next one.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, int tile, int step, const int count,
                                     const int first, const int wgrad) {
@@ -277,8 +279,8 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
     TE_UNROLL
     for (int i = 1; i < subtiles; i++) {
         const int subtile = i % TE_SM90_BLOCKWISE_SUBTILES, begins_step = subtile == 0, stage = g->at.stage;
-        const int before = begins_step ? last : subtile - 1; /* the subtile whose sums are promoted to f32 in this
-                                                              * iteration */
+        const int before = begins_step ? last : subtile - 1; /* the subtile whose sums are scaled and added to s->sum in
+                                                              * this iteration */
         if (begins_step) {
             te__sm90_pipeline_advance(&g->at);
             te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
@@ -371,8 +373,8 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
                          (1 << TE_CLUSTER) - 1);
             te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
             if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
-            /* a TMA box must begin at a multiple of 16 bytes, so at every step the scales of four steps are loaded,
-             * from step & ~3 on */
+            /* A TMA box must begin at a multiple of 16 bytes, so every step loads the scales of four steps, from step &
+             * ~3 on, and uses one of them. */
             else
                 te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
         }
@@ -502,9 +504,8 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Returns whether te__gemm_blockwise_run can add the bias to the product itself. It can if it would run the product
- * without a bias by this kernel, not by cuBLASLt. With gemm_tune on, this call times both if they were not timed
- * yet. */
+/* Returns whether te__gemm_blockwise_run can add the bias to the product: if it would choose this file's kernel, not
+ * cuBLASLt, for the same product without a bias. With gemm_tune on, this call times both if they were not timed yet. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

@@ -38,7 +38,7 @@
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* Return the address, in the staging buffer in shared memory, of a chunk of 16 columns, number `chunk` in row `row` (0
- * to 127). staging: the address of row 0, which lies in the first consumer warp's subtile. */
+ * to 127). The buffer consists of one subtile of 16 rows for each consumer warp; staging: the address of row 0. */
 TE_FN uint32_t te__sm90_transpose_at(uint32_t staging, int row, int chunk) {
     const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)chunk * 2;
     return staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES + r % 16 * 128 + place * 16;
@@ -50,8 +50,8 @@ TE_FN void te__sm90_transpose_stage(uint32_t staging, int row, int lane, const u
     __syncwarp();
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(fp8[0]), "r"(fp8[1]) : "memory");
 }
-/* Load a lane's eight rows of two columns of a chunk: column 2 (lane / 4) to `low`, and the next column to `high`. The
- * first of the eight rows is first + 16 (lane % 4). */
+/* Load two columns of a chunk of 16 columns, in the eight rows from first + 16 (lane % 4) on: column 2 (lane / 4) of
+ * the chunk to `low`, and the next column to `high`. */
 TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t staging, int first, int chunk,
                                    int lane) {
     /* the row whose address this lane passes to the instruction ldmatrix */
@@ -80,7 +80,8 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
         return;
     }
     asm volatile("bar.sync %0, %1;" ::"r"(1 + buffer), "r"(32 * warps) : "memory");
-    /* The quarter consists of eight units of 64 rows x 16 columns, which the warps take in turn. */
+    /* The quarter of the tile (128 rows x 64 columns) has eight units of 64 rows x 16 columns, which the warps take in
+     * turn. */
 #pragma unroll 1
     for (int unit = is_last ? warp : warp - 1; unit < 8; unit += is_last ? warps : warps - 1) {
         const int first = unit / 4 * 64, chunk = unit % 4, x = col + chunk * 16 + lane / 4 * 2;
@@ -132,7 +133,7 @@ typedef struct te__sm90_epilogue_tile {
     uint32_t ring;
     int x, y;           /* x: the first column of the tile in D; y: the first row of the tile in D */
     int warp, lane;
-    int is_last;        /* 1: the tile is the last one of the block, on which all eleven warps work */
+    int is_last;        /* 1: this is the block's last tile, whose epilogue the eight consumer warps share */
     /* 1: the te_epilogue_fn need not test which outputs to store, which is known at compile time (te_epilogue_outputs),
      * nor where D ends, because the whole tile lies within D */
     int is_branch_free;
@@ -175,8 +176,8 @@ TE_FN void te__sm90_epilogue_load_source(const te__sm90_gemm_params *p, uint32_t
     te__load16_readonly(source, from);
     if (k.source_has_halves) te__load16_readonly(source + 4, from + p->n);
 }
-/* Load the epilogue's input for the eight elements of D in row `row` of the tile from column `col` of D on: elements of
- * the source or, for a reduce_scatter, the sums that other ranks have sent. */
+/* Load the epilogue's input for eight elements of D, in the tile's row `row` and in the columns of D from `col` on:
+ * elements of the source or, for a reduce_scatter, the sums that other ranks have sent. */
 TE_FN void te__sm90_epilogue_load(const te__sm90_epilogue_tile *t, uint32_t source[TE_SM90_GEMM_SOURCE_WORDS], int row,
                                   int col, const te__sm90_gemm_config k) {
     if (!k.reduce_scatter) te__sm90_epilogue_load_source(t->p, source, t->y + row, col, k);
@@ -204,8 +205,9 @@ TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const t
         te_store8(p->column_sums, row * p->n + q->col, sum, 8, 1, TE_f32);
     }
 }
-/* Reduce the column sums of a block's last tile, of which each of eleven warps has one per column, to three rows of
- * params.column_sums: warp w, for w = 0 to 2, adds up the sums of warps w, w + 3, w + 6, .., in this order. */
+/* Reduce the column sums of a block's last tile to three rows of params.column_sums. All eleven warps (three of the
+ * epilogue and eight consumers) have computed one partial sum per column; warp w, for w = 0 to 2, adds up those of
+ * warps w, w + 3, w + 6, .., in this order. */
 TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
     const te__sm90_gemm_params *p = t->p;
     te__sm90_epilogue_sync_last_tile();
@@ -230,8 +232,9 @@ TE_FN void te__sm90_epilogue_store_amax(const te__sm90_gemm_params *p, const te_
 
 /* ---- a quarter of a tile ----------------------------------------------------------------------------------------- */
 
-/* Runs the epilogue on those parts (four rows each) of a quarter that belong to the slice q->slice, one part at a time.
- * next: the source, or the other ranks' sums, for the first of these parts; already loaded by the caller. */
+/* Runs the epilogue on a warp's share of a quarter of the tile. The quarter has TE_SM90_EPILOGUE_PARTS parts of four
+ * rows, and q->slice says which parts are this warp's. next: the source, or the other ranks' sums, for the first of
+ * these parts; already loaded by the caller. */
 TE_FN void te__sm90_epilogue_rows(const te__sm90_epilogue_tile *t, const te__sm90_epilogue_quarter *q,
                                   te_epilogue_fn epilogue, te_epilogue_state *state,
                                   uint32_t next[TE_SM90_GEMM_SOURCE_WORDS], const te__sm90_gemm_config k) {

@@ -5,11 +5,12 @@
  * On every rank the rows of a tile are divided among the three warps of the epilogue in the same way. A warp therefore
  * needs, from each other rank, only the sums of the warp with the same number there. So each warp sets its own flag in
  * the owner's memory, and no warp waits for another warp of its block. A block's last tile is divided among all warps
- * of the block; each of the tile's three flags then means that the whole tile was stored.
+ * of the block. After a barrier of the block the same three warps set its three flags, so that each of these flags
+ * means that the whole tile was stored.
  *
- * An epilogue warp processes a tile in parts of four rows and 64 columns. The sums of the first three other ranks are
- * loaded one part ahead of their use, so that the loads overlap with the work on the previous part. When each sum was
- * loaded just before its use, the loads took longer than the computation of a tile (docs/notes/gemm_comm_overlap.md).
+ * An epilogue warp processes a tile in parts of four rows and 64 columns. The sums of three other ranks are loaded
+ * while the previous part is processed; those of further ranks are loaded when they are added. When each sum was loaded
+ * just before its use, the loads took longer than the computation of a tile (docs/notes/gemm_comm_overlap.md).
  *
  * Memory traffic of a tile of 128 x 256 in addition to that of the GEMM: if another rank owns it, 64 KB are sent over
  * the link; if this rank owns it, 64 KB are read for each other rank, and 64 KB are stored. At k of 4096 a tile takes
@@ -38,8 +39,8 @@ typedef struct te__gemm_scatter_params {
     const uint32_t *epoch;                /* the number of the current handshake; a flag is set by storing this number
                                            * in it */
     int ranks;
-    /* 1: this kernel stores the sums of this rank's own rows in a slot, too, and a second kernel adds up all slots; 0:
-     * this kernel adds them up */
+    /* 1: this kernel also stores this rank's sums of its own rows in memory, in this rank's slot, and a second kernel
+     * adds up the slots of all ranks; 0: this kernel adds up the sums of all ranks */
     int two_kernels;
 } te__gemm_scatter_params;
 
@@ -47,7 +48,7 @@ typedef struct te__gemm_scatter_params {
  * all further ranks are loaded only when they are added. */
 enum { TE_GEMM_SCATTER_PREFETCHED = 3 };
 
-/* Returns the rank that is number i, from 0, if all ranks but this one are counted in ascending order. */
+/* Returns the i-th (from 0) of the other ranks, in ascending order. */
 TE_FN int te__gemm_scatter_peer(const te__gemm_scatter_params *s, int i) { return i + (i >= s->gemm.overlap.rank); }
 /* Return the address of the eight elements that rank q has sent for the columns of D from `col` on in row `row`, which
  * this rank owns. */
@@ -95,8 +96,8 @@ TE_FN void te__gemm_scatter_prefetch(const te__gemm_scatter_params *s, int x, in
     }
 }
 /* Signal to the rank that owns the tile's rows that this warp has stored its part of the tile in that rank's memory.
- * For a block's last tile, all warps of the block must pass a barrier before this call, because each flag then means
- * that the whole tile was stored. */
+ * All warps of the block store a block's last tile, so for that tile they must pass a barrier before this call: each
+ * flag of a last tile means that the whole tile was stored. */
 TE_FN void te__gemm_scatter_signal(const te__gemm_scatter_params *s, int x, int y, int warp) {
     __syncwarp();
     if (threadIdx.x % 32 == 0 && warp < TE_SM90_GEMM_EPILOGUE_WARPS && !s->two_kernels)
@@ -144,8 +145,9 @@ TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, 
         te_packet_add(sum, &one, dtype, 1);
     }
 }
-/* The epilogue for the eight elements w of D at (row, col). If another rank owns the row, or with two_kernels, stores w
- * in this rank's slot in the owner's memory; else adds up the elements of all ranks and stores the sums in y. */
+/* The epilogue for the eight elements w of D at (row, col). If another rank owns the row, or if a second kernel adds up
+ * the ranks' sums (two_kernels), stores w in this rank's slot in the owner's memory. Else adds the elements that the
+ * other ranks have sent to w, and stores the sums in y. */
 TE_FN void te__gemm_scatter_epilogue(const te__gemm_scatter_params *s, const uint32_t w[4], const uint32_t *sent,
                                      int row, int col, const te_dtype dtype) {
     const te__sm90_gemm_overlap *o = &s->gemm.overlap;

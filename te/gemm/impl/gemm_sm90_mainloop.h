@@ -6,8 +6,9 @@
  * registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next
  * tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged before the
  * next tile begins. Holding only half of a tile leaves the epilogue's warps 136 registers per thread instead of 72, but
- * the tensor cores are idle while the first half, 32 KB, is stored to shared memory. Storing it takes 256 cycles; a
- * whole tile in FP8 takes some 35000 cycles if k is 4096. (docs/notes/gemm_sm90.md has the budget of such a tile.)
+ * the tensor cores are idle while the first half, 32 KB, is stored to shared memory. Storing this half takes 256
+ * cycles; the whole mainloop of a tile in FP8 takes some 35000 cycles if k is 4096 (its budget:
+ * docs/notes/gemm_sm90.md).
  *
  * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the whole
  * bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
@@ -62,7 +63,8 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     return &p->a_map;
 }
 /* Runs in one thread, which issues the TMA copies of A and B for all tiles of this block, stage by stage. Each block of
- * the cluster loads its own A, and half of the B that both blocks need, which it multicasts to both. */
+ * the cluster loads its own tile of A. Both blocks need the same tile of B: each loads half of it and multicasts this
+ * half to both. */
 TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                  const te__sm90_gemm_config c) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, fp8 = te_is_fp8(c.dtype_a);
@@ -72,8 +74,8 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    /* no tile precedes the first one; a positive split, as of a helper's work, means that no source is prefetched for
-     * it */
+    /* No tile precedes the first one, so no source must be prefetched for `before`. A positive split says so, as it
+     * does for the work of a Stream-K helper, which runs no epilogue. */
     before.split = 1;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
@@ -129,8 +131,8 @@ TE_FN void te__sm90_gemm_store_subtile(uint32_t subtile, const uint32_t packed[1
         te__stmatrix_x4(te__sm90_gemm_swizzle(subtile, lane % 16, 2 * i + lane / 16), packed + 4 * i);
 }
 /* Pass a quarter of a tile to the epilogue: wait until the epilogue has emptied the staging buffer, then store 64
- * columns of this warp's 16 rows there. staging: this warp's subtile in the first of the two buffers, which are used in
- * turn. */
+ * columns of this warp's 16 rows there (a subtile). The quarters use the two staging buffers in turn; staging: the
+ * address of this warp's subtile in the first buffer. */
 TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quarter, uint32_t staging,
                                        te__sm90_gemm_barriers *bars) {
     const int lane = (int)threadIdx.x % 32, buffer = quarter % 2;
@@ -150,9 +152,9 @@ TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int
                                 packed, (int)threadIdx.x % 32);
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
-/* Store quarter number `quarter` of a tile to its staging buffer. An epilogue by pairs needs two quarters at once: for
- * it, a call for an even quarter stores that quarter and the next one, which fill both buffers, and a call for an odd
- * quarter does nothing. */
+/* Store quarter number `quarter` of a tile to its staging buffer. An epilogue that needs pairs of columns (k.pairing)
+ * needs two quarters at once. For it, a call for an even quarter stores that quarter and the next one, which fill both
+ * buffers, and a call for an odd quarter does nothing. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -202,8 +204,7 @@ TE_FN void te__sm90_gemm_add_partials(const te__sm90_gemm_params *p, float d[128
 
 /* Values that a consumer warpgroup computes only once. a, b: the low words of the wgmma descriptors of A and B in the
  * pipeline's first stage; bars: the address of the barriers. A step only adds offsets to these values, which saves
- * instructions. That matters because a step has some 80 instructions, which each of eight warps runs 64 times per tile
- * (if k is 4096, in 16 bits). */
+ * instructions. That matters: a step has some 80 instructions, and a tile with k of 4096 in 16 bits has 64 steps. */
 typedef struct te__sm90_gemm_consumer {
     uint32_t a, b, bars;
     te__sm90_pipeline_state at;
@@ -248,8 +249,8 @@ TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int s
 }
 
 /* Compute a consumer warpgroup's half of every tile of the block. While a tile is accumulated, the previous tile is
- * stored to the staging buffers: one quarter of the previous tile at the beginning of each quarter of the current
- * tile's steps. */
+ * stored to the staging buffers: 64 of its columns when the first step of the current tile begins, 64 more after a
+ * quarter of the steps, and so on. */
 TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                  const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
@@ -295,16 +296,17 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
 }
 /* Compute a consumer warpgroup's half of every tile of the block, if config.holds_half is set, i.e. if only half of the
  * previous tile is held in registers while the next tile is accumulated. The first half of a tile is staged as soon as
- * the tile is finished. The third quarter is staged after 3/8 of the next tile's steps, when the epilogue should have
- * processed the first quarter; the fourth quarter after 5/8, when the epilogue should have processed the second. */
+ * the tile is finished. The third quarter (64 columns) is staged after 3/8 of the next tile's steps, because by then
+ * the epilogue has normally processed the first quarter and emptied its buffer; if not, the warpgroup waits. The fourth
+ * quarter is staged after 5/8, when the second has normally been processed. */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t staging = te__sm90_gemm_staging(ring, 2 * warp);
     te__sm90_gemm_consumer g = te__sm90_gemm_consumer_of(ring, bars, k);
     te__sm90_gemm_work w;
-    uint32_t packed[2][16]; /* the third and fourth quarter of the previous tile, if there is one, rounded to 16 bits,
-                             * two elements in each word */
+    uint32_t packed[2][16]; /* this thread's elements of the third and fourth quarter (64 columns each) of the previous
+                             * tile, if there is one, rounded to 16 bits, two in each word */
     float d[128];
     int has_packed = 0, more = te__sm90_gemm_get_work(&w, p, 0);
     for (int j = 1; more; j++) {

@@ -2,10 +2,10 @@
  * tile scheduler, which determines the next tile of a cluster and its steps of k.
  *
  * The scheduler is static: every warp role of every block computes the same sequence from the sizes alone, so the roles
- * need not communicate, and results are bitwise reproducible. The rows of cluster tiles are divided into groups of
- * TE_SM90_GEMM_GROUP_M such rows. The tiles of a group are computed column by column, and the tiles in one column of a
- * group from top to bottom, so that the operands in use stay in the L2. The tiles of a last, partial wave are split
- * along k (Stream-K), see te__sm90_gemm_params.
+ * need not communicate, and results are bitwise reproducible. A cluster tile is the 256 x 256 elements of D that the
+ * two blocks of a cluster compute together. Every TE_SM90_GEMM_GROUP_M rows of cluster tiles form a group. The tiles of
+ * a group are computed column by column, and those in one column from top to bottom, so that the operands in use stay
+ * in the L2. The tiles of a last, partial wave are split along k (Stream-K), see te__sm90_gemm_params.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_SCHEDULER_H
@@ -46,14 +46,14 @@ enum {
 
 /* Parameters of a product that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is no overlap. */
 typedef struct te__sm90_gemm_overlap {
-    /* rank: the index of this rank; rank_rows: number of rows of A and D that each rank owns, a multiple of a cluster
-     * tile's rows */
+    /* rank: the index of this rank; rank_rows: number of rows of A and D that each rank owns, a multiple of 256, the
+     * rows of a cluster tile */
     int rank, rank_rows;
-    /* first_tile_row: the row of cluster tiles that is computed first; group_m: number of rows of cluster tiles in a
-     * group (0: TE_SM90_GEMM_GROUP_M) */
+    /* first_tile_row: which row of cluster tiles (256 rows of D) is computed first; group_m: how many of these rows of
+     * tiles form a group of the scheduler (0: TE_SM90_GEMM_GROUP_M) */
     int first_tile_row, group_m;
-    /* number of ranks between whose rows the order of the tiles alternates; 0: all rows of one rank are computed before
-     * those of the next rank */
+    /* 0: all rows of one rank are computed before those of the next rank; else the number of ranks: one row of cluster
+     * tiles of each rank is computed in turn */
     int interleave;
     /* 1: this rank's rows of A lie in separate memory, and are loaded through te__sm90_gemm_params.own_map */
     int own_is_separate;
@@ -99,8 +99,8 @@ typedef struct te__sm90_gemm_params {
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the partial sums that helpers
                       * store */
-    /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their sums for that consumer warp's elements of
-     * the tile; 0 before and after the kernel */
+    /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their partial sums of the elements that this
+     * consumer warp (0 to 7) holds; 0 before and after the kernel */
     uint32_t *partials_ready;
 } te__sm90_gemm_params;
 
@@ -125,13 +125,13 @@ typedef struct te__sm90_gemm_config {
     int transposes;        /* 1: the kernel can store the transpose of its FP8 output in params.transposed */
     /* 1: the consumers hold only half of a finished tile in registers, which leaves more registers to the epilogue */
     int holds_half;
-    /* 1: the epilogue reads params.source even in tiles whose outputs are known at compile time
-     * (te_epilogue_outputs) */
+    /* 1: the epilogue reads params.source in every tile; 0: not in tiles for which it is known at compile time which
+     * outputs are stored (te_epilogue_outputs) */
     int reads_source;
     int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
                             * its rows */
-    /* which vectors of a row of D a te_epilogue_pair_fn gets together; group 0: the epilogue needs no pairs. With pairs
-     * B must be stored [n, k]. */
+    /* which two vectors of a row of D are passed together to a te_epilogue_pair_fn; pairing.group is 0 if the epilogue
+     * needs no pairs. If it does, B must be stored [n, k]. */
     te__sm90_gemm_pairing pairing;
     int reduce_scatter;    /* 1: each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
     int column_sums;       /* 1: the kernel can store column sums in params.column_sums */
@@ -144,7 +144,8 @@ typedef struct te__sm90_gemm_barriers {
     /* barriers of each staging buffer. staged_full: the consumers have stored a quarter of a finished tile in the
      * buffer; staged_empty: the epilogue has read that quarter */
     uint64_t staged_full[2], staged_empty[2];
-    /* for FP8: alpha times both inverse scales; the producer stores this product here before the third stage is full */
+    /* for FP8: alpha times both inverse scales. The producer stores this product here before it signals the third
+     * stage, so a consumer may read it once it has waited for that stage. */
     float alpha;
 } te__sm90_gemm_barriers;
 
@@ -158,7 +159,7 @@ typedef struct te__sm90_gemm_barriers {
  * tile, and this one computes split number `split` as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* Return the row of cluster tiles that is computed i-th in a product that overlaps with a collective. Without
+/* Return which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without
  * `interleave` the rows are taken in order from first_tile_row on, and after the last row from row 0 on. With
  * `interleave` one row of each rank is taken in turn, beginning with the rank after this one. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {
@@ -210,9 +211,9 @@ TE_FN int te__sm90_gemm_last_tile(const te__sm90_gemm_params *p) {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Returns the address of subtile number `subtile` of the two staging buffers. Through these buffers the consumers pass
- * a finished tile to the epilogue; each holds a quarter of the tile (64 columns). ring: the address of the stages of A
- * and B, behind which the buffers lie. */
+/* Returns the address of subtile number `subtile` (0 to 15) of the two staging buffers, through which the consumers
+ * pass a finished tile to the epilogue. Each buffer holds 64 columns of the tile: subtile 2 w + b has the 16 rows of
+ * consumer warp w in buffer b. ring: the address of the stages of A and B, behind which the buffers lie. */
 TE_FN uint32_t te__sm90_gemm_staging(uint32_t ring, int subtile) {
     return ring + (uint32_t)(TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + subtile * TE_SM90_GEMM_SUBTILE_BYTES);
 }
@@ -229,7 +230,8 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
 }
 
 /* Returns which quarter of a tile (0: the first 64 columns, .., 3: the last 64) is passed to the epilogue as the i-th
- * one, i = 0 to 3: quarter i, unless pairing.swap_middle swaps the second and the third. */
+ * one, i = 0 to 3: quarter i, but pairing.swap_middle swaps the second and the third, so that columns 128 apart are
+ * staged together. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }

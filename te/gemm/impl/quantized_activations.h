@@ -89,7 +89,8 @@ TE_API void te__activations_round(int8_t *q, const float *x, int n, float invers
         q[i] = (int8_t)(int32_t)(te_bits_of_float(rounded) - 0x4b400000u);
     }
 }
-/* Set all sums of group number `at` (32 activations) from its q. Returns the sum of the 32 q. */
+/* Compute the sums of q over group number `at` (32 activations) and over its two halves, for all members that hold such
+ * sums. Returns the sum of the 32 q. */
 TE_API int te__activations_sums(te__activations *a, int64_t at) {
     int sum[2] = {0, 0};
     for (int i = 0; i < TE__GROUP; i++) sum[i / 16] += a->q[at * TE__GROUP + i];
@@ -103,7 +104,7 @@ TE_API void te__activations_block(te__activations *a, const float *x, int64_t at
     const float amax = te__activations_amax(x, block);
     const int finite = amax < INFINITY;
     float d = finite ? amax / 127.0f : NAN, inverse = finite && amax > 0.0f ? 127.0f / amax : 0.0f;
-    /* 127 / amax overflows, because amax is below 2^-121: round all to 0 */
+    /* If 127 / amax overflows (amax below 2^-121), round all to 0. */
     if (!(inverse < INFINITY)) inverse = 0.0f, d = finite ? 0.0f : d;
     /* in q8_K the activation with the largest magnitude becomes -127, so the scale may be negative */
     if (block > TE__GROUP && inverse > 0.0f) {

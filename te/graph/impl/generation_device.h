@@ -6,13 +6,13 @@
  * step is:
  *     copy       copies the block of inputs from the host
  *     begin      sets the batch's tokens (a prompt's tokens come from the host, a token to decode comes from the last
- *                step) and its slots in the cache. A sequence that has ended gets no slot and is padding, even if the
- *                host does not know yet that it has ended
+ *                step) and the batch's slots in the cache. A sequence that has ended gets the slot -1 (padding), even
+ *                if the host does not know yet that it has ended
  *     models     te_cache_begin, then the models one after the other; the last one ends with the op sample, which
  *                chooses a token for each sequence
  *     end        finds out which sequences have a new token, and which have ended. For sequences without a new token
- *                (whose prompt is not yet complete, for example), undoes what the op sample has changed: the state of
- *                the random numbers and the count of the token
+ *                (whose prompt is not yet complete, for example), it restores what the op sample has changed: the state
+ *                of the random numbers and the count of the token
  *     copy       copies the block of results to the host
  */
 #ifndef TE_GENERATION_DEVICE_H
@@ -60,7 +60,7 @@ typedef struct te__generation_input {
     uint64_t *seed;
     float *temperature, *top_p, *min_p, *repetition, *frequency, *presence;
     int32_t *top_k, *flags;
-    int32_t *past;       /* the number of tokens that the sequence should have in the cache before the step */
+    int32_t *past;       /* how many tokens the sequence has in the cache before the step, as the host expects */
     int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]: the tokens behind which the sequence ends; -1 in
                           * unused entries */
     int32_t *cu_seqlens; /* [sequences + 1] */

@@ -32,9 +32,9 @@ TE_API te_status te__checkpoint_open_scales(te__checkpoint_tensors *l, const te_
     TE_REQUIRE(l->scales, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes", l->scales_bytes);
     return TE_OK;
 }
-/* Add the tensors "recipes.begun" and "recipes.scales" to the list l. If a checkpoint is saved (l->file is null), their
- * data are those of `recipes`; null: they are not added. If a checkpoint is loaded, they are added if the file has
- * them, to be read to host memory. Returns the number of tensors added. */
+/* Add the tensors "recipes.begun" and "recipes.scales" to the list l. If a checkpoint is saved (l->file is null), they
+ * hold the data of `recipes`; without recipes (null) they are not added. If a checkpoint is loaded, they are added if
+ * the file has them, to be read to host memory. Returns the number of tensors added. */
 TE_API int te__checkpoint_add_scales(te__checkpoint_tensors *l, te_recipes *recipes) {
     if (l->file ? !l->scales : !recipes) return 0;
     void *scales = l->file ? (void *)l->scales : recipes->scales.memory;
@@ -63,8 +63,8 @@ TE_API te_status te__checkpoint_file_scales(te_scales *s, const te__checkpoint_t
     return TE_OK;
 }
 /* Check the file's scales, before anything is changed. models[count]: the models of the checkpoint. recipes: what the
- * scales will be loaded into. If it is null although the file has scales and a model is under recipes, the function
- * returns an error, because the scales would be lost unnoticed; with force 1 it does not. */
+ * scales will be loaded into. With `recipes` null, although the file has scales and a model is under recipes, the
+ * scales would be lost unnoticed: this is an error unless force is 1. */
 TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, const te_recipes *recipes,
                                              const te_named_model *models, int count, int force, te_context *ctx) {
     te_scales s;

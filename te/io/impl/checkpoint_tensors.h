@@ -3,13 +3,13 @@
  *
  * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
  * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for a range of its
- * parameter's elements, and for a second range in the replicated remainder (zero1.h). An optimizer's moments in 8 bits
- * are stored as bf16 in the file.
+ * parameter's elements, and for a second range in the few elements behind the last shard, which are replicated
+ * (zero1.h). An optimizer's moments in 8 bits are stored as bf16 in the file.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
- * a time. Each rank fills a buffer with -0.0, because x + -0.0 is x for every x, and copies its shards into the buffer.
- * An all-reduce, which sums the buffers, then produces the complete bytes on rank 0, and rank 0 writes them. Loading:
- * each rank reads the whole file and copies its shards out of it.
+ * a time. Each rank fills a buffer with -0.0 and copies its shards into it. An all-reduce sums the buffers; since x +
+ * -0.0 is x for every x, rank 0 gets the complete bytes, and writes them. Loading: each rank reads the whole file and
+ * copies its shards out of it.
  */
 #ifndef TE_CHECKPOINT_TENSORS_H
 #define TE_CHECKPOINT_TENSORS_H
@@ -37,10 +37,10 @@ typedef struct te__tensor_shard {
 
 typedef struct te__sharded_tensor {
     int64_t rows, cols;        /* the shape of the whole tensor */
-    /* the contiguous runs of elements of the whole tensor that this rank of the tensor group has */
+    /* which contiguous runs (ranges) of the whole tensor's elements this rank of the tensor group has */
     te_shard_layout runs;
-    te__tensor_shard shard[2]; /* [shards]: this rank's shards of the tensor; with ZeRO-1 the second shard is in the
-                                * replicated remainder */
+    te__tensor_shard shard[2]; /* [shards]: this rank's shards of those runs; with ZeRO-1 the second one is among the
+                                * replicated elements behind the last rank's shard */
     int shards;
 } te__sharded_tensor;
 
@@ -73,8 +73,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     const int64_t first = te_shard_run_with(&w->runs, te_max(s->from, part->at / w->runs.ranks));
     for (int64_t i = first; i < w->runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&w->runs, i);
-        const int64_t shift = r.whole - r.at; /* the index of an element of this run in the whole tensor, minus the
-                                               * index of the same element on this rank */
+        const int64_t shift = r.whole - r.at; /* the index that an element of run r has in the whole tensor, minus its
+                                               * index on this rank */
         const int64_t from = te_max(te_max(s->from, r.at), part->at - shift);
         const int64_t to = te_min(te_min(shard_end, r.at + r.elements), part_end - shift);
         if (r.at >= shard_end || r.whole >= part_end) break;
@@ -117,8 +117,8 @@ typedef struct te__checkpoint_tensors {
     te_rng rng;
     int64_t step[2], recipes[3]; /* the values of the numbers */
     uint64_t random[2];
-    int numbers;                 /* how many of the tensors, at the beginning of the list, are loaded before the others
-                                  * are: the numbers, and the scales of recipes */
+    int numbers;                 /* how many tensors at the beginning of the list are loaded before the others: the step
+                                  * counts, the random state, and the scales of recipes */
     const te_safetensors *file;  /* null: the checkpoint is saved */
     char *scales;                /* when the checkpoint is loaded: [scales_bytes], host memory for the file's
                                   * "recipes.scales"; null: the file has no recipes */
@@ -174,8 +174,8 @@ TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_m
     te__checkpoint_add_shard(l, l->count - 1, shard);
 }
 /* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it` iterates over the ranges of
- * elements whose optimizer state this rank has. If there are such ranges of this parameter, `it` is at the first of
- * them, and is moved past the last one. *more: 0 if `it` has reached its end. */
+ * elements whose optimizer state this rank has. The caller passes `it` at the first range of this parameter, if this
+ * rank has one; the function moves it past the last one. *more: 0 if `it` has reached its end. */
 TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p,
                                       te_rule rule, te_adamw_iter *it, int *more) {
     const te_adamw *o = it->opt;
@@ -250,7 +250,7 @@ TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
 /* Wait for all ranks, and return an error on all of them if any rank has failed or if their tensors differ. status: the
  * status of this rank so far; l: null if this rank has no list. */
 TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_tensors *l, te_context *ctx) {
-    /* A vote is sent as floats, because an all-gather copies bits unchanged. */
+    /* A vote is sent as so many f32 elements, whatever it holds: an all-gather copies bits unchanged. */
     enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) };
     const te_group *g = &ctx->comm->world;
     const size_t bytes = (size_t)g->size * sizeof(te__rank_vote);
@@ -351,8 +351,9 @@ TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_saf
     TE_TRY(te__gather_part(g, n, ctx));
     return te_copy(ctx, to, g->part, n);
 }
-/* Gather all remaining parts of the tensors. For a rank that does not write, these are all parts. For rank 0 parts
- * remain only if its write has failed; it gathers them so that the other ranks do not wait for it. */
+/* Gather all parts of the tensors that this rank has not gathered yet. A rank that does not write the file gathers all
+ * parts here. On rank 0 parts remain only if its write has failed; it gathers them so that the other ranks do not wait
+ * for it. */
 TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;

@@ -29,9 +29,9 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* Runs what remains to be done before GEMM `next`, which reads FP8, so that strategies that leave this work to other
- * kernels are timed with it: a cast, if the strategy has not stored the result in FP8, and a transpose, if forward
- * saves the operand for the weight's gradient and the strategy has not stored it transposed. */
+/* Runs the kernels that a strategy leaves to others before GEMM `next` can read the result in FP8, so that its time
+ * includes them: a cast, if the strategy has not stored the result in FP8; and a transpose, if forward saves the
+ * operand for the weight's gradient and the strategy has not stored it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *saved = te__saved_input_of(r, next).x, *p = 0;
     const int cols = r->current.cols;
@@ -142,7 +142,7 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
     t->run.memory = r->memory;
     t->run.dry = 0;
-    /* *t has only the parameters of its step, not the FP8 scales of the model's GEMMs, so give it scales of its own */
+    /* the trial *t has a copy of the step's parameters, but not the model's FP8 scales, so give it scales of its own */
     te__linear_trial_fp8(t, r);
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
@@ -202,9 +202,9 @@ TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strat
     }
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
-/* Chooses the strategy of the step and sets up the GEMM for it. *strategy: the chosen strategy; *taken: how many of
- * the step's ops after the linear the GEMM's epilogue does. The default is the first of the following strategies that
- * is possible: one kernel for the whole step, if a rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a GEMM
+/* Chooses the strategy of the step and sets up the GEMM for it. *strategy: the chosen strategy; *taken: the number of
+ * ops after the linear that the GEMM's epilogue does. The default is the first of the following strategies that is
+ * possible: one kernel for the whole step, if a rule expects it to be faster (te/gemm/impl/gemm_dispatch.h); a GEMM
  * whose epilogue does all ops; a GEMM whose epilogue does only the bias, if backward needs the bias's output; a GEMM
  * without an epilogue. With autotuning, the measured choice replaces the default. */
 TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *strategy, int *taken, te_run *r,
@@ -220,8 +220,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     /* an FP8 GEMM with an array of scales (one for each row or tile) keeps the default strategy; none is timed */
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK;
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
-        /* keep the default strategy: here the kernel computes only the amax and does not store the result, so a
-         * strategy that was measured for storing the result need not be the fastest */
+        /* Keep the default strategy: the kernel of this run computes only the amax and stores no result, but strategies
+         * were timed with the result stored. */
         return TE_OK;
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);

@@ -1,17 +1,17 @@
 /* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps this work with its own. In three
  * cases a step does so: an all_gather before a linear, and a linear before a reduce_scatter, in forward and in backward
  * (te/gemm/impl/gemm_comm_overlap.h); and a linear before a pattern that begins with an all_reduce, where the GEMM's
- * kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). The last part of this file defers
- * the GEMM of a weight gradient, so that it runs while rows are gathered.
+ * kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). Besides, the GEMM of a weight
+ * gradient can be deferred, so that it runs while rows are gathered (last section).
  *
  * The fusion list has no patterns for such overlap: it would need two variants of each pattern that begins with a
  * linear, and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at
  * run time, that the next step can take over its work. The next step decides by the shapes whether to overlap that work
  * or to finish it first; the results are those of two separate steps, and the workspace does not depend on this choice.
  *
- * Results are bitwise identical to those of the library's GEMM, alone or with its epilogue, and of
- * te_group_reduce_scatter through mapped memory, with one exception: the tiles of the GEMM run in another order. So if
- * the tiles of the last wave are split along k (stream-k), other tiles than without overlap are sums of several parts.
+ * Results are bitwise identical to those of the library's GEMM and te_group_reduce_scatter through mapped memory, run
+ * one after the other, with one exception: overlap changes the order of the tiles, so other tiles are in the last wave.
+ * If these are split along k (stream-k), their last bits may differ.
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
  * gathered in FP8 (half the bytes) if all ranks use the same scale and know it beforehand. In this case the pointwise
@@ -58,8 +58,8 @@ TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
 /* Returns whether step s, an all_gather (in backward a reduce_scatter), may defer its gather, so that the gather
- * overlaps the GEMM of the next step. It may not if the next step has a custom op, unless it is a step of
- * linear_rope.h. */
+ * overlaps the GEMM of the next step. It may not if the next step contains a custom op, except linear_rope.h's fused
+ * linear and rope. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -107,8 +107,8 @@ TE_API te_status te__gather_rows_now(te_run *r) {
 }
 /* Decides where A, the GEMM's first operand, is gathered, and sets ranks->to: for each rank, the address in that rank's
  * memory to which this rank's rows of A are sent. If r->current, which is A, lies in memory that all ranks have mapped,
- * A is gathered there. If not, A is gathered in the group's buffer, to which r->current.data is then set; if this is
- * impossible, because r->current is not a workspace block or the buffer is too small, the function returns 0. */
+ * A is gathered there. If not, A is gathered in the group's buffer, and r->current.data is set to this buffer. That is
+ * impossible if r->current is not a workspace block or the buffer is too small; the function then returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
@@ -201,9 +201,9 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     return te__wgrad_now(r);
 }
 
-/* Returns whether the weight gradient of step s is deferred. It is deferred if the next step sums the dx of step s
- * over the ranks, and a step between s and the next linear gathers rows for that linear: the deferred GEMM then runs
- * during that gather. It is not deferred if a listener is told when gradients are final (te_run.watch), or if the
+/* Returns whether the weight gradient of step s is deferred. It is deferred if the next step of backward sums the dx of
+ * step s over the ranks, and a later step, before the next linear, gathers rows for that linear: the deferred GEMM then
+ * runs during that gather. It is not deferred if a listener is told when gradients are final (te_run.watch), or if the
  * linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;

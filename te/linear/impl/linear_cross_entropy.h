@@ -9,18 +9,18 @@
  * the loss and the statistics of each row, and saves the statistics. Backward recomputes each piece of the logits,
  * overwrites the piece with its gradient dlogits, and runs two GEMMs: dweight += dlogits^T x, dx += dlogits weight.
  *
- * Floor (lower bound of the time): four GEMMs, because the logits are computed twice; separate steps take three.
+ * Floor of forward and backward: four GEMMs, because the logits are computed twice; two separate steps take three.
  * Forward cannot compute the gradients, because three things are known only in backward: dy or loss_scale, whether
  * gradients accumulate, and the other uses of a tied weight. Nor could forward store the weight's gradient for later,
  * because only the caller has memory for that gradient. With te_batch.loss_in_backward, the logits are computed only
  * once, in backward, if that is expected to be faster (te__loss_in_backward_pays). Backward then also computes the
  * losses, which are bitwise identical to those that forward would compute.
  *
- * Each piece reads and writes the rows of dweight (in f32) that belong to the piece's columns. A piece that has only a
- * part of the vocabulary also reads and writes dx for the piece's rows. te__logits_of_backward chooses the shape of
- * pieces that moves the fewest bytes. The sizes of pieces depend only on the sizes of the call. So the same inputs
- * produce bitwise identical results, which may differ from those of two separate steps. Measurements:
- * docs/notes/linear.md.
+ * In backward each piece reads and writes the rows of dweight (in f32) that belong to its columns. If it has only some
+ * of the vocabulary's columns, dx of its rows is a sum over several pieces, so it reads and writes dx, too.
+ * te__logits_of_backward chooses the shape of pieces that moves the fewest bytes. The sizes of pieces depend only on
+ * the sizes of the call. So the same inputs produce bitwise identical results, which may differ from those of two
+ * separate steps. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_CROSS_ENTROPY_H
 #define TE_LINEAR_CROSS_ENTROPY_H
@@ -63,20 +63,20 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-/* 1 / TE_LOSS_FRACTION of all logits is in memory at a time. With 4 instead of 16, the step would be almost as fast as
- * with all logits in memory */
+/* 1 / TE_LOSS_FRACTION of all logits is in memory at a time. A program may define it as 4, for example: the step then
+ * takes four times this memory and is almost as fast as with all logits in memory. */
 #define TE_LOSS_FRACTION 16
 #endif
 enum {
-    /* the number of rows of a piece of the logits is a multiple of the height of a GEMM tile */
+    /* a piece of the logits has a multiple of this many rows, the height of a GEMM tile */
     TE_LOSS_ROWS = 128,
-    /* the number of columns of a piece of the logits is a multiple of the width of a GEMM tile */
+    /* a piece of the logits has the whole vocabulary or a multiple of this many columns, the width of a GEMM tile */
     TE_LOSS_COLUMNS = 256,
-    /* te_batch.loss_in_backward, with which the logits are computed only in backward, is followed if a piece has at
-     * least this many rows: reading and writing dweight for each piece then takes less time than computing the logits a
-     * second time */
+    /* te_batch.loss_in_backward asks to compute the logits only in backward. This is done if a piece has at least this
+     * many rows: reading and writing dweight for each piece then takes less time than computing the logits a second
+     * time. */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
-    /* te_batch.loss_in_backward is also followed if dweight has at most this many elements: it then stays in the L2 */
+    /* It is also done if dweight has at most this many elements: dweight then stays in the L2. */
     TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22
 };
 /* The shape of a piece of the logits. columns: the vocabulary's size, or less if the piece has only a part of the
@@ -91,15 +91,15 @@ TE_API te__logits_piece te__logits_of_forward(int64_t capacity, int64_t vocabula
     p.columns = vocabulary;
     return p;
 }
-/* Returns how many elements of dweight and dx, taken together, backward reads and writes with pieces of shape p. */
+/* Returns how many elements of dweight and dx, taken together, backward reads and writes with pieces of shape p and
+ * `capacity` rows of x. */
 TE_API double te__logits_traffic(te__logits_piece p, int64_t capacity, int64_t vocabulary, int64_t hidden) {
     const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * capacity : 0;
     return (double)hidden * ((double)te_ceil_div(capacity, p.rows) * (double)vocabulary + (double)of_dx);
 }
 /* Return the shape of the pieces in which backward recomputes the logits: of all shapes that fit into the memory for
- * logits, the one with which the fewest elements are read and written. size: bytes of a logit. dx_bytes: if dx is
- * summed in an f32 buffer, which takes a part of that memory, the bytes of one element of the buffer; 0: dx is summed
- * in place, without a buffer. */
+ * logits, the one with which the fewest elements are read and written. size: bytes of a logit. dx_bytes: 0 if dx is
+ * summed in place; else dx is summed in a buffer within that memory, whose elements have dx_bytes bytes. */
 TE_API te__logits_piece te__logits_of_backward(int64_t capacity, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
     te__logits_piece best = te__logits_of_forward(capacity, vocabulary), p;
@@ -156,8 +156,7 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
     return te_gemm_is_custom(unfused, g, r->ctx) ? te__unfused_gemm_run(unfused, g, r->ctx)
                                                  : r->plan->product(g, r->ctx);
 }
-/* Returns the address of row `row` of the tensor at p, or null if p is null. Row c of the weight, for example, belongs
- * to column c of the logits. */
+/* Returns the address of row `row` of the tensor [.., columns] at p, or null if p is null. */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
@@ -171,7 +170,7 @@ TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, voi
     g.b = te__row_address(l->weight->data, column, l->linear->in, dtype);
     return te__linear_loss_gemm(l, &g, r, unfused);
 }
-/* Returns the cross_entropy arguments `all`, with all pointers to values of rows moved to row `row`. */
+/* Returns a copy of the cross_entropy arguments `all` whose row 0 is row `row` of `all`. */
 TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *all, int64_t row) {
     te_cross_entropy_args a = *all;
     a.labels += row;
@@ -184,7 +183,7 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* Runs linear and cross_entropy as separate steps, with all logits in memory. Forward does this under a recipe, for a
- * quantized weight, and if backward will run the two ops as separate steps, because it then needs the saved logits. */
+ * quantized weight, and if the plan's backward has separate steps for the two ops, which read the saved logits. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *unfused) {
     te_step first = *s;
@@ -245,8 +244,8 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
-/* Computes the gradients of all pieces of the logits that have the rows [row, row + p.rows). sums: the f32 buffer in
- * which dx of these rows is summed; null: dx is summed in its own memory. */
+/* Backward of the rows [row, row + p.rows): computes all pieces of their logits and adds to dweight and dx. sums: the
+ * f32 buffer in which dx of these rows is summed; null: dx is summed in place. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {
@@ -313,7 +312,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
  * piece. */
 
 /* Runs linear and a vocabulary-parallel cross_entropy as separate steps, with all logits in memory. Forward does this
- * under a recipe, and if backward will run the two ops as separate steps, because it then needs the saved logits. */
+ * under a recipe, and if the plan's backward has separate steps for the two ops, which read the saved logits. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *unfused) {
     te_step first = *s;

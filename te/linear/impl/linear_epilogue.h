@@ -18,7 +18,8 @@
  * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
  * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
  * which backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the floor is 0.81 ms.
- * Three separate kernels (GEMM, pointwise kernel, transpose) take 0.21 ms more. Measurements: docs/notes/linear.md.
+ * Three separate kernels (GEMM, pointwise kernel, transpose) take 0.21 ms more than the fused kernel. Measurements:
+ * docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_EPILOGUE_H
 #define TE_LINEAR_EPILOGUE_H
@@ -76,10 +77,10 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused
              te_unfused_gemm)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
              te_unfused_gemm)
-/* The library's kernels for a GEMM without other ops. Template arguments: SIXTEEN: 1: the kernels for 16-bit operands
- * of type T are included. FORM: the kind of operands that the skinny FP8 kernel reads; TE_OPERANDS_16BIT means that
- * there is no such kernel. A: the FP8 format of x (forward) or dy (backward) in the persistent FP8 kernel; if A is T,
- * there is no such kernel. */
+/* The library's kernels for a GEMM without other ops. Template arguments: FORWARD: 1: for forward, which also has
+ * skinny kernels; 0: for backward. SIXTEEN: 1: kernels for 16-bit operands of type T are included. FORM: the operands
+ * of the skinny FP8 kernel; TE_OPERANDS_16BIT: there is no such kernel. A: the FP8 format of x (forward) or dy
+ * (backward) in the persistent FP8 kernel; if A is T, there is no such kernel. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
 TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
@@ -170,7 +171,7 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     if (facts.saved & 1) __builtin_assume(c->x != 0);
     c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
     if (facts.result == TE_RESULT_y)
-        /* under TE_RESULT_amax y is null if only the amax is computed, so nothing is assumed about y there */
+        /* no such assumption for TE_RESULT_amax, where y is null if only the amax is computed */
         __builtin_assume(c->y != 0);
     if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;
@@ -320,8 +321,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         te_product_pair_epilogue((const te_product *)p, w, other, row, col, state, name##_stages, name##_shape(0));   \
     }
 /* Defines the 16-bit kernels of a step, and name##_kernels(), which returns all kernels of the step. persistent,
- * skinny: 1 if the step has a 16-bit kernel of that kind, else 0. fp8, skinny_fp8, small_m_fp8: the FP8 kernels of the
- * three kinds (fp8: persistent), or null. */
+ * skinny: 1 if the step has such a 16-bit kernel, else 0. fp8, skinny_fp8, small_m_fp8: the persistent, skinny and
+ * small-m FP8 kernels, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, persistent, skinny, fp8, skinny_fp8, small_m_fp8)                             \
     enum {                                                                                                             \
         name##_is_persistent = (persistent) != 0,                                                                      \
@@ -351,8 +352,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return &kernels;                                                                                               \
     }
 
-/* Returns whether the kernel must store the value whose memory is at `p`. It must if an op of the step or another use
- * of a fork reads the value, or if the value is the result of the step. Call this function when the kernel's arguments
+/* Returns whether the kernel must store the value whose memory is at `p`: because it is the result of the step, or
+ * because an op of the step or a use of a fork in another step reads it. Call this function when the kernel's arguments
  * have been filled in. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
@@ -409,8 +410,9 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
                   : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
 /* Returns the shape of a step's ops in the epilogue of a GEMM. k: their shape in a pointwise kernel. An epilogue
- * computes no scales for an FP8 result (k.scaled), because it sees only a part of each row and so cannot find the amax
- * of a row or tile; and no tile kernel runs that could store the transpose (k.transposes). */
+ * computes no scales for an FP8 result (k.scaled), because it sees only some columns of each row and so cannot find the
+ * amax of a row or tile. Nor does it store the transpose of a pointwise kernel (k.transposes), because that takes a
+ * tile kernel. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;

@@ -240,8 +240,8 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
-    /* Memory for the transpose of x is acquired even if forward has saved the transpose: when the workspace is sized,
-     * it is not yet known in which layout forward will save x. */
+    /* Memory for the transpose of x is acquired even if forward has saved the transpose: when the workspace of backward
+     * is sized, it is not yet known in which layout forward will save x. */
     const int transposed = te__saved_is_transposed(r->saved_transposed, i);
     const te_value x = te__value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
@@ -281,7 +281,8 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
 }
 /* Sets the operands of both GEMMs of backward, according to the linear's recipe. w: the GEMM for dweight, which is
  * skipped if the weight is frozen. x: the GEMM for dx. If dy is still being gathered (x->ranks is not null), w->a only
- * points to memory for the transpose of dy; the transpose is computed after the GEMM for dx. */
+ * points to memory for the transpose of dy, which is computed later, when the GEMM for dx has run and all rows of dy
+ * are here. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     return TE_IS_BLOCKWISE(r->plan->op[i].recipe) ? te__blockwise_backward(w, x, r, i, dy)
                                                   : te__tensorwise_backward(w, x, r, i, dy);

@@ -7,10 +7,10 @@
  * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. The epilogue of the GEMM
  * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated. With
  * up to eight rows, and if pairs are not interleaved, the skinny kernel runs alone: each of its blocks computes the
- * cosines and sines itself.
+ * cosines and sines itself. Under a recipe, whose GEMMs read FP8, this is the only kernel with rope in the epilogue.
  *
- * In all other cases linear and rope run as two separate steps: on other targets, in other formats, in FP8, with head
- * sizes that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
+ * In all other cases linear and rope run as two separate steps: on other targets, in other formats, with head sizes
+ * that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
  * expects the two steps to be faster (te/gemm/impl/gemm_dispatch.h).
  *
  * Floor (lower bound of the time): that of the GEMM. A separate rope kernel would read and write the GEMM's result once
@@ -151,19 +151,20 @@ TE_FN void te_rope_skinny_epilogue(const void *p, const uint32_t w[4], const uin
     te__rope_epilogue((const te_rope_product *)p, te__rope_skinny_table<ROTARY>() + row * ROTARY, w, u, row, col, other,
                       h);
 }
-template <te_dtype T, int DIM, int ROTARY, int SCALED>
+template <te_dtype T, int DIM, int ROTARY, int SCALED, te_gemm_operands FORM>
 static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER_SM)
     te_rope_skinny(const __grid_constant__ te_rope_product p) {
     const te_skinny_epilogue epilogue = {nullptr, te_rope_skinny_epilogue<T, DIM, ROTARY>,
                                          te_rope_skinny_prepare<ROTARY, SCALED>, &p, {1, DIM, ROTARY}};
-    te_skinny_body(&p.skinny, epilogue, TE_OPERANDS_16BIT, T);
+    te_skinny_body(&p.skinny, epilogue, FORM, T);
 }
-TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int SCALED), te_rope_skinny, (T, DIM, ROTARY, SCALED),
-             te_rope_product)
-/* CROSSED: whether the two columns of a pair lie 128 columns apart, in different halves of a tile. If so, the kernel
- * swaps the second and the third 64 columns of the tile, so that both columns of a pair are in the same half
- * (swap_middle of te__sm90_gemm_pairing). APART: the distance between the two columns of a pair after this swap, in
- * vectors of eight columns; 0: both columns are in one vector. */
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int SCALED, te_gemm_operands FORM), te_rope_skinny,
+             (T, DIM, ROTARY, SCALED, FORM), te_rope_product)
+/* near: 1: rope pairs adjacent columns (interleaved); 0: columns rotary / 2 apart. CROSSED: whether the two columns of
+ * a pair lie 128 columns apart, in different halves of a tile. If so, the kernel swaps the second and the third 64
+ * columns of the tile (swap_middle of te__sm90_gemm_pairing), so that both columns of a pair are in the same half.
+ * APART: the distance between the two columns of a pair after this swap, in vectors of eight columns; 0: both columns
+ * are in one vector. */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
@@ -172,18 +173,23 @@ TE_SM90_GEMM_KERNEL_PAIRS(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DI
                          (te_rope_pair_epilogue<T, DIM, ROTARY, NEAR>), T != TE_f32)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_gemm, (T, DIM, ROTARY, NEAR),
              te_rope_product)
-/* Returns the kernels with rope in the epilogue. There is no skinny kernel for interleaved pairs. */
-template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_product_kernels *te_rope_kernels(void) {
+/* Returns the kernels with rope in the epilogue, for operands of kind FORM: in FP8 only a skinny kernel. If pairs are
+ * interleaved, there is no skinny kernel. */
+template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED, te_gemm_operands FORM>
+TE_API te_product_kernels *te__rope_kernels_of(void) {
+    constexpr te_dtype half = FORM == TE_OPERANDS_16BIT ? T : TE_f32, fp8 = FORM == TE_OPERANDS_16BIT ? TE_f32 : T;
     static te_product_kernels kernels = {
-        {(const void *)te_rope_gemm_if<T, DIM, ROTARY, NEAR>(), 0, 0},
-        {(const void *)te_rope_skinny_if<NEAR ? TE_f32 : T, DIM, ROTARY, SCALED>(), 0, 0}, {0, 0, 0}, {0, 0, 0},
-        TE_OPERANDS_16BIT, {0, 0, 0}, {0, 0, 0}, 0};
+        {(const void *)te_rope_gemm_if<half, DIM, ROTARY, NEAR>(), 0, 0},
+        {(const void *)te_rope_skinny_if<NEAR ? TE_f32 : half, DIM, ROTARY, SCALED, TE_OPERANDS_16BIT>(), 0, 0},
+        {0, 0, 0},
+        {(const void *)te_rope_skinny_if<NEAR ? TE_f32 : fp8, DIM, ROTARY, SCALED, FORM>(), 0, 0},
+        FORM, {0, 0, 0}, {0, 0, 0}, 0};
     return &kernels;
 }
 
 /* Says whether the epilogue can rotate heads with these constants within a tile: the head size divides the tile's 256
- * columns, and both columns of each pair lie in the same 128 columns, or are brought there by the swap
- * (TE__ROPE_CROSSED). */
+ * columns, and both columns of each pair lie in the same 128 columns, if necessary after the swap of
+ * TE__ROPE_CROSSED. */
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
@@ -192,13 +198,13 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_produ
  * memory that two separate steps would use for the GEMM's result. */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, rope)                                                               \
     enum {                                                                                                           \
-        name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
+        name##_fits = (int)TE_##dtype != (int)TE_f32                                                                 \
             && (int)TE_DTYPE_IN(model, rope) == (int)TE_##dtype && (int)TE_DTYPE_OUT(model, rope) == (int)TE_##dtype \
             && (int)TE_WIDTH_IN(model, rope) >= 2 * TE__ROTARY(rope)                                                 \
             && TE__ROPE_FITS(TE_ARG3(rope, 0), TE__ROTARY(rope), TE__INTERLEAVED(rope))                              \
     };
-/* Defines the kernels of the linear and its bias without rope. The persistent one is defined only if the kernel with
- * rope in the epilogue does not exist. */
+/* Defines the kernels of the linear and its bias without rope. The persistent kernel (gemm_sm90.h) is among them only
+ * if no kernel with rope in its epilogue exists. */
 #define TE__ROPE_BIAS_fixed(name, dtype)                                                                             \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)
@@ -207,12 +213,13 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED> TE_API te_produ
     TE_KERNEL(name##_table, TE_ROPE_THREADS, te_rope_args,                                            \
               te_rope_table_rows(te_args, te_at, TE__ROTARY(rope), TE__ROPE_FREQUENCIES(rope)))       \
     TE_API te_product_kernels *name##_fused(void) {                                                   \
-        return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(rope, 0), TE__ROTARY(rope), \
-                               TE__INTERLEAVED(rope), TE__ROPE_FREQUENCIES(rope)>();                  \
+        return te__rope_kernels_of<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(rope, 0), TE__ROTARY(rope), \
+                               TE__INTERLEAVED(rope), TE__ROPE_FREQUENCIES(rope),                     \
+                               (te_gemm_operands)name##_skinny_form>();                               \
     }
 
-/* Runs the GEMM with rope in its epilogue. The table of cosines and sines is stored in memory that, if linear and rope
- * ran as two steps, would hold the GEMM's result. */
+/* Runs the GEMM g, whose operands are set, with rope in its epilogue. The table of cosines and sines is stored in
+ * memory that, if linear and rope ran as two steps, would hold the GEMM's result. */
 TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te__rope_kernels *kernels, int rope,
                                        te_gemm *g, te_value y) {
     const te_op *linear = &r->plan->op[first->op[0]];
@@ -220,7 +227,6 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     te_rope_args a;
     te_value memory, table;
     memset(&p, 0, sizeof p);
-    TE_TRY(te__linear_operands(g, r, first->op[0]));
     /* Acquire as much memory as the two separate steps do. The number of rows decides whether the fused kernel or the
      * two steps run, and the size of the workspace must not depend on this choice. */
     for (int j = 0; j < first->count; j++)
@@ -231,7 +237,7 @@ TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te
     p.y = y.data, p.table = (const float *)memory.data, p.rotated_columns = kernels->rotated_columns;
     p.n = (int)g->n, p.positions = a;
     if (!r->dry && !g->ranks && te__gemm_is_skinny(kernels->fused, g, r->ctx))
-        TE_TRY(te__skinny_run(kernels->fused->skinny.kernel, &p, sizeof p, &p.skinny, g, r->ctx));
+        TE_TRY(te__skinny_run(te__gemm_skinny_of(kernels->fused, g)->kernel, &p, sizeof p, &p.skinny, g, r->ctx));
     else if (!r->dry) {
         TE_TRY(kernels->table(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
         TE_TRY(te__sm90_gemm_run(kernels->fused->persistent.kernel, &p, sizeof p, &p.persistent, g, r->ctx));
@@ -276,9 +282,17 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE_TRY(te__output(&y, r, s, rope));
     if (!te__policy(r, s->op[0])->fp8 && te__gemm_is_fused(kernels->fused, &g, r->ctx)) {
         TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->fused, r->current.block < 0));
+        TE_TRY(te__linear_operands(&g, r, s->op[0]));
         return te__linear_rope_fused(r, &first, kernels, rope, &g, y);
     }
-    TE_TRY(te__linear_forward(r, &first, &kernels->linear));
+    if (!te__policy(r, s->op[0])->fp8 || r->recompute || r->describe)
+        TE_TRY(te__linear_forward(r, &first, &kernels->linear));
+    else {
+        TE_TRY(te__linear_begin(&g, &ranks, r, &first, &kernels->linear));
+        if (!g.ranks && te__gemm_is_fused(kernels->fused, &g, r->ctx))
+            return te__linear_rope_fused(r, &first, kernels, rope, &g, y);
+        TE_TRY(te__linear_run(r, &first, &kernels->linear, &g));
+    }
     return te__rope_apply(r, rope, y, kernels->rope);
 }
 

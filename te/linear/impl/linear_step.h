@@ -27,25 +27,35 @@ TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     g->a = x.data, g->b = r->param[i]->data, g->b_quantized = r->param[i]->quantized;
     return TE_OK;
 }
-TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
+/* Sets the operands of g, the GEMM y = x weight^T of the step's linear: in FP8 under a recipe, else in the list's
+ * format. If the rows of x are still being gathered and g can overlap with that, sets g->ranks; else gathers them. */
+TE_API te_status te__linear_begin(te_gemm *g, te__gemm_overlap *ranks, te_run *r, const te_step *s,
+                                  const te__linear_kernels *kernels) {
+    TE_TRY(te__overlap_gather(g, ranks, r, kernels->unfused, r->current.block < 0));
+    return te__policy(r, s->op[0])->fp8 ? r->plan->fp8->forward(g, r, s->op[0], r->current)
+                                        : te__linear_operands(g, r, s->op[0]);
+}
+/* Runs the step's GEMM g, whose operands te__linear_begin has set, and the ops behind it. */
+TE_API te_status te__linear_run(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
     te_gemm_strategy strategy = TE_STRATEGY_BARE;
-    te__gemm_overlap ranks;
     int taken = 0;
+    if (!g->ranks && te__defers_product(r, s)) {
+        te_value y;
+        TE_TRY(te__output(&y, r, s, s->op[0]));
+        return te__defer_product(r, g, y, kernels->unfused);
+    }
+    if (!g->ranks) TE_TRY(te__linear_choose(g, &strategy, &taken, r, s, kernels));
+    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->fused, g, r->ctx))
+        strategy = TE_STRATEGY_CUSTOM;
+    return te__linear_run_strategy(r, s, kernels, g, strategy, taken);
+}
+TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
+    te__gemm_overlap ranks;
     if (r->recompute || r->describe)
         return te__pointwise_step_forward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
-    TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->unfused, r->current.block < 0));
-    if (te__policy(r, s->op[0])->fp8) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->current));
-    else TE_TRY(te__linear_operands(&g, r, s->op[0]));
-    if (!g.ranks && te__defers_product(r, s)) {
-        te_value y;
-        TE_TRY(te__output(&y, r, s, s->op[0]));
-        return te__defer_product(r, &g, y, kernels->unfused);
-    }
-    if (!g.ranks) TE_TRY(te__linear_choose(&g, &strategy, &taken, r, s, kernels));
-    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->fused, &g, r->ctx))
-        strategy = TE_STRATEGY_CUSTOM;
-    return te__linear_run_strategy(r, s, kernels, &g, strategy, taken);
+    TE_TRY(te__linear_begin(&g, &ranks, r, s, kernels));
+    return te__linear_run(r, s, kernels, &g);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */

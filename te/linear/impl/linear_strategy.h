@@ -31,10 +31,11 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
 /* Runs the GEMM g: by one of the library's kernels `unfused` (may be null), if one of these is chosen for g, else by
- * the back end (such as cuBLASLt). On the host the GEMM gets scratch memory from the workspace. rows: which size of g
- * is the call's number of rows. */
+ * the back end (such as cuBLASLt). On the host the GEMM gets scratch memory from the workspace. rows: whether g->m or
+ * g->k is the call's number of rows. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *unfused) {
-    /* g with as many rows as the workspace is sized for, so that the memory does not depend on the call */
+    /* g with the largest number of rows of any call, so that the size of the scratch memory does not depend on the
+     * call */
     te_gemm capacity = *g;
     *(rows == TE_ROWS_OF_k ? &capacity.k : &capacity.m) = te__capacity_rows(r);
     const te_quantized_ops *quantized = r->plan->quantized;
@@ -54,11 +55,11 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     return te__gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
-/* If the GEMM g adds a matrix C, makes its result D independent of whether C and D are the same matrix: cuBLASLt rounds
- * differently if they are, but a call must have bitwise identical results whether or not the caller passes the same
- * memory for x and y. If g is such a GEMM, g->d is set to other memory: to `elsewhere` or, if that is null, to new
- * scratch memory, from which te__end_converted later copies the result. made: the value that is stored at g->d. Call
- * this before te__linear_gemm, when g->c and g->d are set. */
+/* If the GEMM g adds a matrix C by cuBLASLt, sets g->d to memory that is not C's: to `elsewhere` or, if that is null,
+ * to new scratch memory, from which te__end_converted later copies the result. cuBLASLt rounds differently if C and D
+ * are the same matrix, but a call must have bitwise identical results whether or not the caller passes the same memory
+ * for x and y. made: the value that is stored at g->d; unfused: as in te__linear_gemm. Call this before
+ * te__linear_gemm, when g->c and g->d are set. */
 TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewhere, te_run *r,
                                         te_product_kernels *unfused) {
     if (!te__gemm_depends_on_place(g) || te_gemm_is_custom(unfused, g, r->ctx)) return TE_OK;
@@ -100,8 +101,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (strategy == TE_STRATEGY_BARE || strategy == TE_STRATEGY_CUSTOM) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (strategy == TE_STRATEGY_BIAS) {
-        /* Adding only the bias in the epilogue is worthwhile only if backward needs the output of the bias: the GEMM
-         * then stores that output, and the pointwise kernel reads it and computes the other ops. */
+        /* Adding only the bias in the epilogue pays only if forward saves the output of the bias for backward: the GEMM
+         * then stores it, and the pointwise kernel, which does the other ops, need not store it again. */
         const int saved = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!saved || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
@@ -125,8 +126,8 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (te__linear_has(r, s, j, TE_IS_ADD) && j == rest) g->beta = 1.0f, j++;
     return j > rest && te__linear_supports(g, r) ? rest : -1;
 }
-/* Runs the step as one GEMM, whose epilogue does all other ops of the step. scratch: memory for a value like the step's
- * result. */
+/* Runs the step as one GEMM, whose epilogue does all other ops of the step. scratch: memory for a value of the same
+ * shape and dtype as the step's result. */
 TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                         void *scratch) {
     const int last = s->op[s->count - 1];
@@ -154,7 +155,7 @@ TE_API te_status te__linear_then_pointwise(te_run *r, const te_step *s, const te
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->unfused));
     return te__pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
-/* Runs the forward step by the chosen strategy. taken: how many of the step's ops after the linear the GEMM's epilogue
+/* Runs the forward step by the chosen strategy. taken: the number of ops after the linear that the GEMM's epilogue
  * does. */
 TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                   te_gemm_strategy strategy, int taken) {

@@ -186,8 +186,8 @@ TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
     const te_op *op = &p->op[s[count - 1].op[0]];
     const te_class last = op->op_class;
-    if (op->flags & TE_IS_CROSS) return 0; /* cross_attention also reads keys and values, and these may lie in the
-                                            * memory of `from` */
+    if (op->flags & TE_IS_CROSS) return 0; /* not in place: cross_attention also reads keys and values, which may lie in
+                                            * the memory of `from` */
     if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
@@ -212,14 +212,14 @@ TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_b
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
-/* Return an error if the memory region *to overlaps a parameter or gradient that lies neither in the instance's buffer
- * of parameters nor in that of gradients: that of a tied parameter, a weight in a mapped file, or a weight in FP8. */
+/* Return an error if the memory region *to overlaps a parameter or gradient outside of the instance's two buffers of
+ * parameters and gradients: one of a tied parameter, a weight in a mapped file, or a weight in FP8. */
 TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
     const te_model *m = all->model;
     const te_param *p = m->param;
     if (!to->written && all->run->pass != TE_BACKWARD) return TE_OK; /* a region that is only read may overlap
-                                                                      * parameters, and outside of backward there are no
-                                                                      * gradients */
+                                                                      * parameters, but not gradients that backward
+                                                                      * writes */
     for (int i = 0; i < m->plan->op_count; i++)
         for (int k = 0; k < m->plan->op[i].params; k++, p++) {
             const te_recipe recipe = m->plan->op[i].recipe;
@@ -279,8 +279,8 @@ TE_API int te__edge_kind(const te_plan *p, const char *name) {
     }
     return 0;
 }
-/* Add to the table the memory that the caller passes for the ops (input, ..) and (output, ..), and for attention with
- * the option (max_logit, 1). */
+/* Add to the table of memory regions those that the caller passes for the ops (input, ..) and (output, ..), and for
+ * attention with the option (max_logit, 1). */
 TE_API te_status te__regions_edges(te__regions *all) {
     const te_run *r = all->run;
     const int before = all->count;
@@ -300,8 +300,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
-        /* If the table is full, remove the extra inputs and outputs from it; later ones are then not compared with the
-         * removed ones. */
+        /* If the table is full, drop the extra inputs and outputs in it to make space: those that follow are still
+         * compared with all other regions, but not with the dropped ones. */
         if (all->count == TE__MAX_REGIONS) all->count = before;
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));

@@ -26,9 +26,9 @@ TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
     return e && e->grad.data;
 }
-/* Compute te_run.backward_stop, the index of the op at which backward ends. If no gradient is needed, the result is the
- * number of ops: backward then has nothing to compute. But if forward has left the loss to backward, backward must run
- * the last op, which computes the loss, so the result is then the index of that op. */
+/* Compute te_run.backward_stop, the index of the op at which backward ends. If no gradient is needed, backward has
+ * nothing to compute, and the result is the number of ops; except if forward has left the loss to backward: backward
+ * must then run the last op, which computes the loss, and the result is the index of that op. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
     if (r->dx.data) return TE_BACKWARD_STOP_dx;
@@ -39,8 +39,8 @@ TE_API int te__backward_stop_of(const te_run *r) {
     }
     return r->loss_in_backward ? count - 1 : count;
 }
-/* Return the number of steps that backward runs: all steps up to and including the one that contains the backward
- * stop. */
+/* Return the number of steps that backward runs: all steps up to and including the one with op r->backward_stop, at
+ * which backward ends. */
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
@@ -102,8 +102,9 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
             if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
 }
 /* In backward: open region k, and fill its memory by running the region's forward steps on a copy of *r, in which all
- * values have the same addresses as in *r. The output of the region's last op is still saved from forward. If the step
- * of that op runs again, its output therefore goes to the workspace, and its row statistics are not stored. */
+ * values have the same addresses as in *r. The output of the region's last op need not be recomputed, because forward
+ * has saved it. If the step of that op runs nevertheless, for its other ops, this output goes to the workspace, and its
+ * row statistics are not stored. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -143,8 +144,8 @@ TE_API void te__recompute_leave(te_run *r, const te_step *step) {
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
 /* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. Called
- * before each step `next`; it advances the state if step `next` has an op that draws random numbers. Called with a null
- * `next` at the end of the pass. */
+ * before each step `next`, it does so if step `next` has an op that draws random numbers; called at the end of the
+ * pass, with a null `next`, it does so in any case. */
 TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
@@ -218,11 +219,11 @@ TE_API te_status te__run_from(te_run *r, te_value now) {
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te__no_value();
     return te__run_pass(r);
 }
-/* Make the dry run, and return an error if the workspace is too small. A workspace that was measured for more rows than
- * this call has may still be too small: smaller blocks can leave gaps into which other blocks do not fit
- * (te__pool_take). In that case the dry run is repeated, each time with blocks for TE_ROW_PAD more rows. When the
- * blocks are as large as in the measurement, they get the same offsets as in the measurement, and these fit. */
-enum { TE__MAX_CAPACITY = 8 }; /* the largest capacity, in multiples of this call's rows, that te__dry_run tries */
+/* Make the dry run, and return an error if the workspace is too small. Even a workspace that was measured for more rows
+ * than this call has may be too small: smaller blocks can leave gaps into which other blocks do not fit
+ * (te__pool_take). In that case the dry run is repeated, each time with blocks for TE_ROW_PAD more rows. At the latest
+ * when the blocks are as large as in the measurement they fit, because they then get the same offsets. */
+enum { TE__MAX_CAPACITY = 8 }; /* te__dry_run tries blocks for at most 8 times this call's rows */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
     TE_TRY(te__run_from(r, now));

@@ -26,8 +26,8 @@ typedef struct te_recompute_target {
                            * the scale. With `transposed` under fp8_block: 1 / scale of each tile of the transpose */
     const float *scale;   /* input: the tensor's FP8 scale, one number. Null (fp8_block): the step computes a scale for
                            * each tile */
-    int rounds_first;     /* 1: the step rounds to the list's format first and then to FP8. Forward rounded the operand
-                           * twice in this way, so backward gets the same bits */
+    int rounds_first;     /* 1: the step rounds to the list's format first and then to FP8, as forward did, so that
+                           * backward gets the same bits */
 } te_recompute_target;
 
 /* Work that the next step must still do to complete the current value (te_run.current). The value's `state` says which
@@ -93,8 +93,8 @@ typedef struct te_run {
     te_value edge[TE_MAX_OPS];     /* for each fork: in inference the fork's value (forward saves it in te_saved
                                     * instead); in backward the gradient of this value, summed over those uses of the
                                     * fork that backward has passed */
-    te_deferred_work deferred;     /* the work that remains to be done on `current`; meaningful unless the state of
-                                    * `current` is TE_VALUE_ready */
+    te_deferred_work deferred;     /* the work that is left to do on the value `current`; set only if the state of
+                                    * `current` is not TE_VALUE_ready */
     const te_recompute_target *recompute; /* not null: backward runs the current forward step again, to recompute the
                                            * output of the step's last op and store it to this target */
     struct te_kernel_shape *describe; /* not null: the step launches nothing, but stores here the shape of its pointwise
@@ -103,8 +103,8 @@ typedef struct te_run {
                                                * of its last step (last_step_input); te__in_place compares the two */
     te_pool pool;                  /* the workspace */
 
-    /* the addresses of the values that forward saves: in te_saved or, while a recompute region is open, in the
-     * workspace */
+    /* The addresses of the values that forward saves. These values lie in te_saved or, while a recompute region is
+     * open, in the workspace. */
     te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps again
                                     * for a recompute region */
     size_t saved_bytes;            /* how many bytes of te_saved.memory this call uses */
@@ -173,8 +173,8 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
 /* Return the number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
 /* Return the number of rows for which each block of the workspace is sized, whichever kind of rows the block's value
- * has. Therefore a call places its blocks at the same offsets as the dry run that measured the workspace, although that
- * run did not know the number of sequences. */
+ * has. The dry run that measures the workspace does not know the number of sequences; because no block's size depends
+ * on it, a call places its blocks at the same offsets. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
@@ -222,8 +222,7 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 }
 /* Make v the current value, the one that the next step reads. */
 TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
-/* Return v without its transpose. Where only the returned value is held, the workspace block of the transpose is
- * freed. */
+/* Return v without its transpose, whose workspace block is freed if no other value refers to it. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;

@@ -3,8 +3,8 @@
  * written again.
  *
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
- * launch at the end of backward adds up the partial sums of all steps. If the list of deferred sums (TE_SUM_JOBS) has
- * no space left before, a launch between two steps adds up those deferred so far.
+ * launch at the end of backward adds up the partial sums of all steps. If the list of deferred sums gets full earlier
+ * (TE_SUM_JOBS), a launch between two steps adds up those deferred so far.
  *
  * Floor: each partial sum is read once, i.e. blocks * width floats for a gradient with `width` columns.
  */
@@ -19,8 +19,9 @@
 /* A thread block adds up TE_SUM_LANES columns, or 2 * TE_SUM_LANES if each thread has two columns. Its threads form
  * TE_SUM_GROUPS groups; group g adds up the partial sums g, g + TE_SUM_GROUPS, g + 2 * TE_SUM_GROUPS, ... A thread
  * issues up to TE_SUM_AHEAD loads before it uses the first one. Often these are all of its loads: a kernel with two
- * blocks on each of 132 SMs leaves 264 partial sums per column, 17 for each group. Sums of TE_SUM_WIDE or more columns
- * have two columns per thread: 12288 columns of 132 partial sums each then take 2.8 us instead of 4.2 us. */
+ * blocks on each of 132 SMs leaves 264 partial sums per column, at most 17 for each of 16 groups. If a gradient has
+ * TE_SUM_WIDE or more columns, a thread adds up two columns: 12288 columns of 132 partial sums each then take 2.8 us
+ * instead of 4.2 us. */
 enum {
     TE_SUM_GROUPS = TE_CUDA ? 16 : 1,
     TE_SUM_LANES = TE_CUDA ? 32 : 1,
@@ -69,8 +70,8 @@ TE_API int te__accumulates(const te_run *r, const te_param *p) {
 TE_API te_status te__notify_final(te_run *r, const te_param *p) {
     return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
 }
-/* Called after step s: tell the listener which gradients are final, namely those of the parameters of the step's ops,
- * except gradients that are deferred column sums. */
+/* Called after step s: tell the listener (r->watch) which gradients are final, i.e. will not be written again: those of
+ * the parameters of the step's ops, except deferred column sums. */
 TE_API te_status te__notify_step(te_run *r, const te_step *s) {
     for (int j = 0; r->watch && j < s->count; j++)
         for (int k = 0; k < r->plan->op[s->op[j]].params; k++) {

@@ -90,10 +90,10 @@ TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
 }
-/* Return the forward step whose last op is op i, if its kernel can recompute the output of op i alone; else null. The
- * kernel then reads op i's saved input in place of the step's input, and skips the other ops. This is possible if the
- * input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the norm of
- * that kernel. */
+/* Return the forward step whose last op is op i, if its kernel can run op i without the step's other ops, to recompute
+ * op i's output; else null. The kernel then reads op i's saved input in place of the step's input. This is possible if
+ * the input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the norm
+ * of that kernel. */
 TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
@@ -119,7 +119,7 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const te_op *op = &p->op[from];
     if ((op->flags & TE_SAVES_OUTPUT) || ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)))
         return TE_INPUT_saved_for_others;
-    /* Whether the list has kernels that can store the transpose of an operand without storing the operand itself. */
+    /* Whether the list has tile kernels, which can store the transpose of an operand without the operand itself. */
     const int has_kernels = p->fp8->fixed_widths && !p->fp8->quantize_rowwise;
     const int is_pointwise = op->op_class != TE_CLASS_gemm && op->op_class != TE_CLASS_custom;
     if (has_kernels && is_pointwise && te__is_recomputable(op->flags, op->out_dtype, p->dtype) &&
@@ -139,7 +139,7 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     te_operand_policy o = {0, 0, 0, 0, 0, 0, 0, 0};
     if (!te__recipe_is_on(p, i, use, param)) return o;
     const te_fp8_product *bound = use == TE_USE_as_bound ? &param[i]->fp8 : 0;
-    const int trains = !TE_IS_ROWWISE(op->recipe); /* false under fp8_row, which uses FP8 in forward only; backward then
+    const int trains = !TE_IS_ROWWISE(op->recipe); /* whether backward uses FP8, too: not under fp8_row, whose backward
                                                     * runs in the list's format */
     if (trains && !(op->flags & TE_IS_FROZEN)) o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
@@ -165,15 +165,15 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
 }
 /* Return whether backward must recompute something of op i because op i lies in recompute region k: its output, its FP8
  * input or its row statistics. Without the region, forward would have saved them. The last op of a region never needs
- * this, because its output is saved for the ops behind the region. */
+ * this, because forward saves what belongs to it, for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;
     return op->stats || forward[i].input == TE_INPUT_saved_fp8 ||
            (forward[i].output_read && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
-/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. The entry behind that
- * of the last op is all zeros, so that code may read the policy of the op behind any op. */
+/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. Entry op_count, behind
+ * that of the last op, is all zeros, so that code may read the policy of op i + 1 for every op i. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
     const int on = p->fp8 && use != TE_USE_off;

@@ -32,8 +32,8 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     return te__policy(r, next)->gathered ? next : -1;
 }
 /* Return whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's
- * amax. While backward runs forward steps again for a recompute region, it does not: these steps may end before the
- * GEMM that would read the amax. */
+ * amax. The kernel does not while backward runs forward steps again for a recompute region, because these steps may end
+ * before the GEMM that would read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
@@ -74,8 +74,8 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     k.x = r->saved_input[i] && saved ? r->saved_input[i] + te__saved_scale_bytes(r, i) : 0;
     return k;
 }
-/* Return whether the input of GEMM i is saved transposed. `transposed` is a bit set with one bit for each op; the
- * forward of a GEMM sets its bit. */
+/* Return whether the input of GEMM i is saved transposed. `transposed` has one bit for each op, which the forward of a
+ * GEMM sets to 1 if it saves its input transposed, else to 0. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];

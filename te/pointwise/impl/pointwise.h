@@ -62,8 +62,8 @@ typedef struct te_pointwise_quantize {
     int from;
     /* the one scale of the whole transpose; null: the transpose has a scale for each 1 x 128 elements */
     const float *scale;
-    /* 1: the result is rounded to the list's dtype before it is multiplied by `scale` above or by fp8.scale,
-     * as if it had been stored in that format and then cast to FP8 */
+    /* 1: the result is rounded to the list's dtype before it is multiplied by its FP8 scale (`scale` above or
+     * fp8.scale), as if it had been stored in that dtype and then cast to FP8 */
     int rounded;
 } te_pointwise_quantize;
 
@@ -86,8 +86,8 @@ typedef struct te_pointwise {
 
 /* The elements that a lane has in registers. v: eight elements of a row. g: if the row has two halves (the input of a
  * gated op), the eight elements of the second half at the same columns. sum: the lane's sums of a parameter's gradient,
- * [0, 8) for the columns of v and [8, 16) for those of g; an op with two or three parameters uses eight elements for
- * each parameter instead. */
+ * [0, 8) for the columns of v and [8, 16) for those of g; for an op with two or three parameters (xielu, dyt), eight
+ * elements for each parameter instead. */
 typedef struct te_lane {
     float v[8], g[8], sum[24];
     te_place at;
@@ -101,16 +101,16 @@ typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to
  * model's widths are known only at run time, `half` and the members that te_shape_at changes are variables. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
-    /* widths: a row of x has half * in_halves columns, a row of y half * out_halves. One of the two is 2 if there is a
-     * gated op */
+    /* widths: a row of x has half * in_halves columns, a row of y half * out_halves. With a gated op, in_halves is 2 in
+     * forward and out_halves is 2 in backward; otherwise both are 1 */
     int half, in_halves, out_halves;
     int aligned;               /* whether half is a multiple of eight */
     int norm;                  /* the position of the norm among the ops of the kernel; -1: there is no norm */
     te_norm_options norm_options;
     int norm_columns, norm_first; /* the norm normalises norm_columns columns from norm_first on; norm_columns 0: all */
     te_dtype norm_in, norm_out; /* number formats of the norm's input and output in forward */
-    /* sums: the index of the op whose parameter's gradient is a sum over rows (such as bias); -1: there is none. The op
-     * has half * sum_halves columns */
+    /* sums: the index of the op whose parameter's gradient is a sum over rows (such as bias); -1: there is none. This
+     * gradient has half * sum_halves columns */
     int sums, sum_halves;
     int sum_params;            /* how many parameters the op with index `sums` has: 1, 2 (xielu) or 3 (dyt) */
     int backward, draws;
@@ -144,8 +144,8 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
     (name##_is_backward || TE_IS_TENSORWISE(model##_recipe)                          ? (int)TE_SCALING_NONE       \
      : TE_IS_ROWWISE(model##_recipe) && name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE              \
                                                                                     : TE_SCALING_OF(model##_recipe))
-/* The index of the norm, in the form in which the launch macros receive it. A kernel without a norm has the index -1,
- * but 0 if a group of lanes must hold a whole row to compute the row's scale: such a kernel is launched like a norm. */
+/* The index of the norm for the launch macros; -1: no norm. A kernel without a norm passes 0 if it computes rowwise
+ * scales: for this a group of lanes must hold a whole row, so the kernel is launched like one with a norm. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
     ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROWWISE ? 0 : (int)name##_norm)
 /* The number of lanes in a group: `lanes`, but at least a whole warp in a kernel that computes scales, because such a
@@ -181,18 +181,18 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
 /* The number of lanes that share a row in a kernel with a norm. Forward: a row of up to 1024 columns is processed by
- * one warp, a longer one by 64 to 1024 threads. Backward: if a row has up to 4096 columns, a lane has one vector of the
- * row, because the sums over rows take most of the registers; but a lane has two vectors of the row if the gradient of
- * a bias is summed as well. */
+ * one warp, a longer one by 64 to 1024 threads. Backward: a row of up to 1024 columns is processed by one warp. Of a
+ * row of up to 4096 columns a lane has one vector of eight elements, because the sums over rows take most of the
+ * registers; above 2048 columns it has two if the gradient of a bias is summed as well (sums >= 0). */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
 /* The number of lanes of a group in the low-latency norm kernel, which runs in forward if there are at most as many
- * rows as multiprocessors: one lane for each vector of a row. In these calls most of the time is spent on instruction
- * cache misses, because the GEMM before the kernel has evicted the kernel's code from the L2; with one vector per lane
- * the code is half as long. With 64 rows, a Transformer layer of 4096 columns takes 127.5 us, instead of 130.2 with
- * the kernel for many rows. With 8192 rows, the low-latency kernel would be slower: 58 us for a LayerNorm, instead of
+ * rows as multiprocessors: one lane for each vector of a row. With so few rows most of the kernel's time is spent on
+ * instruction cache misses, because the GEMM before it has evicted its code from the L2; with one vector per lane the
+ * code is half as long. With 64 rows, a Transformer layer of 4096 columns takes 127.5 us, instead of 130.2 with the
+ * kernel for many rows. With 8192 rows, the low-latency kernel would be slower: 58 us for a LayerNorm, instead of
  * 35. */
 #define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* In a kernel without a norm and without sums over rows, a block takes a few neighbouring rows, and as many columns of
@@ -205,9 +205,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_POINTWISE_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
 #define TE_POINTWISE_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_POINTWISE_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
-/* The number of blocks per multiprocessor that a kernel is compiled for; it bounds the registers of a thread. The
- * macros aim at enough threads per multiprocessor to keep the memory busy (TE_NORM_THREADS), but at fewer if a lane
- * holds more vectors of a row and so needs more registers. A kernel that sums gradients is launched with no more blocks
+/* The number of blocks per multiprocessor that a kernel is compiled for; it bounds the registers of a thread.
+ * TE_NORM_THREADS is the number of threads per multiprocessor that keeps the memory busy, reduced if a lane holds many
+ * vectors (chunks) of a row and so needs more registers. A kernel that sums gradients is launched with no more blocks
  * than fit on the device at once (te__max_blocks). */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
@@ -294,8 +294,8 @@ TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], floa
     TE_UNROLL for (int i = 0; i < 8; i++) w[i] = te_fp8_scaled(v[i], scale);
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
-/* The type of a function that stores a kernel's result: in the list's dtype or, under a recipe, in the forms
- * that the arguments ask for. *amax_bits: the bits of the largest |y| so far. */
+/* The type of a function that stores a kernel's result: in the list's dtype or, under a recipe, in FP8 or with its
+ * amax, as the arguments ask. *amax_bits: the bits of the largest |y| so far. */
 typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *amax_bits);
 TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
                                     uint32_t *amax_bits) {

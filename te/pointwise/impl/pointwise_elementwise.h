@@ -26,8 +26,8 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     te_store_saved(l, s, formats.out);
 }
 /* Run the backward function f of an elementwise op. In backward, s->out is the memory for the gradient of a fork's
- * value. An op with formats.stores_fork_grad (a mul, or an add whose fork has other uses) has already stored this
- * gradient in its own function f; for any other add, the gradient that passes through it is stored here. */
+ * value. A mul, or an add whose fork has other uses (formats.stores_fork_grad), has already stored this gradient in its
+ * function f. For any other add this function stores it: it is the gradient that passes through the add. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
@@ -68,7 +68,8 @@ typedef struct te_map_slice {
  * the first of them is computed, so that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
-    /* where the sums of the second slot begin in the lane's sums: the gradient for the second half of a row */
+    /* where the sums for the second half of a row begin among the lane's sums (slot 0: the first half, 1: the
+     * second) */
     const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
@@ -94,8 +95,8 @@ TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *
     s.sums = p->sums + 8 * i, s.amax_bits = p->amax_bits;
     return s;
 }
-/* The body of a kernel without a norm, in which each block works on a range of columns (a tile) of one batch of
- * neighbouring rows. */
+/* The body of a kernel without a norm, in which each block works on a range of columns (a tile) of neighbouring rows,
+ * te_map_batch(k) rows at a time. */
 TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                       const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     const int batch = te_map_batch(k);

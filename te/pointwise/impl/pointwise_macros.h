@@ -30,8 +30,9 @@
 #define TE__POINTWISE_OUT_forward(prefix, model, op) prefix##OUT(model, op)
 #define TE__POINTWISE_IN_backward(prefix, model, op) prefix##OUT(model, op)
 #define TE__POINTWISE_OUT_backward(prefix, model, op) prefix##IN(model, op)
-/* Defines the constants and the kernels of a step. name##_half: of the widths of input and output, the one that is
- * smaller in absolute value; a width that is known only at run time is given as a negative number. */
+/* Defines the constants and the kernels of a step. name##_half: the smaller of the widths of input and output, which is
+ * half of the other one if there is a gated op. A width that is known only at run time is a negative number, so
+ * absolute values are compared. */
 #define TE__POINTWISE(name, widths, model, dtype, pass, in, out, x_dtype, y_dtype, ...)                                \
     enum {                                                                                                             \
         name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out,                                      \
@@ -107,9 +108,8 @@
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
 /* Builds the bit mask name##_tensor_loads: the bit of an op is set if the op reads, in addition to its input, a tensor
- * with the shape of the kernel's rows and in the list's dtype. A GEMM may prefetch such a tensor for its
- * epilogue. The bit is not set if the kernel itself has stored the tensor, because then a prefetch would come too
- * early. */
+ * of the same shape and in the list's dtype. A GEMM may prefetch such a tensor for its epilogue. The bit is not set if
+ * this same kernel stores the tensor, because a prefetch could load it before it is stored. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
@@ -120,8 +120,8 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* Says whether a fork and its use are in the same pattern. If so, the kernel of this pattern has itself stored the
- * fork's value (in backward, the gradient from its use) before it reads it. */
+/* Says whether a fork and its use are in the same pattern. If so, the pattern's kernel itself stores the fork's value
+ * (in backward, the gradient of the use) before it reads that value. */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \
@@ -229,8 +229,11 @@
                               TE_POINTWISE_ROWS_OF(name), kernel##_shape(c->half), part);                             \
         }                                                                                                             \
     }                                                                                                                 \
-    TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
-        kernel##_body)
+    TE_FN void kernel##_prefetch(const te_pointwise *c) {                                                             \
+        if (exists) te_norm_prefetch(c, kernel##_shape(c->half));                                                     \
+    }                                                                                                                 \
+    TE_KERNEL_WITH_PREFETCH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers,            \
+        kernel##_shared, kernel##_prefetch, kernel##_body)
 
 /* Defines the kernel of a step in a model with constant widths: it is compiled for exactly the width of the step. */
 #define TE__POINTWISE_FIXED(name, dtype, pass, eps, ...)                                                              \
@@ -292,8 +295,8 @@
 
 /* Each macro defines the kernels of a step in one kind of model. The macro's suffix says whether the model's widths are
  * constants (fixed) or known only at run time (dims), and whether the model names a recipe (fp8). The macros
- * TE__PRODUCT_fixed etc. in linear_epilogue.h have the same suffixes. Only a kernel whose consumer reads scales for
- * rows or tiles contains code that computes such scales. */
+ * TE__PRODUCT_fixed etc. in linear_epilogue.h have the same suffixes. A kernel contains code that computes scales for
+ * rows or tiles only if the op that reads its result needs such scales. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
@@ -326,8 +329,9 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
         return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe()));                                      \
     }                                                                                                                  \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
-/* Defines the kernels of a step in a model that has constant widths and trains under a recipe: a row kernel and a tile
- * kernel (pointwise_quantize_transpose.h). name##_launch launches one of them or both. */
+/* Defines the kernels of a step in a model that has constant widths and trains under a recipe: a row kernel, in which a
+ * group of lanes works on a row, and a tile kernel (pointwise_quantize_transpose.h), which also stores the transpose.
+ * name##_launch launches one of them or both (for example if the pattern has a norm). */
 #define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
     TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \
     TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }              \
@@ -364,14 +368,14 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     (!name##_is_backward && !(int)model##_saves_inputs &&                                                            \
      TE_IS_TENSORWISE(TE__CONSUMER_RECIPE(model, (int)TE_ID(model, op), 1, (int)TE_PASSES_VALUE)) &&                 \
      te__is_recomputable(TE_FLAGS(op), (te_dtype)TE_DTYPE_OUT(model, op), TE_##dtype))
-/* Says whether an op may change the gradient that passes through it. In backward under a recipe with one scale per
+/* Counts an op that may change the gradient that passes through it. In backward under a recipe with one scale per
  * tensor, a tile kernel stores the gradient's transpose (name##_transposes) if at least one op changes the gradient and
  * no op reads a saved input (name##_saved_inputs), because in a tile kernel the loads of saved inputs would wait for
  * one another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
-/* Says whether the pattern and its width allow a tile kernel that runs the whole pattern. Among other conditions, no
- * tile may contain columns of both halves of a result. The step uses such a tile kernel only if, in addition, a GEMM
- * reads the result. */
+/* Says whether the pattern and its width allow a tile kernel that runs the whole pattern. For example, if the result
+ * has two halves (backward of a gated op), no tile may contain columns of both. The step uses such a tile kernel only
+ * if, in addition, a GEMM reads the result. */
 #define TE__POINTWISE_HAS_TILES(name)                                                            \
     (name##_half % 16 == 0 && (int)name##_sum_params < 2 && !(name##_is_backward && name##_norm >= 0) && \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))

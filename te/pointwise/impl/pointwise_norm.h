@@ -31,6 +31,23 @@ TE_FN void te_load_gamma(te_vec8 *gamma, const te_stage *s, te_place at, const t
     if (te_norm_has_gamma(k.norm_options.code)) te_load_norm_param(gamma, s->w[0], at, k);
 }
 
+/* Prefetch gamma and beta to the L2. A kernel calls this before it waits for the preceding kernel. In decoding, all
+ * weights of the model are read between two uses of gamma, so that gamma is no longer in the L2; a load after the wait
+ * would queue behind the weights that the next GEMM loads in advance. */
+TE_FN void te_norm_prefetch(const te_pointwise *c, const te_pointwise_shape k) {
+#if defined __CUDA_ARCH__
+    enum { APART = 32 }; /* elements; 64 bytes in 16 bits */
+    const int code = k.norm_options.code;
+    if (k.norm < 0 || k.backward || blockIdx.x > 0) return;
+    TE_UNROLL_1 for (int i = (int)threadIdx.x * APART; i < te_norm_count(k); i += (int)blockDim.x * APART) {
+        if (te_norm_has_gamma(code)) te_prefetch(c->op[k.norm].w[0], i, k.weight);
+        if (te_norm_has_beta(code)) te_prefetch(c->op[k.norm].w[1], i, k.weight);
+    }
+#else
+    (void)c, (void)k;
+#endif
+}
+
 /* A function that loads a row to registers and runs the ops before the norm on this row. source: an extra argument of
  * some load functions; null for the others. A load function that gets a source also loads gamma, to row_x[k.chunks ..],
  * and the tensor that op k.reads reads, to row_x[2 * k.chunks ..]. */
@@ -221,8 +238,8 @@ TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape 
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        /* If op[1], the next op of the kernel, reads another gradient (a fork reads the gradient of its uses), prefetch
-         * that gradient while the previous row is computed. */
+        /* If op[1], which follows the norm's backward op[0], reads another gradient (a fork reads that of its other
+         * use), prefetch that gradient while the previous row is computed. */
         if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in);
     }
     return n;

@@ -26,7 +26,7 @@ TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_sh
  * each row. */
 typedef struct te_quantized_rows {
     int64_t row, step; /* row: index of the first row; step: distance, in rows, to the next row */
-    int first;         /* index, within a row, of the first vector of eight elements that the first lane has */
+    int first;         /* which vector (of eight elements) of a row is the first lane's first */
     const te_vec8 *v;  /* the lane's vectors, [rows][stride] */
     int stride;
 } te_quantized_rows;
@@ -135,9 +135,10 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 
 /* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
-/* Runs the ops of a kernel without a norm on `count` rows from p->first on, p->step apart. The lanes' vectors in each
- * row begin at vector p->tile. All `count` rows are loaded before the first of them is computed. p->rows: registers,
- * [count][in_halves][chunks]. scaled, a constant: the result is stored in FP8 with computed scales. */
+/* Runs the ops of a kernel without a norm on `count` rows: rows p->first, p->first + p->step, .. In each row the group
+ * of lanes has the vectors of eight elements from number p->tile on. All `count` rows are loaded before the first of
+ * them is computed. p->rows: registers, [count][in_halves][chunks]. scaled, a constant: the result is stored in FP8
+ * with computed scales. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p, const int count,
                                  const int scaled) {

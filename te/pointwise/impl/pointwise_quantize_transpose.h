@@ -14,11 +14,11 @@
  * input again and stores the transpose of the result. If the kernel sums a gradient over rows, each tile stores one
  * partial sum for each of its columns.
  *
- * Floor (lower bound of the time): a copy of as many bytes. Bytes read and written for each element in a 16-bit model
- * under fp8_block: gelu 2 (x) + 1 (y) + 1 (its transpose) + 1/16 (scales); gelu's backward, which reads dy and x, 6.06;
- * a norm, for which two kernels run, 6.06. With one scale per tensor: 2 + 1 + 1 for a gradient, plus the tensors that
- * its ops read; 2 + 1 for a transpose alone. The speed of the kernels is limited by the number of their instructions.
- * Measurements, including those of a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
+ * Floor: the time of a copy that moves the same bytes. Bytes per element in a 16-bit model under fp8_block: gelu 2 (x)
+ * + 1 (y) + 1 (its transpose) + 1/16 (scales) = 4.06; gelu's backward, which reads dy and x, and a norm, whose x two
+ * kernels read, 6.06. With one scale per tensor: 2 (dy) + 1 + 1 (its FP8 layouts), plus the tensors that the ops read;
+ * a transpose alone 2 + 1. Instructions, not memory, limit the speed of these kernels. Measurements, including those of
+ * a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -76,7 +76,7 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
 }
 /* What the norm of a piece of 8 x 8 elements reads in addition to x: gamma and beta of the piece's eight columns, and
  * the statistics of its eight rows. All of this is loaded together with x, because a load that is issued after the
- * stores of a row would wait for these stores. */
+ * stores of the piece's first row would wait for these stores. */
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
     te_row_stats row[8];
@@ -131,11 +131,12 @@ TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, c
     stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_PATTERN);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) p->sums[j] = l->sum[j];
 }
-/* The number of rows of a piece that are computed together. The tensor that an op reads in addition to the gradient is
- * loaded for all these rows at once, because otherwise the loads of one row would wait for the row before it. */
+/* How many rows of a piece (8 x 8 elements) are computed together. The tensor that an op reads in addition to the
+ * gradient is loaded for all these rows at once, because otherwise a row's load would wait for the stores of the row
+ * before it. */
 enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
 typedef struct te__piece_ahead {
-    const te_stage *of; /* the op whose operand has been loaded to `row`; null: no operand has been loaded */
+    const te_stage *of; /* the op whose saved tensor has been loaded to `row`; null: none has been loaded */
     te_vec8 row[TE_TILES_BATCH];
 } te__piece_ahead;
 TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise *c, const te_pointwise_shape k,
@@ -288,8 +289,8 @@ TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_regi
     te_block_sync();
     te__fp8_store_tile(out, transposed, row, col, g);
 }
-/* The body of the tile kernel for recipes with one scale per tensor, or for storing the transpose alone. last: the
- * index of the kernel's last op. */
+/* The body of those tile kernels that work with one scale per tensor, or that store the transpose alone (see the head).
+ * last: the index of the kernel's last op. */
 TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_stages_fn stages,
                                        const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
                                        te_blockwise_shared *s) {

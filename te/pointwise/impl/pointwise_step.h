@@ -57,13 +57,14 @@ typedef struct te_pointwise_exit {
     te_result_form form;
     /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with forks */
     int consumer;
-    /* the index of the GEMM that reads the result in FP8 behind an all_gather; -1: there is none */
+    /* if an all_gather follows and gathers the result in FP8: the index of the GEMM that reads the gathered rows; else
+     * -1 */
     int gathered;
 } te_pointwise_exit;
 
 /* Returns whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
- * forward also saves the result in the list's dtype. If the transpose of the operand is needed as well
- * (training under fp8_block), only a tile kernel can store both; a step without a tile kernel leaves the quantizing to
+ * forward also saves the result in the list's dtype. If the transpose of the operand is needed as well (training under
+ * fp8_block), that takes a tile kernel (pointwise_quantize_transpose.h); a step without one leaves the quantizing to
  * the GEMM's step. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
@@ -134,8 +135,8 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
 }
-/* Makes the tile kernel run on the gradient that GEMM i reads. With one scale for the tensor, the tile kernel stores
- * the gradient untransposed if c->fp8.y is not null, and transposed if yt is not null. */
+/* Sets c so that the tile kernel (pointwise_quantize_transpose.h) produces the gradient that GEMM i reads, with one
+ * scale for the tensor: untransposed if c->fp8.y is not null, and transposed if yt is not null. */
 TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, void *yt) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
@@ -163,8 +164,8 @@ TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Prepares memory for the result of op i, the last op of the step that is not a fork, in the form that the result's
- * consumer reads (e.form). */
+/* Prepares memory for the step's result, in the form that its consumer reads (e.form). i: the op that computes the
+ * result; only forks may follow it in the step. */
 TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i,
                                               te_pointwise_exit e) {
     const te_op *op = &r->plan->op[i];
@@ -210,7 +211,7 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
 TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
     const te_step *s = w->step;
     const te_op *op = r->plan->op;
-    te_value stored = x; /* the tensor to which the value that passes through the ops was last stored */
+    te_value stored = x; /* the last tensor that an op of the step stores; at first the step's input */
     int last = -1;       /* the position, within the step, of the step's last op that is not a fork */
     for (int j = w->skip; j < s->count; j++)
         if (!(op[s->op[j]].flags & TE_IS_FORK)) last = j;
