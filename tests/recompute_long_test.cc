@@ -21,6 +21,8 @@
       (add, c), BEGIN(s) (fork, z), (silu, h), (linear, n, 40, 40), (add, b), (add, z) END(s), (bias, e, 40))            \
     X(inputs, MODEL, f32, (input, i, 37), BEGIN(r) (input, j, 53), (linear, l, 37, 53), (gelu, g), (linear, m, 53, 37), (add, i), (input, k, 37), (silu, h), (linear, n, 37, 53) END(r), \
       (add, j), (output, o), (linear, p, 53, 37), (add, k))                                                        \
+    /* an (output, ..) before a region, whose input the op before it saves, and before a norm */                   \
+    X(behind_output, MODEL, f32, (bias, a, 40), (output, o), BEGIN(r) (gelu, g), (linear, l, 40, 40), (silu, h) END(r), (bias, b, 40), (output, p), (rmsnorm, n, 40)) \
     /* the maximum number of ops, and of regions, of a list */                                                     \
     X(list_of_96, MODEL, f32, EIGHT_REGIONS(1), EIGHT_REGIONS(2), EIGHT_REGIONS(3), EIGHT_REGIONS(4))              \
     X(long_region, MODEL, bf16, BEGIN(r) TWENTY(1), TWENTY(2), TWENTY(3), TWENTY(4), (bias, b, 40) END(r))
