@@ -128,11 +128,15 @@ TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     if (kind != TE__SAMPLE_LARGEST && kind != TE__SAMPLE_GATHER)
         for (int i = t->g.id; i < TE__SAMPLE_BINS; i += t->g.count) t->s->low[i] = 0, t->s->high[i] = 0;
     te_block_sync();
+    te_vec8 e, next;
+    te__sample_load(&next, r, r->begin);
     TE_UNROLL_1 for (int v0 = r->begin - lane; v0 < r->vectors; v0 += r->stride) {
         uint32_t key[8];
-        int token;
-        uint64_t amount = 0;
-        te__sample_keys(key, &token, r, v0 + lane);
+        int token, bin[8];
+        uint64_t amount[8], sum = 0;
+        e = next;
+        te__sample_load(&next, r, v0 + lane + r->stride);
+        te__sample_keys_of(key, &token, r, &e, v0 + lane);
         if (kind == TE__SAMPLE_GATHER) {
             int is_listed = 0;
             TE_UNROLL for (int k = 0; k < 8; k++)
@@ -140,24 +144,31 @@ TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
             if (is_listed) te__sample_note(v0 + lane, t);
             continue;
         }
-        TE_UNROLL for (int k = 0; k < 8; k++) {
-            if (kind <= TE__SAMPLE_FIRST) {
+        if (kind <= TE__SAMPLE_FIRST) {
+            TE_UNROLL for (int k = 0; k < 8; k++) {
                 const uint64_t of_token = te__sample_best(key[k], token + k);
                 best = of_token > best ? of_token : best;
                 if (kind == TE__SAMPLE_FIRST && key[k] > TE__SAMPLE_KEY_MINUS_INF)
                     te__sample_count(t->s, (int)(key[k] >> 21));
-                continue;
             }
-            const uint32_t digits = key[k] >> d.shift;
-            if (kind == TE__SAMPLE_KEYS && digits >> d.bits != d.prefix) continue;
-            const uint64_t mine = te__sample_amount(r, key[k], token + k, p->sum);
-            if (kind == TE__SAMPLE_TOKENS) amount += mine;
-            else if (p->sum == TE__SAMPLE_MASS && mine < r->least_mass) left_out += mine;
-            else if (mine) te__sample_add(t->s, (int)(digits & ((1u << d.bits) - 1)), mine);
+            continue;
         }
-        if (kind != TE__SAMPLE_TOKENS) continue;
-        amount = te_warp_sum_u64(amount);
-        if (lane == 0 && amount) te__sample_add(t->s, v0 / TE__SAMPLE_CHUNK, amount);
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            const uint32_t digits = key[k] >> d.shift;
+            const int counts = kind == TE__SAMPLE_TOKENS || digits >> d.bits == d.prefix;
+            amount[k] = counts ? te__sample_amount(r, key[k], token + k, p->sum) : 0;
+            bin[k] = (int)(digits & ((1u << d.bits) - 1));
+        }
+        if (kind == TE__SAMPLE_TOKENS) {
+            TE_UNROLL for (int k = 0; k < 8; k++) sum += amount[k];
+            sum = te_warp_sum_u64(sum);
+            if (lane == 0 && sum) te__sample_add(t->s, v0 / TE__SAMPLE_CHUNK, sum);
+            continue;
+        }
+        if (p->sum == TE__SAMPLE_MASS)
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                if (amount[k] < r->least_mass) left_out += amount[k], amount[k] = 0;
+        te__sample_add8(t->s, bin, amount);
     }
     p->best = best;
     if (kind == TE__SAMPLE_GATHER) te__sample_append_noted(r, p->least, t);
@@ -179,17 +190,19 @@ TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__
 /* Return the sum of a bin over the histograms of all blocks of the row. */
 TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     uint64_t sum = 0;
-    for (int k = 0; k < t->blocks; k++) {
+    TE_UNROLL for (int k = 0; k < TE__SAMPLE_MAX_BLOCKS; k++) { /* all loads are in flight together */
+        if (k >= t->blocks) continue;
         const te__sample_shared *s = te__sample_peer(t, k);
         sum += s->low[bin] + ((uint64_t)s->high[bin] << 32);
     }
     return sum;
 }
-/* Find the bin in which the cumulative sum of the histogram reaches the target w. descending 1: the sum begins at the
- * last bin. All lanes of all blocks return the same result. If the histogram is empty, bin and inside are 0. */
-TE_FN te__sample_found te__sample_find(int descending, te__sample_wish w, const te__sample_team *t) {
-    const int each = (TE__SAMPLE_BINS + t->g.count - 1) / t->g.count, last = TE__SAMPLE_BINS - 1;
-    const int from = t->g.id * each, to = (int)te_min(from + each, TE__SAMPLE_BINS);
+/* Find the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. descending
+ * 1: the sum begins at the last of these bins. All lanes of all blocks return the same result. If the histogram is
+ * empty, bin and inside are 0. */
+TE_FN te__sample_found te__sample_find(int descending, int bins, te__sample_wish w, const te__sample_team *t) {
+    const int each = te__sample_ceil(bins, t->g.count), last = bins - 1;
+    const int from = (int)te_min(t->g.id * each, bins), to = (int)te_min(from + each, bins);
     uint64_t mine = 0, total;
     te__sample_sync(t); /* wait until the histograms of all blocks are complete */
     for (int j = from; j < to; j++) mine += te__sample_bin(descending ? last - j : j, t);
@@ -242,11 +255,12 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     te__sample_wish wish = s.wish;
     uint32_t digits = s.prefix;
     row.width = width, row.dtype = dtype;
+    const int bins = s.of_tokens ? te__sample_ceil(row.vectors, TE__SAMPLE_CHUNK) : (int)TE__SAMPLE_BINS;
     p->kind = s.of_tokens ? TE__SAMPLE_TOKENS : TE__SAMPLE_KEYS, p->sum = s.sum;
     TE_UNROLL_1 for (int level = s.level; level < s.end; level++) {
         p->digit = te__sample_digit_of(level, digits);
         if (!s.counted) pass(p);
-        p->found = te__sample_find(!s.of_tokens, wish, &p->team);
+        p->found = te__sample_find(!s.of_tokens, bins, wish, &p->team);
         digits = digits << p->digit.bits | (uint32_t)p->found.bin, wish = te__sample_wish_of(0, p->found.rest);
     }
     p->value = s.of_tokens ? (uint32_t)te__sample_walk(&row, s.sum, p->found, &p->team) : digits;

@@ -136,6 +136,17 @@ TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
     const uint32_t high = (uint32_t)(amount >> 32) + (old + low < old ? 1u : 0u);
     if (high) atomicAdd(&s->high[bin], high);
 }
+/* Add amount[k] to bin[k] of the histogram, for all k. The atomic operations that return a value are in flight
+ * together. */
+TE_FN void te__sample_add8(te__sample_shared *s, const int bin[8], const uint64_t amount[8]) {
+    uint32_t old[8];
+    TE_UNROLL for (int k = 0; k < 8; k++) old[k] = amount[k] ? atomicAdd(&s->low[bin[k]], (uint32_t)amount[k]) : 0;
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        const uint32_t low = (uint32_t)amount[k];
+        const uint32_t high = (uint32_t)(amount[k] >> 32) + (old[k] + low < old[k] ? 1u : 0u);
+        if (high) atomicAdd(&s->high[bin[k]], high);
+    }
+}
 TE_FN void te__sample_count(te__sample_shared *s, int bin) { atomicAdd(&s->low[bin], 1u); }
 TE_FN uint32_t te__sample_ticket(uint32_t *count) { return atomicAdd(count, 1u); }
 TE_FN float te__sample_divide(float a, float b) { return __fdiv_rn(a, b); }
@@ -155,6 +166,9 @@ TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) { r
 TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
     const uint32_t low = (uint32_t)amount, old = s->low[bin];
     s->low[bin] = old + low, s->high[bin] += (uint32_t)(amount >> 32) + (old + low < old ? 1u : 0u);
+}
+TE_FN void te__sample_add8(te__sample_shared *s, const int bin[8], const uint64_t amount[8]) {
+    for (int k = 0; k < 8; k++) if (amount[k]) te__sample_add(s, bin[k], amount[k]);
 }
 TE_FN void te__sample_count(te__sample_shared *s, int bin) { s->low[bin]++; }
 TE_FN uint32_t te__sample_ticket(uint32_t *count) { return (*count)++; }
