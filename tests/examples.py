@@ -17,7 +17,8 @@ NAME = re.compile(r"\b(?:te|TE)_[A-Za-z0-9_]*[A-Za-z0-9]\b(?![*#<.])")
 # The declarations that examples may use. An example is an inner block, so it may declare the same names itself.
 AROUND = r"""
 #include "te/te.h"
-#include "te/io/gguf_weights.h"
+#include "te/infer.h"
+#include "te/moe.h"
 TE_SEQUENTIAL(a_block, f32, (linear, fc1, 8, 8), (linear, proj, 8, 8))
 static a_block block, embed, h0, fc;
 static void use(te_param *p, int model, ...) { (void)p, (void)model; }
