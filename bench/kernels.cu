@@ -4,6 +4,7 @@
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/kernels.cu -o kernels -lcublasLt && ./kernels kernels.tsv COMMIT
 #include "bench.h"
+#include "te/moe.h" /* router_expert_linear, combine_expert_linear */
 
 // ---- the fusion lists: each pattern with one kind of each family, at 4096 columns
 
