@@ -1,5 +1,5 @@
 // expect: te: block: (fork, x) has the name of an op before it; ops of the family fork need different names
-// lines: 40 gcc 460 nvcc 250
+// lines: 40 gcc 480 nvcc 260
 #include "te/te.h"
 
 #ifdef TE_FIXED
