@@ -39,8 +39,9 @@
 #define TE_PARAMS_expert_linear(op, in, out) ((weight, (int64_t)(TE_ARG3(op, 0)) * (out), in, normal))
 #define TE_CHECK_expert_linear(model, op)                                                                            \
     (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0))                                                                    \
-     static_assert((TE_ARG1(op, 0)) % 8 == 0 && (TE_ARG2(op, 0)) % 8 == 0,                                           \
-                   TE__ROUTER_TEXT(model, op) ": its widths must be multiples of eight");)
+     static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG1(op, 0)) % 8 == 0 && (TE_ARG2(op, 0)) > 0 &&                      \
+                       (TE_ARG2(op, 0)) % 8 == 0,                                                                    \
+                   TE__ROUTER_TEXT(model, op) ": its widths must be positive multiples of eight");)
 
 /* Runs a grouped product. kind: forward, dgrad or wgrad. On CUDA each dtype and kind has a kernel of its own. */
 typedef te_status (*te__grouped_fn)(const te_grouped *g, te_run *r);
@@ -106,35 +107,35 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
 #endif
     return r->dry || !launches ? TE_OK : run(g, r);
 }
+/* Runs the products g, y = x weight^T, of op i. x and y may have other formats than the list's dtype. */
+TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x, te_value y, te__grouped_fn run) {
+    te_value made;
+    TE_TRY(te__convert_value(&x, r, g->dtype));
+    TE_TRY(te__begin_converted(&made, &y, r, g->dtype));
+    g->a = x.data, g->b = r->param[i]->data, g->d = made.data;
+    TE_TRY(te__expert_run(r, g, run, 1));
+    TE_TRY(te__end_converted(&y, &made, r));
+    return te__set_current(r, y), TE_OK;
+}
 TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, te__grouped_fn run) {
     const int i = s->op[0];
     te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, te__router_of(r->plan, i));
-    te_value x = r->current, y, made;
+    te_value y;
     TE_TRY(te__output(&y, r, s, i));
-    TE_TRY(te__convert_value(&x, r, g.dtype));
-    TE_TRY(te__begin_converted(&made, &y, r, g.dtype));
-    g.a = x.data, g.b = r->param[i]->data, g.d = made.data;
-    TE_TRY(te__expert_run(r, &g, run, 1));
-    TE_TRY(te__end_converted(&y, &made, r));
-    return te__set_current(r, y), TE_OK;
+    return te__expert_forward(r, &g, i, r->current, y, run);
 }
 
 TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s, const te_router_kernels *kernels,
                                                      te__grouped_fn run) {
     const int router = s->op[0], i = s->op[1];
-    te_value x = r->current, rows = te__no_value(), y, made;
+    te_value x = r->current, rows = te__no_value(), y;
     TE_TRY(te__output(&y, r, s, i));
     if (!TE_CUDA) TE_TRY(te__acquire(r, &rows, r->plan->op[i].in_rows, r->plan->op[i].in, r->plan->op[i].in_dtype));
     TE_TRY(te__router_forward(r, router, &rows, kernels));
     te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, router);
     if (TE_CUDA) g.slot = te__routing_of(r, router).slot, g.top_k = te__rows_per_token(r->plan->op[i].in_rows);
     else x = rows;
-    TE_TRY(te__convert_value(&x, r, g.dtype));
-    TE_TRY(te__begin_converted(&made, &y, r, g.dtype));
-    g.a = x.data, g.b = r->param[i]->data, g.d = made.data;
-    TE_TRY(te__expert_run(r, &g, run, 1));
-    TE_TRY(te__end_converted(&y, &made, r));
-    return te__set_current(r, y), TE_OK;
+    return te__expert_forward(r, &g, i, x, y, run);
 }
 
 /* Copies each token's row of x to its routed rows of y. Memory traffic: reads x, writes y. A warp has a token: with a
@@ -276,7 +277,8 @@ TE_API te_status te__combine_expert_linear(te_run *r, const te_step *s, const te
 #define TE_PARAMS_expert_bias(op, in, out) ((bias, TE_ARG2(op, 0), TE_ARG1(op, 0), zero))
 #define TE_CHECK_expert_bias(model, op)                                                                              \
     (TE__CHECK_EXPERTS(model, op, TE_ARG2(op, 0))                                                                    \
-     static_assert((TE_ARG1(op, 0)) % 8 == 0, TE__ROUTER_TEXT(model, op) ": its width must be a multiple of eight");)
+     static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG1(op, 0)) % 8 == 0,                                                \
+                   TE__ROUTER_TEXT(model, op) ": its width must be a positive multiple of eight");)
 #define TE_CUSTOM_expert_bias_forward(name, model, dtype, op)                                                        \
     TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
               te_expert_bias_rows(te_args, te_at, (int)TE_WIDTH_IN(model, op), TE__ROUTER_FORMATS(model, dtype, op))) \

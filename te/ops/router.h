@@ -73,6 +73,11 @@
 #define TE__TOP_K(op) (TE_OPTION(op, top_k, 1))
 #define TE__ROUTER_GROUPS(op) (TE_OPTION(op, groups, 1))
 #define TE__ROUTER_KEPT(op) (TE_OPTION(op, groups_kept, TE__ROUTER_GROUPS(op)))
+/* 1 if the option `score` of the op has one of its values, else 0. */
+#define TE__KNOWS_SCORE(op) TE_IF_MARKED(TE_JOIN1(TE__SCORE_MARK_, TE_OPTION(op, score, softmax)), 1, 0)
+#define TE__SCORE_MARK_softmax ,
+#define TE__SCORE_MARK_sigmoid ,
+#define TE__SCORE_MARK_softmax_of_chosen ,
 #define TE__ROUTER_SCORE(op) TE__ROUTER_SCORE_(TE_OPTION(op, score, softmax))
 #define TE__ROUTER_SCORE_(token) TE_JOIN1(TE_SCORE_, token)
 typedef enum te_router_score { TE_SCORE_softmax, TE_SCORE_sigmoid, TE_SCORE_softmax_of_chosen } te_router_score;
@@ -86,6 +91,8 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
         TE__ROUTER_INDEX(model, TE_NAME(op)) = TE_ID(model, op),                                                     \
         TE_JOIN4(, model, router, TE_NAME(op), routed) = TE_ROWS_OUT(model, op)                                      \
     };                                                                                                               \
+     static_assert(TE__KNOWS_SCORE(op), TE__ROUTER_TEXT(model, op)                                                   \
+                   ": score is softmax, sigmoid or softmax_of_chosen");                                              \
      static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                                \
                    TE__ROUTER_TEXT(model, op) " needs a row for each token");                                        \
      static_assert((TE_ARG2(op, 0)) >= 1 && (TE_ARG2(op, 0)) <= TE_ROUTER_MAX_EXPERTS,                               \

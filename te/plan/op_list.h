@@ -92,8 +92,10 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
-/* The name of the fork whose value the op uses: x for the op (add, x), and also for (add, name, x). */
-#define TE_FORK_OF(op)   TE_ARG1(op, TE_NAME(op))
+/* The name of the fork whose value the op uses: x for the op (add, x), and also for (add, name, x). An option in the
+ * name's place, (add, x, (option, 1)), is no name; the check of options refuses it. */
+#define TE_FORK_OF(op)   TE__FORK_NAME(TE_ARG1(op, TE_NAME(op)), TE_NAME(op))
+#define TE__FORK_NAME(used, name) TE_IF_TUPLE(used, name, used)
 /* The text by which error messages name an op, e.g. "(linear, fc1)". */
 #define TE_CALLED(op) "(" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ")"
 

@@ -1,4 +1,4 @@
-// expect: te: m: (expert_linear, up): its widths must be multiples of eight
+// expect: te: m: (expert_linear, up): its widths must be positive multiples of eight
 #include "te/te.h"
 #include "te/moe.h"
 #ifdef TE_FIXED
