@@ -99,7 +99,7 @@ typedef enum te_rows {
 /* The kind of the rows behind a (router, ..): a token has one row for each of the top_k experts that it was sent to.
  * The kind contains both numbers, experts below 2048 and top_k below 256, so that lists can be checked at compile
  * time. */
-#define TE_ROUTED_ROWS(experts, top_k) ((int)TE_ROWS_routed | (int)(experts) << 8 | (int)(top_k))
+#define TE_ROUTED_ROWS(experts, top_k) ((int)TE_ROWS_routed | ((int)(experts) & 2047) << 8 | ((int)(top_k) & 255))
 TE_BOTH int te__rows_are_routed(te_rows rows) { return (int)rows >= (int)TE_ROWS_routed; }
 /* How many rows of this kind a token has: top_k of routed rows, else 1. */
 TE_BOTH int te__rows_per_token(te_rows rows) { return te__rows_are_routed(rows) ? (int)rows & 255 : 1; }
