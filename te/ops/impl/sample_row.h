@@ -415,7 +415,7 @@ TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const
     }
     TE_UNROLL for (int k = 0; k < 8; k++) {
         const uint64_t mass = te__sample_mass(r, key[k]);
-        amount[k] = te__sample_is_kept(r, key[k], token + k) & (mass >= min_mass) ? mass : 0;
+        amount[k] = (te__sample_is_kept(r, key[k], token + k) & (mass >= min_mass)) ? mass : 0;
     }
 }
 
