@@ -114,8 +114,16 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
 }
 /* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if it
  * is not to be stored; from: the offset of the key or value in qkv; to: its offset from the start of the cache's pages;
- * swizzle: the number with which the indices of its 16-byte chunks are XORed (te__cache_swizzle). */
-typedef struct te__cache_place { int64_t from, to; int key, swizzle; } te__cache_place;
+ * swizzle: the number with which the indices of its 16-byte chunks are XORed (te__cache_swizzle); zeros: how many rows
+ * of zeros follow it (te_attention_cache.zero_rows). */
+typedef struct te__cache_place { int64_t from, to; int key, swizzle, zeros; } te__cache_place;
+/* Returns how many rows of zeros follow the value of the last token of a sequence, whose index is `key`. */
+TE_FN int te__cache_zeros_behind(const te_attention_cache *c, int key) {
+    if (!c->zero_rows) return 0;
+    const int in_tile = key % c->zero_rows, in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1));
+    const int of_tile = c->zero_rows - 1 - in_tile, of_page = c->page_rows - 1 - in_page;
+    return of_tile < of_page ? of_tile : of_page;
+}
 TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_sequences *s, int row, int is_value,
                                          int head, const te__cache_store_shape k) {
     const int i = te_sequence_of(s, row, 0), past = a->cache.past[i], d = is_value ? k.dv : k.d;
@@ -125,6 +133,8 @@ TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_se
     p.key = past < 0 || row - rows.first >= rows.count ? -1 : past + row - rows.first;
     p.from = row * width + (int64_t)(k.heads + (is_value ? k.kv_heads : head)) * k.d +
              (is_value ? (int64_t)head * k.dv : 0);
+    p.zeros = is_value && p.key >= 0 && row == rows.first + rows.count - 1 ? te__cache_zeros_behind(&a->cache, p.key)
+                                                                           : 0;
     if (p.key < 0) return p.to = 0, p.swizzle = 0, p;
     p.to = te__cache_row(&a->cache, te__cache_pages(&a->cache, i),
                          te__cache_head_rows(&a->cache, is_value, head, k.kv_heads, k.d, k.dv, k.format), p.key, d,
@@ -150,6 +160,9 @@ TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences
     if (p.key < 0) return;
     te_load8(v, a->qkv, p.from + at, n, aligned, k.dtype);
     te_store8(a->cache.pages, p.to + (at ^ p.swizzle * 8), v, n, aligned, k.dtype);
+    for (int j = 0; j < 8; j++) v[j] = 0;
+    for (int j = 1; j <= p.zeros; j++)
+        te_store8(a->cache.pages, p.to + (int64_t)j * d + at, v, n, aligned, k.dtype);
 }
 /* Rounds the key or the value of one row and one KV head to 8 bits, and stores it in the cache. of: the KV head for a
  * key, or kv_heads + the KV head for a value. g: the lanes that together process it. */

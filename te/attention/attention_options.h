@@ -267,6 +267,7 @@ typedef struct te_attention_cache {
     /* page_rows: the number of tokens (rows) of a page; page_shift: its base-2 logarithm, or 31 if each sequence has a
      * single page */
     int page_rows, page_shift;
+    int page_count; /* the number of pages of the cache */
     int table_width;
     /* Only for decoding: memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
      * queries with the keys that it sees), with TE__DECODE_PARTIAL_FLOATS floats for each split of a group. */
@@ -280,6 +281,9 @@ typedef struct te_attention_cache {
      * set when the kernel is launched */
     int decode_cluster;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
+    /* Only for storing new rows: behind the last value of each sequence of the batch, values of 0 are stored up to a
+     * multiple of this many rows, or to the end of the page. 0: none are stored. Set when the kernels are launched. */
+    int zero_rows;
 } te_attention_cache;
 
 enum {

@@ -554,8 +554,9 @@ TE_API te_attention_cache te__cache_of_layer(const te_cache *c, const te_cache_l
     te_attention_cache a;
     a.pages = l->pages, a.table = c->t.table, a.slot = c->t.slot, a.past = c->t.past;
     a.page_elements = l->page_elements, a.page_rows = c->t.page_rows, a.page_shift = c->t.page_shift;
-    a.table_width = c->t.table_width, a.partials = c->t.partials;
-    a.decode_rows = c->t.decode_rows, a.capacity = c->t.capacity;
+    a.page_count = c->t.pages, a.table_width = c->t.table_width, a.partials = c->t.partials;
+    a.decode_rows = c->t.decode_rows, a.decode_stages = a.decode_cluster = 0;
+    a.capacity = c->t.capacity, a.zero_rows = 0;
     return a;
 }
 

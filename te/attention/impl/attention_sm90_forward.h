@@ -135,6 +135,8 @@ typedef struct te__attn_fwd_barriers {
     te__attn_work_tile work[2]; /* for each stage of Q, the tile of queries that it holds */
     /* with varlen, for each stage of Q: the rows of the sequence to which its tile of queries belongs */
     te_sequence rows[2];
+    /* with a cache, for each stage of Q: the number of keys of that sequence; 0: the sequence does not fit */
+    int keys[2];
 } te__attn_fwd_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -209,9 +211,9 @@ template <class C> TE_FN te__attn_range te__attn_fwd_key_tiles(te__attn_mask m, 
     if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
     return t;
 }
-/* Returns the mask of a sequence of `seq` queries. */
-template <class F> TE_FN te__attn_mask te__attn_fwd_mask(const te__attn_fwd_params *p, int seq) {
-    if constexpr (F::CROSS) return te__attn_mask_between(seq, p->kv_seq, F::LEFT, F::RIGHT);
+/* Returns the mask of a sequence of `seq` queries. keys: with a cache, the number of the sequence's keys. */
+template <class F> TE_FN te__attn_mask te__attn_fwd_mask(const te__attn_fwd_params *p, int seq, int keys = 0) {
+    if constexpr (F::SHIFTED) return te__attn_mask_between(seq, F::CROSS ? p->kv_seq : keys, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
 }
 /* Returns the rows of the sequence to which the tile of queries in stage `stage` of Q belongs. */
@@ -375,6 +377,20 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_release_v(a);
 }
+/* Skips all `tiles` tiles of keys of a tile of queries, of which this warpgroup has no rows. The warpgroup's turn of
+ * the ping-pong for the first of them has been taken (te__attn_fwd_issue_gemms). */
+template <class C> TE_FN void te__attn_skip_all(te__attn_fwd_pipelines<C> &a, int tiles) {
+    te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
+    te__attn_release_k(a, tiles == 1);
+    te__attn_skip_v(a);
+#pragma unroll 1
+    for (int j = 1; j < tiles; j++) {
+        te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
+        if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
+        te__attn_release_k(a, j == tiles - 1);
+        te__attn_skip_v(a);
+    }
+}
 
 /* Applies the options that change scores (softcap, ALiBi), and the mask of a window if this tile of scores needs it. */
 template <int HEADS, class F, class C>
@@ -464,9 +480,13 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
-        const int has_next = next.head >= 0, has_output = w.head >= 0;
         const te_sequence next_rows = te__attn_fwd_sequence<F>(p, bars, q.stage);
-        const te__attn_mask m = te__attn_fwd_mask<F>(p, next_rows.count);
+        /* With a cache, a warpgroup does not multiply if all of its rows lie outside the sequence: a tile of few new
+         * rows may see many keys. */
+        const int first_row = next.query + group * 64;
+        const int is_idle = F::CACHED && next.head >= 0 && (first_row + 64 <= 0 || first_row >= next_rows.count);
+        const int has_next = next.head >= 0 && !is_idle, has_output = w.head >= 0;
+        const te__attn_mask m = te__attn_fwd_mask<F>(p, next_rows.count, F::CACHED ? bars->keys[q.stage] : 0);
         const te__attn_range t = te__attn_fwd_key_tiles<C>(m, next.query + group * 64, 64);
         const int skip_first = has_next ? te__attn_fwd_key_tiles<C>(m, next.query, C::ROWS).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES;
@@ -485,8 +505,15 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         te__attn_fwd_wait_o(r, a, has_output);
         if (skipped_last) te__attn_skip_v(a);
         if (skip_first) te__attn_skip_v(a);
-        if (has_output) te__attn_fwd_epilogue<T>(r, te__attn_fwd_output_of<HEADS, F, C>(p, w, rows, row));
-        if (!has_next) break;
+        if (has_output) te__attn_fwd_epilogue<T, F::CACHED>(r, te__attn_fwd_output_of<HEADS, F, C>(p, w, rows, row));
+        if (!has_next && !is_idle) break;
+        if (F::CACHED && is_idle) {
+            const te__attn_range all = te__attn_fwd_key_tiles<C>(m, next.query, C::ROWS);
+            te__attn_skip_all(a, all.end - all.first);
+            w.head = TE__ATTN_WORK_END, skipped_last = 0;
+            te__attn_pipeline_advance(q);
+            continue;
+        }
         TE_UNROLL for (int e = 0; e < 2; e++) r.row_max[e] = row_max[e], r.row_sum[e] = row_sum[e];
         te__attn_pack_p<T>(r);
 
