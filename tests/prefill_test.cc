@@ -155,23 +155,51 @@ TEST_CASE("any split of a prompt has the outputs of the whole prompt") {
         }
 }
 
+// Prompts and parts of prompts beside sequences that decode one or three tokens.
 TEST_CASE("many new rows have the bits of each sequence alone") {
     for (const list &l : lists()) {
         const unsigned seed = fresh_seed();
         INFO("seed: " << seed << ", " << l.text);
-        runner r(l, config_of(4, longest, 32), seed);
-        const std::vector<int> lengths = {longest, longest / 3, longest - 40, 90}, past = {longest / 2, 0, 33, 20};
-        for (const int n : lengths) r.draw_sequence(n);
-        r.step({0, 2, 3}, {past[0], past[2], past[3]}, {0, 2, 3}, {0, 0, 0, 0});
-        const std::vector<int> counts = {lengths[0] - past[0], lengths[1], lengths[2] - past[2], lengths[3] - past[3]};
-        const vec together = r.step({3, 1, 0, 2}, {counts[3], counts[1], counts[0], counts[2]}, {3, 1, 0, 2}, past);
-        for (int i = 0; i < 4; i++) REQUIRE(te_cache_truncate(&r.cache, i, past[(size_t)i], r.ctx) == TE_OK);
-        long from = 0;
-        for (const int i : {3, 1, 0, 2}) {
+        te_cache_config config = config_of(6, longest, 32);
+        config.decode_rows = 2;
+        runner r(l, config, seed);
+        const std::vector<int> lengths = {longest, longest / 3, longest - 40, 90, 61, longest - 9};
+        const std::vector<int> past = {longest / 2, 0, 33, 20, 60, longest - 12}, order = {4, 3, 1, 0, 5, 2};
+        std::vector<int> counts, ordered;
+        for (size_t i = 0; i < 6; i++) r.draw_sequence(lengths[i]), counts.push_back(lengths[i] - past[i]);
+        r.step({0, 2, 3, 4, 5}, {past[0], past[2], past[3], past[4], past[5]}, {0, 2, 3, 4, 5}, {0, 0, 0, 0, 0, 0});
+        for (const int i : order) ordered.push_back(counts[(size_t)i]);
+        const vec together = r.step(order, ordered, {4, 3, 1, 0, 5, 2}, past);
+        for (int i = 0; i < 6; i++) REQUIRE(te_cache_truncate(&r.cache, i, past[(size_t)i], r.ctx) == TE_OK);
+        int row = 0;
+        for (const int i : order) {
             const vec alone = r.step({i}, {counts[(size_t)i]}, {i}, past);
-            CHECK(std::equal(alone.begin(), alone.end(), together.begin() + from));
-            from += (long)alone.size();
+            INFO("sequence " << i);
+            CHECK(std::equal(alone.begin(), alone.end(), together.begin() + (long)row * r.out()));
+            r.compare(together, row, i, past[(size_t)i], counts[(size_t)i]);
+            row += counts[(size_t)i];
         }
+        CHECK(te_cache_check(&r.cache, r.ctx) == TE_OK);
+    }
+}
+
+// On a GPU the decoding kernel stores partial results, in memory that also has to be there if decode_rows is more than the kernel can process.
+TEST_CASE("decode_rows may be more than the decoding kernel processes") {
+    const list &l = lists()[1];
+    const unsigned seed = fresh_seed();
+    INFO("seed: " << seed << ", " << l.text);
+    const int count = TE_CUDA ? 150 : 3;
+    te_cache_config config = config_of(count, longest, 0);
+    config.decode_rows = 64;
+    runner r(l, config, seed);
+    std::vector<int> which, prompts, at((size_t)count, 0), ones((size_t)count, 1);
+    std::vector<int32_t> slots;
+    for (int i = 0; i < count; i++) r.draw_sequence(longest / 2 + i % 7 + 2), which.push_back(i), slots.push_back(i), prompts.push_back(longest / 2 + i % 7);
+    for (int i = 0; i < count; i++) r.step({i}, {prompts[(size_t)i]}, {i}, at);
+    at = prompts;
+    for (int token = 0; token < 2; token++) {
+        const vec got = r.step(which, ones, slots, at);
+        for (int i = 0; i < count; i++) r.compare(got, i, i, at[(size_t)i], 1), at[(size_t)i]++;
     }
 }
 

@@ -88,7 +88,8 @@ TE_FN void te__attn_prefill_producer(const te__attn_prefill_params *all, te__att
 #pragma unroll 1
     for (int tile = (int)blockIdx.x;;) {
         const te__attn_work_tile w = te__attn_fwd_work_tile<C::ROWS, HEADS, F>(p, tile, &walk);
-        if (w.head == TE__ATTN_WORK_INVALID) {
+        const bool is_short = w.head >= 0 && walk.at.count <= all->cache.short_rows;
+        if (w.head == TE__ATTN_WORK_INVALID || is_short) {
             tile = next_tile(tile);
             continue;
         }
