@@ -95,12 +95,14 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
  *     // name, dtype, heads, kv_heads, head_dim, value_dim, te_cache_format
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64, TE_CACHE_FORMAT_list) */
 /* Sizes of the kernel that stores keys and values in a cache. TE_CACHE_STORE_THREADS: the threads of a block;
- * TE_CACHE_STORE_VECTORS: how many vectors of up to 8 elements a block copies. In the formats of 8 bits,
+ * TE_CACHE_STORE_VECTORS: how many vectors of up to 8 elements a block copies; TE_CACHE_STORE_AHEAD: how many of them a
+ * thread loads before it looks up where the first one is stored. In the formats of 8 bits,
  * TE_CACHE_STORE_LANES lanes together round one row (the key or the value of one head), and a block rounds
  * TE_CACHE_STORE_ROWS such rows. */
 enum {
     TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1,
-    TE_CACHE_STORE_VECTORS = TE_CUDA ? 128 : 1 << 16,
+    TE_CACHE_STORE_AHEAD = 4,
+    TE_CACHE_STORE_VECTORS = TE_CUDA ? TE_CACHE_STORE_THREADS * TE_CACHE_STORE_AHEAD : 1 << 16,
     TE_CACHE_STORE_LANES = TE_CUDA ? 32 : 1,
     TE_CACHE_STORE_ROWS = TE_CUDA ? 8 : 1 << 12
 };
@@ -124,15 +126,19 @@ TE_FN int te__cache_zeros_behind(const te_attention_cache *c, int key) {
     const int of_tile = c->zero_rows - 1 - in_tile, of_page = c->page_rows - 1 - in_page;
     return of_tile < of_page ? of_tile : of_page;
 }
+/* Returns the offset, in qkv, of the key or the value of one head of a row. */
+TE_FN int64_t te__cache_source(int row, int is_value, int head, const te__cache_store_shape k) {
+    const int64_t width = (int64_t)(k.heads + k.kv_heads) * k.d + (int64_t)k.kv_heads * k.dv;
+    return row * width + (int64_t)(k.heads + (is_value ? k.kv_heads : head)) * k.d +
+           (is_value ? (int64_t)head * k.dv : 0);
+}
 TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_sequences *s, int row, int is_value,
                                          int head, const te__cache_store_shape k) {
     const int i = te_sequence_of(s, row, 0), past = a->cache.past[i], d = is_value ? k.dv : k.d;
     const te_sequence rows = te_sequence_rows(s, i);
-    const int64_t width = (int64_t)(k.heads + k.kv_heads) * k.d + (int64_t)k.kv_heads * k.dv;
     te__cache_place p;
     p.key = past < 0 || row - rows.first >= rows.count ? -1 : past + row - rows.first;
-    p.from = row * width + (int64_t)(k.heads + (is_value ? k.kv_heads : head)) * k.d +
-             (is_value ? (int64_t)head * k.dv : 0);
+    p.from = te__cache_source(row, is_value, head, k);
     p.zeros = is_value && p.key >= 0 && row == rows.first + rows.count - 1 ? te__cache_zeros_behind(&a->cache, p.key)
                                                                            : 0;
     if (p.key < 0) return p.to = 0, p.swizzle = 0, p;
@@ -147,22 +153,29 @@ TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_se
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }
-/* Copies one vector, of up to 8 elements, of one row's keys or values to the cache. row: the index of the row in qkv;
- * vector: the number of the vector within the row, in the order of te__cache_store_vectors. */
-TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, int vector,
-                                  const te__cache_store_shape k) {
-    const int key_vectors = (k.d + 7) / 8, is_value = vector >= k.kv_heads * key_vectors;
-    const int of = is_value ? vector - k.kv_heads * key_vectors : vector, d = is_value ? k.dv : k.d;
-    const int head = of / ((d + 7) / 8), at = of % ((d + 7) / 8) * 8, n = d - at < 8 ? d - at : 8;
+/* A vector of up to 8 elements of a key or a value. head: its KV head; at, n: its first element in the row of this head,
+ * and the number of its elements; d: the number of elements of the row. */
+typedef struct te__cache_vector { int is_value, head, at, n, d; } te__cache_vector;
+/* Returns the vector that has the number `vector` within its row of qkv, in the order of te__cache_store_vectors. */
+TE_FN te__cache_vector te__cache_vector_of(int vector, const te__cache_store_shape k) {
+    const int key_vectors = k.kv_heads * ((k.d + 7) / 8);
+    te__cache_vector v;
+    v.is_value = vector >= key_vectors, v.d = v.is_value ? k.dv : k.d;
+    const int of = v.is_value ? vector - key_vectors : vector, in_head = (v.d + 7) / 8;
+    v.head = of / in_head, v.at = of % in_head * 8, v.n = v.d - v.at < 8 ? v.d - v.at : 8;
+    return v;
+}
+/* Stores one vector of row `row` of qkv, whose elements are e, in the cache. If it belongs to the value of the last row
+ * of a sequence, also stores the zeros behind it. */
+TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, te__cache_vector v,
+                                  const float e[8], const te__cache_store_shape k) {
     const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;
-    const te__cache_place p = te__cache_place_of(a, s, row, is_value, head, k);
-    float v[8];
+    const te__cache_place p = te__cache_place_of(a, s, row, v.is_value, v.head, k);
+    const float zeros[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     if (p.key < 0) return;
-    te_load8(v, a->qkv, p.from + at, n, aligned, k.dtype);
-    te_store8(a->cache.pages, p.to + (at ^ p.swizzle * 8), v, n, aligned, k.dtype);
-    for (int j = 0; j < 8; j++) v[j] = 0;
+    te_store8(a->cache.pages, p.to + (v.at ^ p.swizzle * 8), e, v.n, aligned, k.dtype);
     for (int j = 1; j <= p.zeros; j++)
-        te_store8(a->cache.pages, p.to + (int64_t)j * d + at, v, n, aligned, k.dtype);
+        te_store8(a->cache.pages, p.to + (int64_t)j * v.d + v.at, zeros, v.n, aligned, k.dtype);
 }
 /* Rounds the key or the value of one row and one KV head to 8 bits, and stores it in the cache. of: the KV head for a
  * key, or kv_heads + the KV head for a value. g: the lanes that together process it. */
@@ -216,10 +229,22 @@ TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te
         return;
     }
     const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
-    const int vectors = te__cache_store_vectors(k);
-    const int64_t first = (int64_t)b.x * TE_CACHE_STORE_VECTORS, all = (int64_t)s.rows * vectors;
-    for (int64_t j = first + g.id; j < te_min(all, first + TE_CACHE_STORE_VECTORS); j += g.count)
-        te__cache_store_vector(a, &s, (int)(j / vectors), (int)(j % vectors), k);
+    const int vectors = te__cache_store_vectors(k), aligned = k.d % 8 == 0 && k.dv % 8 == 0;
+    const int64_t first = (int64_t)b.x * TE_CACHE_STORE_VECTORS;
+    const int row = (int)(first / vectors), before = (int)(first - (int64_t)row * vectors);
+    for (int j = g.id; j < TE_CACHE_STORE_VECTORS; j += TE_CACHE_STORE_AHEAD * g.count) {
+        float e[TE_CACHE_STORE_AHEAD][8];
+        TE_UNROLL for (int u = 0; u < TE_CACHE_STORE_AHEAD; u++) {
+            const int at = before + j + u * g.count, r = row + at / vectors;
+            const te__cache_vector v = te__cache_vector_of(at % vectors, k);
+            if (r < s.rows)
+                te_load8(e[u], a->qkv, te__cache_source(r, v.is_value, v.head, k) + v.at, v.n, aligned, k.dtype);
+        }
+        TE_UNROLL for (int u = 0; u < TE_CACHE_STORE_AHEAD; u++) {
+            const int at = before + j + u * g.count, r = row + at / vectors;
+            if (r < s.rows) te__cache_store_vector(a, &s, r, te__cache_vector_of(at % vectors, k), e[u], k);
+        }
+    }
 }
 #define TE_ATTENTION_CACHE_STORE(name, dtype, heads, kv_heads, head_dim, value_dim, format)                          \
     TE_KERNEL(name##_rows, TE_CACHE_STORE_THREADS, te_attention_args,                                                \

@@ -30,40 +30,31 @@ typedef struct te__attn_prefill_params {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* The boxes of a tile of keys or values. In lane l: the page of the tile's rows l * box_rows to (l + 1) * box_rows - 1,
- * and the first of these rows within the page; for rows behind the last key, a row behind the end of the page. */
-struct te__attn_page_boxes {
-    int page, row;
-};
-/* Returns the boxes of the tile of KEYS keys that begins at key `first`, in a sequence of `keys` keys. pages: the page
- * numbers of the sequence. */
+/* Returns, in lane l, the page of the rows l * box_rows to (l + 1) * box_rows - 1 of tile `tile` of KEYS keys; -1 if
+ * they lie behind the last key of the sequence, or behind the tile. pages: the page numbers of the sequence; keys: the
+ * number of its keys. */
 template <int KEYS>
-TE_FN te__attn_page_boxes te__attn_page_boxes_of(const te__attn_prefill_params *p, const int32_t *pages, int first,
-                                                 int keys) {
-    const te_attention_cache &c = p->cache;
-    const int lane = (int)threadIdx.x % 32, key = first + lane * p->box_rows;
-    te__attn_page_boxes b = {0, c.page_rows};
-    if (lane * p->box_rows < KEYS && key < keys) {
-        b.page = pages[(unsigned)key >> c.page_shift];
-        b.row = (int)((unsigned)key & ((1u << c.page_shift) - 1));
-    }
-    return b;
+TE_FN int te__attn_pages_of_tile(const te__attn_prefill_params *p, const int32_t *pages, int tile, int keys) {
+    const int at = (int)threadIdx.x % 32 * p->box_rows, key = tile * KEYS + at;
+    return at < KEYS && key < keys ? pages[(unsigned)key >> p->cache.page_shift] : -1;
 }
 /* Waits until the current stage is empty, issues the loads of the tile [KEYS, D] of keys or values of one head, and
- * advances to the next stage. All lanes of the producer warp call this. */
+ * advances to the next stage. All lanes of the producer warp call this. pages: the result of te__attn_pages_of_tile for
+ * tile `tile`. */
 template <int D, int KEYS, int STAGES>
-TE_FN void te__attn_produce_boxes(te__attn_tile_producer<STAGES> &s, const CUtensorMap *from,
-                                  const te__attn_page_boxes &b, int box_rows, int kv_head) {
+TE_FN void te__attn_produce_boxes(te__attn_tile_producer<STAGES> &s, const te__attn_prefill_params *p,
+                                  const CUtensorMap *from, int tile, int pages, int kv_head) {
     constexpr int COLUMNS = (D + 63) / 64, COLUMN_BYTES = KEYS * 128; /* of a stage: boxes of 64 columns, KEYS rows */
-    const int lane = (int)threadIdx.x % 32, at = lane / COLUMNS, column = lane % COLUMNS;
+    const int lane = (int)threadIdx.x % 32, at = lane / COLUMNS * p->box_rows, column = lane % COLUMNS;
     const uint32_t bar = s.full + 8 * s.state.stage;
-    const uint32_t to = s.tiles + (uint32_t)(s.state.stage * (COLUMNS * COLUMN_BYTES) + column * COLUMN_BYTES);
-    const int page = __shfl_sync(~0u, b.page, at), row = __shfl_sync(~0u, b.row, at);
     te__barrier_wait(s.empty + 8 * s.state.stage, s.state.phase ^ 1);
     if (lane == 0) te__barrier_arrive_expect_tx(bar, COLUMNS * COLUMN_BYTES);
-    __syncwarp();
-    if (at * box_rows < KEYS)
-        te__attn_tma_load_head(to + (uint32_t)(at * box_rows * 128), from, 64 * column, kv_head, row, page, bar);
+    const int page = __shfl_sync(~0u, pages, lane / COLUMNS);
+    if (at < KEYS) {
+        const int in_page = (int)((unsigned)(tile * KEYS + at) & ((1u << p->cache.page_shift) - 1));
+        te__attn_tma_load_head(s.tiles + (uint32_t)((s.state.stage * COLUMNS + column) * COLUMN_BYTES + at * 128), from,
+                               64 * column, kv_head, page < 0 ? p->cache.page_rows : in_page, page < 0 ? 0 : page, bar);
+    }
     te__attn_pipeline_advance(s.state);
 }
 
@@ -99,11 +90,13 @@ TE_FN void te__attn_prefill_producer(const te__attn_prefill_params *all, te__att
         const te__attn_mask mask = te__attn_fwd_mask<F>(p, walk.at.count, keys);
         const te__attn_range t = te__attn_fwd_key_tiles<C>(mask, w.query, C::ROWS);
         const int head = w.head % HEADS, kv_head = head / (HEADS / KV_HEADS);
-        te__attn_page_boxes now = {0, 0};
+        /* The page numbers of the next two tiles. They are looked up one tile ahead of their use. */
+        int now = 0, next = 0;
         /* The first tile of K is loaded before Q, because the consumers may still be using the stage of Q. */
         if (w.head >= 0) {
-            now = te__attn_page_boxes_of<C::KEYS>(all, pages, (t.end - 1) * C::KEYS, keys);
-            te__attn_produce_boxes<C::D, C::KEYS>(k, k_map, now, all->box_rows, kv_head);
+            now = te__attn_pages_of_tile<C::KEYS>(all, pages, t.end - 1, keys);
+            if (t.end - 2 >= t.first) next = te__attn_pages_of_tile<C::KEYS>(all, pages, t.end - 2, keys);
+            te__attn_produce_boxes<C::D, C::KEYS>(k, all, k_map, t.end - 1, now, kv_head);
         }
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         if (lane == 0) {
@@ -122,12 +115,12 @@ TE_FN void te__attn_prefill_producer(const te__attn_prefill_params *all, te__att
 #pragma unroll 1
         /* The V of a tile of keys is loaded one iteration after its K, because it is used one step later. */
         for (int j = t.end - 2; j >= t.first; j--) {
-            const te__attn_page_boxes next = te__attn_page_boxes_of<C::KEYS>(all, pages, j * C::KEYS, keys);
-            te__attn_produce_boxes<C::D, C::KEYS>(k, k_map, next, all->box_rows, kv_head);
-            te__attn_produce_boxes<C::V, C::KEYS>(v, v_map, now, all->box_rows, kv_head);
-            now = next;
+            const int ahead = j > t.first ? te__attn_pages_of_tile<C::KEYS>(all, pages, j - 1, keys) : 0;
+            te__attn_produce_boxes<C::D, C::KEYS>(k, all, k_map, j, next, kv_head);
+            te__attn_produce_boxes<C::V, C::KEYS>(v, all, v_map, j + 1, now, kv_head);
+            now = next, next = ahead;
         }
-        te__attn_produce_boxes<C::V, C::KEYS>(v, v_map, now, all->box_rows, kv_head);
+        te__attn_produce_boxes<C::V, C::KEYS>(v, all, v_map, t.first, now, kv_head);
         tile = next_tile(tile);
     }
 }
