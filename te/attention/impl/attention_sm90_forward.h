@@ -75,6 +75,8 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
      * of Q. */
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
+    /* The distances in bytes, in a tile of K or V, between boxes of 64 columns and between groups of eight rows. */
+    static constexpr int KV_BOX = KEYS * 128, K_ROWS8 = 1024, V_ROWS8 = 1024;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
     static_assert(SHARED <= 227 * 1024 - 512, "te: attention: the tiles exceed shared memory");
     static_assert(KEYS % 64 == 0 && ROWS - 64 <= KEYS, "te: attention: te__attn_fwd_step, te__attn_skip_k expect it");
@@ -325,17 +327,17 @@ template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipeline
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
-    const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
-    const uint64_t v = te__attn_tile_descriptor(a.v_tiles + a.v.stage * C::V_BYTES, C::KEYS);
+    const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KV_BOX, C::K_ROWS8);
+    const uint64_t v = te__attn_tile_descriptor(a.v_tiles + a.v.stage * C::V_BYTES, C::KV_BOX, C::V_ROWS8);
     if (has_k) te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a);
     te__wgmma_fence_operand(r.s), te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     te__wgmma_fence();
-    te__attn_gemm_ss<T, C::KEYS, C::D>(r.s, te__attn_tile_descriptor(a.q, 64), k);
+    te__attn_gemm_ss<T, C::KEYS, C::D, C::KV_BOX>(r.s, te__attn_tile_descriptor(a.q, 64), k);
     te__wgmma_commit();
     if (has_v) te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__wgmma_fence();
-    te__attn_gemm_rs<T, C::KEYS, C::V>(r.o, r.p, v, add);
+    te__attn_gemm_rs<T, C::KEYS, C::V, C::V_ROWS8>(r.o, r.p, v, add);
     te__wgmma_commit();
     if (C::PINGPONG) te__attn_pingpong_pass(a);
     te__wgmma_wait_1();

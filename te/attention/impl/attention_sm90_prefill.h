@@ -3,8 +3,8 @@
  *
  * The consumers are those of attention_sm90_forward.h; this file has the producer and the launch. Before the kernel, the
  * keys and values of the new rows have been stored in the cache (TE_ATTENTION_CACHE_STORE), so that all keys of a
- * sequence are loaded from there. The producer is one warp. A tile of keys consists of one box or, if pages are smaller
- * than the tile, of one box for each page; the lanes look up the page numbers and issue the boxes side by side. The
+ * sequence are loaded from there. The producer is one warp. A tile of keys is loaded by one box or, if pages are smaller
+ * than the tile, by one box for each page; the lanes look up the page numbers and issue the boxes side by side. The
  * number of keys of a sequence is read on the device, as are the page numbers.
  *
  * The cache holds rows with the swizzle that wgmma expects (te_attention_cache), so TMA copies them without a swizzle of
@@ -21,8 +21,21 @@
 
 #include "attention_sm90_forward.h" /* the consumers, the scheduler of tiles, the arguments */
 
+/* The sizes of te__attn_fwd_traits. If WHOLE_ROWS is 1, a box has all columns of its rows, so that there are as few boxes
+ * as possible: TMA needs some 80 clocks for each box, however small it is. Then a tile of K or V in shared memory is
+ * [groups of eight rows, D / 64, 8, 64]. If the head size is no multiple of 64, a box has 64 columns, as in
+ * attention_sm90_forward.h. */
+template <int D, int V> struct te__attn_prefill_traits : te__attn_fwd_traits<D, V> {
+    typedef te__attn_fwd_traits<D, V> base;
+    static constexpr int WHOLE_ROWS = D % 64 == 0 && V % 64 == 0;
+    static constexpr int KV_BOX = WHOLE_ROWS ? 1024 : base::KV_BOX;
+    static constexpr int K_ROWS8 = WHOLE_ROWS ? D / 64 * 1024 : base::K_ROWS8;
+    static constexpr int V_ROWS8 = WHOLE_ROWS ? V / 64 * 1024 : base::V_ROWS8;
+};
+
 typedef struct te__attn_prefill_params {
-    /* common.kv maps the keys of the cache, and v its values: [pages, page_rows, kv_heads, head_dim or value_dim] */
+    /* common.kv maps the keys of the cache, and v its values: with WHOLE_ROWS [pages, kv_heads * page_rows / 8, D / 64,
+     * 8, 64], else [pages, page_rows, kv_heads, D], where D is the head size of keys or values */
     te__attn_fwd_value_params maps;
     te_attention_cache cache;
     int box_rows; /* the number of rows of a box: those of a page, or those of a tile if a page is larger */
@@ -41,19 +54,25 @@ TE_FN int te__attn_pages_of_tile(const te__attn_prefill_params *p, const int32_t
 /* Waits until the current stage is empty, issues the loads of the tile [KEYS, D] of keys or values of one head, and
  * advances to the next stage. All lanes of the producer warp call this. pages: the result of te__attn_pages_of_tile for
  * tile `tile`. */
-template <int D, int KEYS, int STAGES>
+template <int D, int KEYS, int KV_HEADS, int WHOLE_ROWS, int STAGES>
 TE_FN void te__attn_produce_boxes(te__attn_tile_producer<STAGES> &s, const te__attn_prefill_params *p,
                                   const CUtensorMap *from, int tile, int pages, int kv_head) {
-    constexpr int COLUMNS = (D + 63) / 64, COLUMN_BYTES = KEYS * 128; /* of a stage: boxes of 64 columns, KEYS rows */
+    /* COLUMNS: the number of boxes that lie side by side */
+    constexpr int COLUMNS = WHOLE_ROWS ? 1 : (D + 63) / 64, COLUMN_BYTES = (D + 63) / 64 / COLUMNS * KEYS * 128;
     const int lane = (int)threadIdx.x % 32, at = lane / COLUMNS * p->box_rows, column = lane % COLUMNS;
-    const uint32_t bar = s.full + 8 * s.state.stage;
+    const uint32_t bar = s.full + 8 * s.state.stage, to = s.tiles + (uint32_t)(s.state.stage * COLUMNS * COLUMN_BYTES);
     te__barrier_wait(s.empty + 8 * s.state.stage, s.state.phase ^ 1);
     if (lane == 0) te__barrier_arrive_expect_tx(bar, COLUMNS * COLUMN_BYTES);
     const int page = __shfl_sync(~0u, pages, lane / COLUMNS);
-    if (at < KEYS) {
-        const int in_page = (int)((unsigned)(tile * KEYS + at) & ((1u << p->cache.page_shift) - 1));
-        te__attn_tma_load_head(s.tiles + (uint32_t)((s.state.stage * COLUMNS + column) * COLUMN_BYTES + at * 128), from,
-                               64 * column, kv_head, page < 0 ? p->cache.page_rows : in_page, page < 0 ? 0 : page, bar);
+    const int in_page = (int)((unsigned)(tile * KEYS + at) & ((1u << p->cache.page_shift) - 1));
+    if (at < KEYS && WHOLE_ROWS) {
+        const int groups = p->cache.page_rows / 8; /* of eight rows, of a head */
+        te__attn_tma_load_groups(to + (uint32_t)(at * (D / 64 * 128)), from,
+                                 page < 0 ? KV_HEADS * groups : kv_head * groups + in_page / 8, page < 0 ? 0 : page,
+                                 bar);
+    } else if (at < KEYS) {
+        te__attn_tma_load_head(to + (uint32_t)(column * COLUMN_BYTES + at * 128), from, 64 * column, kv_head,
+                               page < 0 ? p->cache.page_rows : in_page, page < 0 ? 0 : page, bar);
     }
     te__attn_pipeline_advance(s.state);
 }
@@ -96,7 +115,7 @@ TE_FN void te__attn_prefill_producer(const te__attn_prefill_params *all, te__att
         if (w.head >= 0) {
             now = te__attn_pages_of_tile<C::KEYS>(all, pages, t.end - 1, keys);
             if (t.end - 2 >= t.first) next = te__attn_pages_of_tile<C::KEYS>(all, pages, t.end - 2, keys);
-            te__attn_produce_boxes<C::D, C::KEYS>(k, all, k_map, t.end - 1, now, kv_head);
+            te__attn_produce_boxes<C::D, C::KEYS, KV_HEADS, C::WHOLE_ROWS>(k, all, k_map, t.end - 1, now, kv_head);
         }
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         if (lane == 0) {
@@ -116,11 +135,11 @@ TE_FN void te__attn_prefill_producer(const te__attn_prefill_params *all, te__att
         /* The V of a tile of keys is loaded one iteration after its K, because it is used one step later. */
         for (int j = t.end - 2; j >= t.first; j--) {
             const int ahead = j > t.first ? te__attn_pages_of_tile<C::KEYS>(all, pages, j - 1, keys) : 0;
-            te__attn_produce_boxes<C::D, C::KEYS>(k, all, k_map, j, next, kv_head);
-            te__attn_produce_boxes<C::V, C::KEYS>(v, all, v_map, j + 1, now, kv_head);
+            te__attn_produce_boxes<C::D, C::KEYS, KV_HEADS, C::WHOLE_ROWS>(k, all, k_map, j, next, kv_head);
+            te__attn_produce_boxes<C::V, C::KEYS, KV_HEADS, C::WHOLE_ROWS>(v, all, v_map, j + 1, now, kv_head);
             now = next, next = ahead;
         }
-        te__attn_produce_boxes<C::V, C::KEYS>(v, all, v_map, t.first, now, kv_head);
+        te__attn_produce_boxes<C::V, C::KEYS, KV_HEADS, C::WHOLE_ROWS>(v, all, v_map, t.first, now, kv_head);
         tile = next_tile(tile);
     }
 }
@@ -150,8 +169,8 @@ TE_FN void te__attn_prefill_kernel(const te__attn_prefill_params *, te__attn_fwd
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* Makes the tensor map of the keys (value 0) or the values (value 1) of a cache, with boxes of box_rows rows and 64
- * columns of one head. D, V: the head sizes of keys and values. */
+/* Makes the tensor map of the keys (value 0) or the values (value 1) of a cache (te__attn_prefill_params.maps), with
+ * boxes of box_rows rows. D, V: the head sizes of keys and values. */
 template <te_dtype T, int KV_HEADS, int D, int V>
 TE_API te_status te__attn_prefill_tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode,
                                              const te_attention_cache *c, int value, int box_rows, te_context *ctx) {
@@ -159,11 +178,19 @@ TE_API te_status te__attn_prefill_tensor_map(CUtensorMap *map, te__tensor_map_en
     const cuuint64_t row = (cuuint64_t)d * 2;
     const uint16_t *const first = (const uint16_t *)c->pages +
                                   te__cache_head_rows(c, value, 0, KV_HEADS, D, V, TE_CACHE_FORMAT_list);
-    const te__tensor_shape shape = {
-        4,
-        {(cuuint64_t)d, (cuuint64_t)KV_HEADS, (cuuint64_t)c->page_rows, (cuuint64_t)c->page_count},
-        {row * (cuuint64_t)c->page_rows, row, (cuuint64_t)c->page_elements * 2},
-        {64, 1, (cuuint32_t)box_rows, 1}};
+    const cuuint64_t rows = (cuuint64_t)c->page_rows, pages = (cuuint64_t)c->page_count;
+    const cuuint64_t page = (cuuint64_t)c->page_elements * 2;
+    if (te__attn_prefill_traits<D, V>::WHOLE_ROWS) {
+        const te__tensor_shape blocks = {5,
+                                         {64, 8, (cuuint64_t)(d / 64), KV_HEADS * rows / 8, pages},
+                                         {row, 128, 8 * row, page},
+                                         {64, 8, (cuuint32_t)(d / 64), (cuuint32_t)(box_rows / 8), 1}};
+        return te__tensor_map_swizzled(map, encode, first, &blocks, T, CU_TENSOR_MAP_SWIZZLE_NONE, ctx);
+    }
+    const te__tensor_shape shape = {4,
+                                    {(cuuint64_t)d, (cuuint64_t)KV_HEADS, rows, pages},
+                                    {row * rows, row, page},
+                                    {64, 1, (cuuint32_t)box_rows, 1}};
     /* rows that are not a multiple of 128 bytes long are not swizzled in the cache (te__cache_swizzle) */
     const CUtensorMapSwizzle swizzle = d % 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
     return te__tensor_map_swizzled(map, encode, first, &shape, T, swizzle, ctx);
@@ -173,8 +200,8 @@ TE_API te_status te__attn_prefill_tensor_map(CUtensorMap *map, te__tensor_map_en
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && te__attn_sm90_supports(D, te__attn_value_dim<D, F>()) &&
                   !TE__CACHE_HAS_SCALES(F::CACHE_FORMAT)>
-struct te__attn_sm90_prefill : te__attn_fwd_traits<D, te__attn_value_dim<D, F>()> {
-    typedef te__attn_fwd_traits<D, te__attn_value_dim<D, F>()> traits;
+struct te__attn_sm90_prefill : te__attn_prefill_traits<D, te__attn_value_dim<D, F>()> {
+    typedef te__attn_prefill_traits<D, te__attn_value_dim<D, F>()> traits;
     typedef te__attn_prefill_params args;
     static constexpr int EXISTS = 1, BLOCKS = 1;
     static __device__ __forceinline__ void body(const args *p) {

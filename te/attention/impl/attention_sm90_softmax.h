@@ -163,7 +163,7 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
     int lane = (int)threadIdx.x % 32;
     /* this makes the compiler recompute addresses, because no registers are left to hold them */
     asm volatile("" : "+r"(lane));
-    const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
+    const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = 0;
 #pragma unroll 1
     for (int d = 0; d < C::D; d += 16) {
@@ -171,8 +171,8 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         uint32_t x[4], y[4];
         te__attn_ldmatrix(x, te__attn_chunk_address(q + box * 8192, q_row, chunk + lane / 16));
         TE_UNROLL for (int j = 0; j < C::KEYS / 16; j++) {
-            te__attn_ldmatrix(y, te__attn_chunk_address(k + box * (C::KEYS * 128), 16 * j + k_row,
-                                                        chunk + lane / 8 % 2));
+            const uint32_t rows = k + box * C::KV_BOX + (2 * j + lane / 16) * C::K_ROWS8; /* of eight rows */
+            te__attn_ldmatrix(y, te__attn_chunk_address(rows, lane % 8, chunk + lane / 8 % 2));
             te__mma_sync(r.s + 8 * j, x, y[0], y[1], T), te__mma_sync(r.s + 8 * j + 4, x, y[2], y[3], T);
         }
     }
