@@ -211,8 +211,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
 /* The kernels of an attention over a cache. If each sequence has only a few new rows, a call runs `decode` and then
  * `merge` (attention_sm90_decode.h). Otherwise it runs `store` and then `prefill` (attention_sm90_prefill.h) or, where
  * that kernel does not exist or does not run, `fallback`, the forward kernel for sm_80 (in f32: that of
- * attention_simt_f32.h). If only some sequences have few new rows, `decode` runs for these and `prefill` for the others.
- * So which of the two kernels processes a sequence does not depend on the other sequences of the batch. */
+ * attention_simt_f32.h). If only some sequences have few new rows, `decode` runs for these, and `prefill` or `fallback`
+ * for the others. So which kernel processes a sequence does not depend on the other sequences of the batch. */
 typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
     /* the kernel for decoding, which also stores the keys and values of the new rows in the cache */
@@ -235,22 +235,21 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
                                te__sm90_kernel_ready(&k->decode, decode::SHARED, ctx->device);
         const int decode_rows = can_decode ? decode::rows(a) : 0;
         if (a->seq <= decode_rows) return decode::launch(ctx, k->decode.kernel, k->merge, a, name);
-        const te__tensor_map_encode_fn encode = prefill::EXISTS ? te__tensor_map_encoder(ctx) : 0;
-        if (encode && te__sm90_kernel_ready(&k->prefill, prefill::SHARED, ctx->device)) {
-            te_attention_args args = *a;
-            /* if all sequences have the same number of new rows, none has few */
-            if (decode_rows && a->cu_seqlens && a->rows < (int64_t)a->batch * a->seq) {
-                args.cache.short_rows = args.seq = decode_rows;
-                TE_TRY(decode::launch(ctx, k->decode.kernel, k->merge, &args, name));
-                args.seq = a->seq;
-            }
-            args.cache.zero_rows = prefill::KEYS;
-            TE_TRY(k->store(ctx, &args));
-            return prefill::launch(ctx, k->prefill.kernel, encode, &args, name);
+        const te__tensor_map_encode_fn encoder = prefill::EXISTS ? te__tensor_map_encoder(ctx) : 0;
+        const te__tensor_map_encode_fn encode =
+            encoder && te__sm90_kernel_ready(&k->prefill, prefill::SHARED, ctx->device) ? encoder : 0;
+        if (!encode) TE_TRY((te__attn_check_replaced<prefill, F>(ctx, &k->prefill, name)));
+        te_attention_args args = *a;
+        /* if all sequences have the same number of new rows, none has few */
+        if (decode_rows && a->cu_seqlens && a->rows < (int64_t)a->batch * a->seq) {
+            args.cache.short_rows = args.seq = decode_rows;
+            TE_TRY(decode::launch(ctx, k->decode.kernel, k->merge, &args, name));
+            args.seq = a->seq;
         }
-        TE_TRY((te__attn_check_replaced<prefill, F>(ctx, &k->prefill, name)));
-        TE_TRY(k->store(ctx, a));
-        return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, a, name);
+        args.cache.zero_rows = encode ? prefill::KEYS : 0;
+        TE_TRY(k->store(ctx, &args));
+        if (encode) return prefill::launch(ctx, k->prefill.kernel, encode, &args, name);
+        return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, &args, name);
     }
 };
 

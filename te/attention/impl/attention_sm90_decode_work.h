@@ -69,7 +69,7 @@ struct te__decode_batch {
      * i.e. the length of the work list */
     int tiles, items;
     /* longest: the largest number of new rows that a sequence may have; beyond: how many rows are processed of a
-     * sequence that has more: `longest`, or 0 if the prefill kernel processes the sequence
+     * sequence that has more: `longest`, or 0 if another kernel processes the sequence
      * (te_attention_cache.short_rows) */
     int longest, beyond;
     __device__ __forceinline__ int rows(int i) const {
