@@ -153,8 +153,8 @@ TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_se
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }
-/* A vector of up to 8 elements of a key or a value. head: its KV head; at, n: its first element in the row of this head,
- * and the number of its elements; d: the number of elements of the row. */
+/* A vector of up to 8 elements of a key or a value. head: its KV head; at, n: its first element in the row of this
+ * head, and the number of its elements; d: the number of elements of the row. */
 typedef struct te__cache_vector { int is_value, head, at, n, d; } te__cache_vector;
 /* Returns the vector that has the number `vector` within its row of qkv, in the order of te__cache_store_vectors. */
 TE_FN te__cache_vector te__cache_vector_of(int vector, const te__cache_store_shape k) {

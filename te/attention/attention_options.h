@@ -284,9 +284,9 @@ typedef struct te_attention_cache {
     /* Only for storing new rows: behind the last value of each sequence of the batch, values of 0 are stored up to a
      * multiple of this many rows, or to the end of the page. 0: none are stored. Set when the kernels are launched. */
     int zero_rows;
-    /* In a batch that the kernel for decoding shares with another kernel: the decoding kernel processes the sequences of
-     * at most this many new rows, the other kernel the rest. 0: one kernel processes all sequences. Set when the kernels
-     * are launched. */
+    /* In a batch that the kernel for decoding shares with another kernel: the decoding kernel processes the sequences
+     * of at most this many new rows, the other kernel the rest. 0: one kernel processes all sequences. Set when the
+     * kernels are launched. */
     int short_rows;
 } te_attention_cache;
 

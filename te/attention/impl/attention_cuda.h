@@ -6,9 +6,9 @@
  *                      of these are true: te__attn_sm90_supports accepts the head size; there is no score bias;
  *                      in forward, there is no max_logit; in cross-attention, each query sees a key; in backward, there
  *                      is scratch memory. Else attention_sm80_forward.h and attention_sm80_backward.h (mma.sync).
- *     over a cache     On compute capability 9.0 attention_sm90_decode.h for a few new rows, attention_sm90_prefill.h for
- *                      more, the latter under the same conditions as forward and not in 8 bits. Else the kernel of
- *                      attention_cache_store, then attention_sm80_forward.h.
+ *     over a cache     On compute capability 9.0 attention_sm90_decode.h for a few new rows, attention_sm90_prefill.h
+ *                      for more; the latter in 16 bits, under the same conditions as forward. In all other cases
+ *                      attention_sm80_forward.h, for which another kernel has stored the new rows in the cache.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_CUDA_H

@@ -742,8 +742,8 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
 #endif
         }
     };
-    /* Returns the largest number of new rows of a sequence that these kernels can process in this call: there may not be
-     * too many tiles, and the cache must have memory for their partial results. 0: there are too many sequences. */
+    /* Returns the largest number of new rows of a sequence that these kernels can process in this call: there may not
+     * be too many tiles, and the cache must have memory for their partial results. 0: there are too many sequences. */
     static int rows(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
         const int fit = TE__DECODE_MAX_TILES * TE__DECODE_TILE_ROWS(GROUP) / GROUP;

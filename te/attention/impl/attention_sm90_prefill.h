@@ -1,16 +1,16 @@
 /* attention_sm90_prefill.h -- attention of many new rows of each sequence to the keys and values in a cache, in bf16
  * and f16 on compute capability 9.0: a prompt, or a part of a prompt behind the parts that the cache already holds.
  *
- * The consumers are those of attention_sm90_forward.h; this file has the producer and the launch. Before the kernel, the
- * keys and values of the new rows have been stored in the cache (TE_ATTENTION_CACHE_STORE), so that all keys of a
- * sequence are loaded from there. The producer is one warp. A tile of keys is loaded by one box or, if pages are smaller
- * than the tile, by one box for each page; the lanes look up the page numbers and issue the boxes side by side. The
- * number of keys of a sequence is read on the device, as are the page numbers.
+ * The consumers are those of attention_sm90_forward.h; this file has the producer and the launch. Before the kernel,
+ * the keys and values of the new rows have been stored in the cache (TE_ATTENTION_CACHE_STORE), so that all keys of a
+ * sequence are loaded from there. The producer is one warp. A tile of keys is loaded by one box or, if pages are
+ * smaller than the tile, by one box for each page; the lanes look up the page numbers and issue the boxes side by side.
+ * The number of keys of a sequence is read on the device, as are the page numbers.
  *
- * The cache holds rows with the swizzle that wgmma expects (te_attention_cache), so TMA copies them without a swizzle of
- * its own. Boxes behind the last key are loaded from behind the end of a page, where TMA fills in zeros. The values in
- * the rest of the last page are zeros, too, because the store has written them there (te_attention_cache.zero_rows): P of
- * a masked key is 0, and its product with an infinity or a NaN would be NaN.
+ * The cache holds rows with the swizzle that wgmma expects (te_attention_cache), so TMA copies them without a swizzle
+ * of its own. Boxes behind the last key are loaded from behind the end of a page, where TMA fills in zeros. The values
+ * in the rest of the last page are zeros, too, because the store has written them there (te_attention_cache.zero_rows):
+ * P of a masked key is 0, and its product with an infinity or a NaN would be NaN.
  *
  * Floor: 2 * heads * (head_dim + value_dim) flops for each pair of a new row and a key that it sees.
  * Measurements: docs/notes/attention_decode.md.
@@ -21,9 +21,9 @@
 
 #include "attention_sm90_forward.h" /* the consumers, the scheduler of tiles, the arguments */
 
-/* The sizes of te__attn_fwd_traits. If WHOLE_ROWS is 1, a box has all columns of its rows, so that there are as few boxes
- * as possible: TMA needs some 80 clocks for each box, however small it is. Then a tile of K or V in shared memory is
- * [groups of eight rows, D / 64, 8, 64]. If the head size is no multiple of 64, a box has 64 columns, as in
+/* The sizes of te__attn_fwd_traits. If WHOLE_ROWS is 1, a box has all columns of its rows, so that there are as few
+ * boxes as possible: TMA needs some 80 clocks for each box, however small it is. Then a tile of K or V in shared memory
+ * is [groups of eight rows, D / 64, 8, 64]. If the head size is no multiple of 64, a box has 64 columns, as in
  * attention_sm90_forward.h. */
 template <int D, int V> struct te__attn_prefill_traits : te__attn_fwd_traits<D, V> {
     typedef te__attn_fwd_traits<D, V> base;
