@@ -520,11 +520,20 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         te__attn_pack_p<T>(r);
 
         w = next, rows = next_rows, add = 0;
+        /* With a cache and no window only the first two tiles may need the mask, because the 64 queries of a warpgroup
+         * end in one or two tiles. The second one is processed here, so that the loop has no code for masks. */
+        constexpr int LOOP_MASKS = te__attn_masks_later_tiles<F>() && !(F::CACHED && F::LEFT < 0 && F::RIGHT <= 0);
+        int j = t.end - 2;
+        if (F::CACHED && !LOOP_MASKS && j >= t.first) {
+            te__attn_fwd_step<T, HEADS, F>(r, a, p, {m, w.head, w.query + group * 64, j * C::KEYS},
+                                           te__attn_needs_mask(t, j, 1), 0, j == t.first);
+            j--, add = 1;
+        }
 #pragma unroll 1
-        for (int j = t.end - 2; j >= t.first; j--, add = 1) {
-            const int needs_mask = te__attn_masks_later_tiles<F>() && te__attn_needs_mask(t, j, 1);
-            te__attn_fwd_step<T, HEADS, F>(r, a, p, {m, w.head, w.query + group * 64, j * C::KEYS}, needs_mask, add,
-                                           j == t.first);
+        for (; j >= t.first; j--, add = 1) {
+            const int needs_mask = LOOP_MASKS && te__attn_needs_mask(t, j, 1);
+            te__attn_fwd_step<T, HEADS, F>(r, a, p, {m, w.head, w.query + group * 64, j * C::KEYS}, needs_mask,
+                                           F::CACHED && !LOOP_MASKS ? 1 : add, j == t.first);
         }
         skipped_last = F::LEFT >= 0 && t.first > te__attn_fwd_key_tiles<C>(m, w.query, C::ROWS).first;
         if (skipped_last) te__attn_skip_k(a);
