@@ -96,9 +96,9 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64, TE_CACHE_FORMAT_list) */
 /* Sizes of the kernel that stores keys and values in a cache. TE_CACHE_STORE_THREADS: the threads of a block;
  * TE_CACHE_STORE_AHEAD: the number of consecutive rows of which a thread copies the same vector (of up to 8 elements),
- * so that it has several loads in flight and computes the vector's place in a row once; TE_CACHE_STORE_VECTORS: how many
- * such vectors a block copies. In the formats of 8 bits, TE_CACHE_STORE_LANES lanes together round one row (the key or
- * the value of one head), and a block rounds TE_CACHE_STORE_ROWS such rows. */
+ * so that it has several loads in flight and computes the vector's place in a row once; TE_CACHE_STORE_VECTORS: how
+ * many such vectors a block copies. In the formats of 8 bits, TE_CACHE_STORE_LANES lanes together round one row (the
+ * key or the value of one head), and a block rounds TE_CACHE_STORE_ROWS such rows. */
 enum {
     TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1,
     TE_CACHE_STORE_AHEAD = 4,
@@ -174,8 +174,8 @@ TE_FN te__cache_sequence te__cache_sequence_of(const te_attention_args *a, const
     q.rows = te_sequence_rows(s, i), q.past = a->cache.past[i], q.pages = te__cache_pages(&a->cache, i);
     return q;
 }
-/* Stores a vector of n elements of dtype t at p[i]. (For te_store8, whose vectors are floats, nvcc 13 splits the store of
- * 16 bytes here into four.) */
+/* Stores a vector of n elements of dtype t at p[i]. (For te_store8, whose vectors are floats, nvcc 13 splits the store
+ * of 16 bytes here into four.) */
 TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int aligned, te_dtype t) {
     float v[8];
 #if TE_CUDA
@@ -270,7 +270,8 @@ TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te
     const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
     const int vectors = te__cache_store_vectors(k);
     const int64_t first = (int64_t)b.x * TE_CACHE_STORE_VECTORS, before = first / vectors;
-    for (int j = (int)(first - before * vectors) + g.id, end = j - g.id + TE_CACHE_STORE_VECTORS; j < end; j += g.count) {
+    const int skipped = (int)(first - before * vectors);
+    for (int j = skipped + g.id; j < skipped + TE_CACHE_STORE_VECTORS; j += g.count) {
         const int64_t row = (before + j / vectors) * TE_CACHE_STORE_AHEAD;
         if (row >= s.rows) return;
         te__cache_store_vector(a, &s, (int)row, te__cache_vector_of(j % vectors, k), k);
