@@ -267,6 +267,7 @@ typedef struct te_attention_cache {
     /* page_rows: the number of tokens (rows) of a page; page_shift: its base-2 logarithm, or 31 if each sequence has a
      * single page */
     int page_rows, page_shift;
+    int page_count; /* the number of pages of the cache */
     int table_width;
     /* Only for decoding: memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
      * queries with the keys that it sees), with TE__DECODE_PARTIAL_FLOATS floats for each split of a group. */
@@ -280,6 +281,13 @@ typedef struct te_attention_cache {
      * set when the kernel is launched */
     int decode_cluster;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
+    /* Only for storing new rows: behind the last value of each sequence of the batch, values of 0 are stored up to a
+     * multiple of this many rows, or to the end of the page. 0: none are stored. Set when the kernels are launched. */
+    int zero_rows;
+    /* In a batch that the kernel for decoding shares with another kernel: the decoding kernel processes the sequences
+     * of at most this many new rows, the other kernel the rest. 0: one kernel processes all sequences. Set when the
+     * kernels are launched. */
+    int short_rows;
 } te_attention_cache;
 
 enum {

@@ -157,9 +157,10 @@ TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t 
         for (int i = 0; i < models[k]->plan->op_count; i++) {
             const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
             if (!o || models[k]->plan->dtype == TE_f32) continue;
-            const int group = o->heads / o->kv_heads, tiles = te__decode_tiles((int)rows, group);
+            const int group = o->heads / o->kv_heads;
+            const int64_t tiles = te_min(te__decode_tiles((int)rows, group), TE__DECODE_MAX_TILES);
             const int64_t partial = TE__DECODE_PARTIAL_FLOATS(TE__DECODE_TILE_ROWS(group), o->value_dim);
-            if (TE_CUDA && tiles <= TE__DECODE_MAX_TILES)
+            if (TE_CUDA)
                 floats = te_max(floats, longest * partial *
                                             te_min((int64_t)complete->sequences * o->kv_heads * tiles,
                                                    TE__DECODE_MAX_BLOCKS));
@@ -554,8 +555,9 @@ TE_API te_attention_cache te__cache_of_layer(const te_cache *c, const te_cache_l
     te_attention_cache a;
     a.pages = l->pages, a.table = c->t.table, a.slot = c->t.slot, a.past = c->t.past;
     a.page_elements = l->page_elements, a.page_rows = c->t.page_rows, a.page_shift = c->t.page_shift;
-    a.table_width = c->t.table_width, a.partials = c->t.partials;
-    a.decode_rows = c->t.decode_rows, a.capacity = c->t.capacity;
+    a.page_count = c->t.pages, a.table_width = c->t.table_width, a.partials = c->t.partials;
+    a.decode_rows = c->t.decode_rows, a.decode_stages = a.decode_cluster = 0;
+    a.capacity = c->t.capacity, a.zero_rows = a.short_rows = 0;
     return a;
 }
 

@@ -101,6 +101,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     const int q0 = (int)(te__attn_keys_grow(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
+    if (F::CACHED && seq <= a->cache.short_rows) return; /* the decoding kernel processes this sequence */
     const te__attn_range tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE);
     const uint16_t *qkv = (const uint16_t *)a->qkv;

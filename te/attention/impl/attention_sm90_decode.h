@@ -742,12 +742,12 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
 #endif
         }
     };
-    /* Returns whether these kernels can process the call: there are not too many sequences and new rows, and the cache
-     * has memory for the partial results. */
-    static int can(const te_attention_args *a) {
+    /* Returns the largest number of new rows of a sequence that these kernels can process in this call: there may not
+     * be too many tiles, and the cache must have memory for their partial results. 0: there are too many sequences. */
+    static int rows(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
-        return te__decode_tiles(a->seq, GROUP) <= TE__DECODE_MAX_TILES && a->batch <= TE__DECODE_MAX_SEQUENCES &&
-               a->seq <= a->cache.decode_rows;
+        const int fit = TE__DECODE_MAX_TILES * TE__DECODE_TILE_ROWS(GROUP) / GROUP;
+        return a->batch > TE__DECODE_MAX_SEQUENCES ? 0 : fit < a->cache.decode_rows ? fit : a->cache.decode_rows;
     }
     /* Returns how many blocks a cluster for the splits of a group has; 0 if the splits are too many for a cluster, or
      * the cache has 8 bits. */
@@ -790,7 +790,7 @@ struct te__attn_sm90_decode<T, HEADS, KV_HEADS, D, F, false> {
     static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
     static __device__ __forceinline__ void body(const args *) {}
     typedef te__attn_sm90_decode merge;
-    static int can(const te_attention_args *) { return 0; }
+    static int rows(const te_attention_args *) { return 0; }
     static te_status launch(te_context *, const void *, const void *, const te_attention_args *, const char *) {
         return TE_OK;
     }

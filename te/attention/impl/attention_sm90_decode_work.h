@@ -68,11 +68,13 @@ struct te__decode_batch {
     /* tiles: the number of tiles of queries of a sequence for each KV head; items: the number of splits of all groups,
      * i.e. the length of the work list */
     int tiles, items;
-    /* the largest number of new rows that a sequence may have; if cu_seqlens says more, the further rows are ignored */
-    int longest;
+    /* longest: the largest number of new rows that a sequence may have; beyond: how many rows are processed of a
+     * sequence that has more: `longest`, or 0 if another kernel processes the sequence
+     * (te_attention_cache.short_rows) */
+    int longest, beyond;
     __device__ __forceinline__ int rows(int i) const {
         const int n = first_row[i + 1] - first_row[i];
-        return n < longest ? n : longest;
+        return n <= longest ? n : beyond;
     }
     /* Returns the sequence to which element `at` of a list belongs. In this list, the elements are ordered by sequence,
      * and those of sequence i begin at heads * first[i]. */
@@ -116,7 +118,9 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
     const te_sequences s = te__attn_sequences(a);
     const int tiles = te__decode_tiles(a->seq, GROUP);
     const int heads = KV_HEADS * tiles;
-    te__decode_batch n = {first_split, first_stage, first_row, past, slot, a->batch, heads, tiles, 0, a->seq};
+    te__decode_batch n = {first_split, first_stage, first_row, past,   slot,
+                          a->batch,    heads,       tiles,     0,      a->seq,
+                          a->cache.short_rows ? 0 : a->seq};
     for (int i = thread; i <= n.count; i += threads) {
         const int row = !i ? 0 : s.first ? __ldcg(s.first + i) : i * s.max_seqlen;
         first_row[i] = row < 0 ? 0 : row > s.rows ? s.rows : row;

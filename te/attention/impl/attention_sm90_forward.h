@@ -75,6 +75,8 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
      * of Q. */
     static constexpr int Q_GROUP_BYTES = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_GROUP_BYTES;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
+    /* The distances in bytes, in a tile of K or V, between boxes of 64 columns and between groups of eight rows. */
+    static constexpr int KV_BOX = KEYS * 128, K_ROWS8 = 1024, V_ROWS8 = 1024;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
     static_assert(SHARED <= 227 * 1024 - 512, "te: attention: the tiles exceed shared memory");
     static_assert(KEYS % 64 == 0 && ROWS - 64 <= KEYS, "te: attention: te__attn_fwd_step, te__attn_skip_k expect it");
@@ -135,6 +137,8 @@ typedef struct te__attn_fwd_barriers {
     te__attn_work_tile work[2]; /* for each stage of Q, the tile of queries that it holds */
     /* with varlen, for each stage of Q: the rows of the sequence to which its tile of queries belongs */
     te_sequence rows[2];
+    /* with a cache, for each stage of Q: the number of keys of that sequence; 0: the sequence does not fit */
+    int keys[2];
 } te__attn_fwd_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -209,9 +213,9 @@ template <class C> TE_FN te__attn_range te__attn_fwd_key_tiles(te__attn_mask m, 
     if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
     return t;
 }
-/* Returns the mask of a sequence of `seq` queries. */
-template <class F> TE_FN te__attn_mask te__attn_fwd_mask(const te__attn_fwd_params *p, int seq) {
-    if constexpr (F::CROSS) return te__attn_mask_between(seq, p->kv_seq, F::LEFT, F::RIGHT);
+/* Returns the mask of a sequence of `seq` queries. keys: with a cache, the number of the sequence's keys. */
+template <class F> TE_FN te__attn_mask te__attn_fwd_mask(const te__attn_fwd_params *p, int seq, int keys = 0) {
+    if constexpr (F::SHIFTED) return te__attn_mask_between(seq, F::CROSS ? p->kv_seq : keys, F::LEFT, F::RIGHT);
     else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
 }
 /* Returns the rows of the sequence to which the tile of queries in stage `stage` of Q belongs. */
@@ -323,17 +327,17 @@ template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipeline
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
-    const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
-    const uint64_t v = te__attn_tile_descriptor(a.v_tiles + a.v.stage * C::V_BYTES, C::KEYS);
+    const uint64_t k = te__attn_tile_descriptor(a.k_tiles + a.k.stage * C::K_BYTES, C::KV_BOX, C::K_ROWS8);
+    const uint64_t v = te__attn_tile_descriptor(a.v_tiles + a.v.stage * C::V_BYTES, C::KV_BOX, C::V_ROWS8);
     if (has_k) te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a);
     te__wgmma_fence_operand(r.s), te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     te__wgmma_fence();
-    te__attn_gemm_ss<T, C::KEYS, C::D>(r.s, te__attn_tile_descriptor(a.q, 64), k);
+    te__attn_gemm_ss<T, C::KEYS, C::D, C::KV_BOX>(r.s, te__attn_tile_descriptor(a.q, 64), k);
     te__wgmma_commit();
     if (has_v) te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__wgmma_fence();
-    te__attn_gemm_rs<T, C::KEYS, C::V>(r.o, r.p, v, add);
+    te__attn_gemm_rs<T, C::KEYS, C::V, C::V_ROWS8>(r.o, r.p, v, add);
     te__wgmma_commit();
     if (C::PINGPONG) te__attn_pingpong_pass(a);
     te__wgmma_wait_1();
@@ -374,6 +378,20 @@ template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
 template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_release_v(a);
+}
+/* Skips all `tiles` tiles of keys of a tile of queries, of which this warpgroup has no rows. The warpgroup's turn of
+ * the ping-pong for the first of them has been taken (te__attn_fwd_issue_gemms). */
+template <class C> TE_FN void te__attn_skip_all(te__attn_fwd_pipelines<C> &a, int tiles) {
+    te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
+    te__attn_release_k(a, tiles == 1);
+    te__attn_skip_v(a);
+#pragma unroll 1
+    for (int j = 1; j < tiles; j++) {
+        te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
+        if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
+        te__attn_release_k(a, j == tiles - 1);
+        te__attn_skip_v(a);
+    }
 }
 
 /* Applies the options that change scores (softcap, ALiBi), and the mask of a window if this tile of scores needs it. */
@@ -464,9 +482,13 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
-        const int has_next = next.head >= 0, has_output = w.head >= 0;
         const te_sequence next_rows = te__attn_fwd_sequence<F>(p, bars, q.stage);
-        const te__attn_mask m = te__attn_fwd_mask<F>(p, next_rows.count);
+        /* With a cache, a warpgroup does not multiply if all of its rows lie outside the sequence: a tile of few new
+         * rows may see many keys. */
+        const int first_row = next.query + group * 64;
+        const int is_idle = F::CACHED && next.head >= 0 && (first_row + 64 <= 0 || first_row >= next_rows.count);
+        const int has_next = next.head >= 0 && !is_idle, has_output = w.head >= 0;
+        const te__attn_mask m = te__attn_fwd_mask<F>(p, next_rows.count, F::CACHED ? bars->keys[q.stage] : 0);
         const te__attn_range t = te__attn_fwd_key_tiles<C>(m, next.query + group * 64, 64);
         const int skip_first = has_next ? te__attn_fwd_key_tiles<C>(m, next.query, C::ROWS).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_GROUP_BYTES;
@@ -485,17 +507,33 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         te__attn_fwd_wait_o(r, a, has_output);
         if (skipped_last) te__attn_skip_v(a);
         if (skip_first) te__attn_skip_v(a);
-        if (has_output) te__attn_fwd_epilogue<T>(r, te__attn_fwd_output_of<HEADS, F, C>(p, w, rows, row));
-        if (!has_next) break;
+        if (has_output) te__attn_fwd_epilogue<T, F::CACHED>(r, te__attn_fwd_output_of<HEADS, F, C>(p, w, rows, row));
+        if (!has_next && !is_idle) break;
+        if (F::CACHED && is_idle) {
+            const te__attn_range all = te__attn_fwd_key_tiles<C>(m, next.query, C::ROWS);
+            te__attn_skip_all(a, all.end - all.first);
+            w.head = TE__ATTN_WORK_END, skipped_last = 0;
+            te__attn_pipeline_advance(q);
+            continue;
+        }
         TE_UNROLL for (int e = 0; e < 2; e++) r.row_max[e] = row_max[e], r.row_sum[e] = row_sum[e];
         te__attn_pack_p<T>(r);
 
         w = next, rows = next_rows, add = 0;
+        /* With a cache and no window only the first two tiles may need the mask, because the 64 queries of a warpgroup
+         * end in one or two tiles. The second one is processed here, so that the loop has no code for masks. */
+        constexpr int LOOP_MASKS = te__attn_masks_later_tiles<F>() && !(F::CACHED && F::LEFT < 0 && F::RIGHT <= 0);
+        int j = t.end - 2;
+        if (F::CACHED && !LOOP_MASKS && j >= t.first) {
+            te__attn_fwd_step<T, HEADS, F>(r, a, p, {m, w.head, w.query + group * 64, j * C::KEYS},
+                                           te__attn_needs_mask(t, j, 1), 0, j == t.first);
+            j--, add = 1;
+        }
 #pragma unroll 1
-        for (int j = t.end - 2; j >= t.first; j--, add = 1) {
-            const int needs_mask = te__attn_masks_later_tiles<F>() && te__attn_needs_mask(t, j, 1);
-            te__attn_fwd_step<T, HEADS, F>(r, a, p, {m, w.head, w.query + group * 64, j * C::KEYS}, needs_mask, add,
-                                           j == t.first);
+        for (; j >= t.first; j--, add = 1) {
+            const int needs_mask = LOOP_MASKS && te__attn_needs_mask(t, j, 1);
+            te__attn_fwd_step<T, HEADS, F>(r, a, p, {m, w.head, w.query + group * 64, j * C::KEYS}, needs_mask,
+                                           F::CACHED && !LOOP_MASKS ? 1 : add, j == t.first);
         }
         skipped_last = F::LEFT >= 0 && t.first > te__attn_fwd_key_tiles<C>(m, w.query, C::ROWS).first;
         if (skipped_last) te__attn_skip_k(a);

@@ -53,9 +53,9 @@ template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r,
 
 /* Returns whether, in the first tile of keys that a query processes, all keys may be masked. This can happen only if
  * the mask has a bound on the right, and not in causal self-attention, where the first tile contains the query's own
- * key. */
+ * key. With a cache it can always happen, because a sequence that does not fit has no keys. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
-    return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0);
+    return F::RIGHT > 0 || F::CACHED || (F::CROSS && F::RIGHT == 0);
 }
 /* Returns whether tiles of keys after the first one may be partly masked, too. */
 template <class F> TE_FN constexpr int te__attn_masks_later_tiles(void) {
@@ -163,7 +163,7 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
     int lane = (int)threadIdx.x % 32;
     /* this makes the compiler recompute addresses, because no registers are left to hold them */
     asm volatile("" : "+r"(lane));
-    const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
+    const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = 0;
 #pragma unroll 1
     for (int d = 0; d < C::D; d += 16) {
@@ -171,8 +171,8 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
         uint32_t x[4], y[4];
         te__attn_ldmatrix(x, te__attn_chunk_address(q + box * 8192, q_row, chunk + lane / 16));
         TE_UNROLL for (int j = 0; j < C::KEYS / 16; j++) {
-            te__attn_ldmatrix(y, te__attn_chunk_address(k + box * (C::KEYS * 128), 16 * j + k_row,
-                                                        chunk + lane / 8 % 2));
+            const uint32_t rows = k + box * C::KV_BOX + (2 * j + lane / 16) * C::K_ROWS8; /* of eight rows */
+            te__attn_ldmatrix(y, te__attn_chunk_address(rows, lane % 8, chunk + lane / 8 % 2));
             te__mma_sync(r.s + 8 * j, x, y[0], y[1], T), te__mma_sync(r.s + 8 * j + 4, x, y[2], y[3], T);
         }
     }
@@ -241,8 +241,9 @@ struct te__attn_fwd_output {
     float *amax;        /* receives the amax of the output (te_attention_args.amax), or null */
 };
 /* Divides O by the rows' sums of P and stores it. Each lane stores 16 bytes at a time, so that four lanes together
- * store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. */
-template <te_dtype T, class C>
+ * store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. MAY_BE_EMPTY: 1 if a row
+ * may see no key; its output is 0, and its lse infinity. */
+template <te_dtype T, int MAY_BE_EMPTY = 0, class C>
 TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__attn_fwd_output &to) {
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int e = 0; e < 2; e++) {
@@ -251,7 +252,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
         sum += __shfl_xor_sync(~0u, sum, 2);
         /* the sum is at least 1, because row_max is the score of one of the row's keys or of its sink: P of that one is
          * 1 (in FP8, where row_max is rounded up but P has the factor 16, it is more) */
-        const float inverse = to.factor * te_reciprocal(sum);
+        const int is_empty = MAY_BE_EMPTY && sum == 0;
+        const float inverse = is_empty ? 0.0f : to.factor * te_reciprocal(sum);
         void *const first = te__attn_out_at(to.out, (int64_t)row * to.width + lane % 4 * 8, to.scale);
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];
@@ -266,7 +268,7 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
             else if (row >= 0 && row < to.seq) *(uint4 *)at = eight;
         }
         if (to.lse && lane % 4 == 0 && row >= 0 && row < to.seq)
-            to.lse[row] = r.row_max[e] * to.score_unit + logf(sum);
+            to.lse[row] = is_empty ? INFINITY : r.row_max[e] * to.score_unit + logf(sum);
     }
     if (!to.amax) return;
     /* The amax is computed from the stored numbers, which are read back, because no registers are left for it while O

@@ -96,33 +96,40 @@ template <int N> TE_FN void te__wgmma_fence_operand(uint32_t (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]));
 }
 
-/* Return the wgmma matrix descriptor of a tile at `address` with `rows` rows in each box. The descriptor is valid for
- * K-major and MN-major reads: K-major reads use the stride between groups of eight rows (1024 bytes), MN-major reads
- * also use the stride between boxes. */
-TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
-    const uint64_t next_box = (uint64_t)(rows * 128 >> 4), next_rows = 1024 >> 4;
+/* Return the wgmma matrix descriptor of a tile at `address`. box_bytes: the distance between boxes; rows8_bytes: the
+ * distance between groups of eight rows. The descriptor is valid for K-major and MN-major reads: K-major reads use the
+ * distance between groups of eight rows, MN-major reads also use that between boxes. */
+TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int box_bytes, int rows8_bytes) {
+    const uint64_t next_box = (uint64_t)(box_bytes >> 4), next_rows = (uint64_t)(rows8_bytes >> 4);
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
+}
+/* Return the descriptor of a tile with `rows` rows in each box, whose boxes lie one behind the other. */
+TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
+    return te__attn_tile_descriptor(address, rows * 128, 1024);
 }
 /* Return the shared-memory address of the 16-byte chunk number `chunk` of row `row` of the box at address `box`, with
  * the swizzle applied. */
 TE_FN uint32_t te__attn_chunk_address(uint32_t box, int row, int chunk) {
     return box + (uint32_t)(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
-/* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. */
-template <te_dtype T, int N, int D> TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
+/* Issues the product s[64, N] = A B^T of the tiles A [64, D] and B [N, D]. a, b: the descriptors of the tiles. B_BOX:
+ * the distance in bytes between boxes of B. */
+template <te_dtype T, int N, int D, int B_BOX = N * 128>
+TE_FN void te__attn_gemm_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
         /* The address field of a descriptor counts units of 16 bytes: 16 columns of a row have 2 units, and a row of a
          * box (64 columns) has 8 units. */
         const int box = k / 4, column = k % 4 * 2;
-        te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (N * 8) + column, k != 0);
+        te__wgmma_atom<N>::template ss<T, 0>(s, a + box * (64 * 8) + column, b + box * (B_BOX / 16) + column, k != 0);
     }
 }
 /* Issues the product o[64, D] = P V, or o += P V if add is not 0, of P [64, KEYS], packed to 16 bits in registers, and
- * the tile V [KEYS, D]. v: the descriptor of the tile. */
-template <te_dtype T, int KEYS, int D>
+ * the tile V [KEYS, D]. v: the descriptor of the tile. V_ROWS8: the distance in bytes between groups of eight rows of
+ * V. */
+template <te_dtype T, int KEYS, int D, int V_ROWS8 = 1024>
 TE_FN void te__attn_gemm_rs(float (&o)[D / 2], const uint32_t (&p)[KEYS / 4], uint64_t v, int add) {
     TE_UNROLL for (int k = 0; k < KEYS / 16; k++)
-        te__wgmma_atom<D>::template rs<T, 1>(o, p + 4 * k, v + k * 128, add || k);
+        te__wgmma_atom<D>::template rs<T, 1>(o, p + 4 * k, v + k * (2 * V_ROWS8 / 16), add || k);
 }
 
 /* ---- warp specialisation and pipelines ------------------------------------------------------------------------- */
@@ -163,6 +170,15 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
+                 : "memory");
+}
+/* Loads rows of all columns of a matrix in global memory to shared memory by TMA, as the box of a map of 8 x 64 blocks:
+ * [groups of eight rows, D / 64, 8, 64]. group: the first group of eight rows; z: the index of the matrix. bar: the
+ * mbarrier that counts the bytes that have arrived. */
+TE_FN void te__attn_tma_load_groups(uint32_t to, const CUtensorMap *from, int group, int z, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %2, %2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(from), "r"(0), "r"(group), "r"(z), "r"(bar)
                  : "memory");
 }
 /* Loads a box [rows, 64] of a head of one of several packed sequences (varlen) to shared memory by TMA. x: the box's

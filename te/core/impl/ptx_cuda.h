@@ -295,17 +295,23 @@ typedef struct te__tensor_shape {
 } te__tensor_shape;
 
 /* Make the tensor map of a tensor of 16-bit elements. A TMA load with this map copies a box, which is 64 elements (128
- * bytes) wide, to shared memory with the 128-byte swizzle. */
-TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
-                                const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
+ * bytes) wide, to shared memory with the given swizzle. */
+TE_API te_status te__tensor_map_swizzled(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
+                                         const te__tensor_shape *shape, te_dtype dtype, CUtensorMapSwizzle swizzle,
+                                         te_context *ctx) {
     const cuuint32_t step[5] = {1, 1, 1, 1, 1};
     const CUresult e =
         encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                (cuuint32_t)shape->rank, (void *)(uintptr_t)data, shape->size, shape->pitch, shape->box, step,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
+}
+/* Do what te__tensor_map_swizzled does, with the 128-byte swizzle. */
+TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
+                                const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
+    return te__tensor_map_swizzled(map, encode, data, shape, dtype, CU_TENSOR_MAP_SWIZZLE_128B, ctx);
 }
 /* Make a tensor map with which each load chooses its own range of rows, `count` rows from row `first` on, and gets
  * zeros for rows beyond that range ("ragged"). The rows are the last dimension of `shape`.
