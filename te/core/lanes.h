@@ -82,6 +82,9 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
+/* Return the larger one of x and of the x of the lane whose index in the warp differs by the bit `offset` (1, 2, 4, 8 or
+ * 16); NaNs are ignored. The whole warp must call this. On the host it returns x. */
+TE_FN float te_lanes_pair_max(float x, int offset) { return fmaxf(x, __shfl_xor_sync(~0u, x, offset)); }
 /* Return the x of lane number i in the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole
  * warp must call this. */
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
@@ -182,6 +185,7 @@ TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) { (void)x, (void)n, (void)
 TE_FN void te_lanes_max(float *x, te_lanes *g) { (void)x, (void)g; }
 TE_FN uint32_t te_lanes16_max(uint32_t x) { return x; }
 TE_FN float te_lanes16_broadcast(float x, int i) { return (void)i, x; }
+TE_FN float te_lanes_pair_max(float x, int offset) { return (void)offset, x; }
 #endif
 
 /* ---- amax: the largest |x| of a tensor --------------------------------------------------------------------------- */
