@@ -74,10 +74,11 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
                        ": a GEMM in FP8 needs an input and an output of multiples of 16 columns");              \
      static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none ||                                        \
-                       TE_IS_TENSORWISE(TE_RECIPE_linear(model, op)) ||                                          \
+                       (TE_IS_TENSORWISE(TE_RECIPE_linear(model, op)) && !TE_IS_MICROSCALED(model##_recipe)) ||  \
                        TE_RECIPE_linear(model, op) == (int)model##_recipe,                                      \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
-                       ": an op of fp8_block or fp8_row stands in a list that names the same");                 \
+                       ": an op of fp8_block, fp8_row, mxfp8 or nvfp4 stands in a list that names the same, and " \
+                       "an op in a list of mxfp8 or nvfp4 has its recipe or none");                             \
      static_assert(TE_PARTS_linear(op) > 0 && TE_FIRST_PART_linear(op) > 0 &&                                   \
                        (TE_ARG2(op, 1)) % (TE_PARTS_linear(op) - 1 + TE_FIRST_PART_linear(op)) == 0,            \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": its columns are not so many parts");           \
