@@ -82,8 +82,8 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
-/* Return the larger one of x and of the x of the lane whose index in the warp differs by the bit `offset` (1, 2, 4, 8 or
- * 16); NaNs are ignored. The whole warp must call this. On the host it returns x. */
+/* Return the larger one of x and of the x of the lane whose index in the warp differs by the bit `offset` (1, 2, 4, 8
+ * or 16); NaNs are ignored. The whole warp must call this. On the host it returns x. */
 TE_FN float te_lanes_pair_max(float x, int offset) { return fmaxf(x, __shfl_xor_sync(~0u, x, offset)); }
 /* Return the x of lane number i in the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole
  * warp must call this. */

@@ -43,7 +43,7 @@ typedef struct te_microscaled_shape {
     int64_t scale_bytes;    /* one byte for each scale; swizzled with padding to whole tiles */
 } te_microscaled_shape;
 
-/* columnwise: 1: blocks are parts of columns. swizzled: 1: the scales are in tiles of 128 x 4 (te_swizzled_scale_at). */
+/* columnwise: 1: blocks are parts of columns. swizzled: 1: scales are in tiles of 128 x 4 (te_swizzled_scale_at). */
 TE_BOTH te_microscaled_shape te_microscaled_shape_of(te_microscaling format, int64_t rows, int64_t cols, int columnwise,
                                                      int swizzled) {
     te_microscaled_shape s;

@@ -152,6 +152,8 @@ typedef enum te_recipe {
 /* Whether the recipe is mxfp8 or nvfp4. Their GEMMs are emulated: they run in the list's dtype, on operands that were
  * rounded to the recipe's format. */
 #define TE_IS_MICROSCALED(recipe) ((int)(recipe) == (int)TE_RECIPE_mxfp8 || (int)(recipe) == (int)TE_RECIPE_nvfp4)
+/* The widths of a GEMM under the recipe are multiples of this. */
+#define TE_FP8_COLUMNS(recipe) ((int)(recipe) == (int)TE_RECIPE_mxfp8 ? 32 : 16)
 #define TE_IS_TENSORWISE(recipe) \
     ((int)(recipe) == (int)TE_RECIPE_fp8_current || (int)(recipe) == (int)TE_RECIPE_fp8_delayed)
 #define TE_SCALING_OF(recipe)                           \

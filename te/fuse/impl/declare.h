@@ -143,7 +143,7 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
                       ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                            \
                        !TE_IS_ROWWISE(name##_recipe) && !TE_IS_MICROSCALED(name##_recipe)),                         \
                   "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains in FP8 (fp8_delayed, "  \
-                      "fp8_current, fp8_block), or the dtype of the list");                                                                     \
+                      "fp8_current, fp8_block), or the dtype of the list");                                         \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,     \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                \
     static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                              \

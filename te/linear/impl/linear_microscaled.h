@@ -1,6 +1,6 @@
-/* linear_microscaled.h -- the operands of a linear under the recipes mxfp8 and nvfp4. No GPU before Blackwell multiplies
- * these formats, so the GEMMs are emulated: each operand is rounded to the format, and the GEMM reads the rounded values
- * in the list's dtype:
+/* linear_microscaled.h -- the operands of a linear under the recipes mxfp8 and nvfp4. No GPU before Blackwell
+ * multiplies these formats, so the GEMMs are emulated: each operand is rounded to the format, and the GEMM reads the
+ * rounded values in the list's dtype:
  *
  *     y[rows, out] = x weight^T           x and the weight rowwise: blocks along `in`
  *     dx[rows, in] = dy weight            dy rowwise and the weight columnwise: blocks along `out`
@@ -74,8 +74,8 @@ TE_API te_status te__microscaled_gradient(void **y, void **yt, te_run *r, int i,
     return te__microscaled_round(r, q, dy.data, te__needs_input_grad(r, i) ? *y : 0,
                                  te_is_trained(r->param[i]) ? *yt : 0, 1);
 }
-/* Sets the operands of both GEMMs of backward. w: the GEMM for dweight, which is skipped if the weight is frozen. x: the
- * GEMM for dx. */
+/* Sets the operands of both GEMMs of backward. w: the GEMM for dweight, which is skipped if the weight is frozen. x:
+ * the GEMM for dx. */
 TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     void *y = 0, *yt = 0, *xt = 0, *weight = 0;
     TE_TRY(te__convert_value(&dy, r, r->plan->dtype));
