@@ -8,6 +8,8 @@
 
 TE_QUANTIZE_MXFP8(mx, bf16)
 TE_QUANTIZE_NVFP4(nv, bf16)
+TE_ROUND_MXFP8(mx_round, bf16)
+TE_ROUND_NVFP4(nv_round, bf16)
 
 enum { ROWWISE = 1, COLUMNWISE = 2, ROUNDED = 4, HADAMARD = 8, SQUARE = 16, STOCHASTIC = 32, SWIZZLED = 64 };
 
@@ -36,7 +38,8 @@ static void casts(int64_t rows, int64_t cols) {
             }
             q.x = x[i % sets], q.amax = amax, q.hadamard = !!(flags & HADAMARD), q.square_blocks = !!(flags & SQUARE);
             q.swizzled = !!(flags & SWIZZLED), q.rng = flags & STOCHASTIC ? bench_ctx.rng : nullptr;
-            bench_check(format == TE_MXFP8 ? mx_run(&q, &bench_ctx) : nv_run(&q, &bench_ctx), what);
+            const auto of_mxfp8 = flags & ROUNDED ? mx_round_run : mx_run, of_nvfp4 = flags & ROUNDED ? nv_round_run : nv_run;
+            bench_check((format == TE_MXFP8 ? of_mxfp8 : of_nvfp4)(&q, &bench_ctx), what);
         }, bytes, 0, runs));
     };
     run(TE_MXFP8, "rowwise and columnwise", ROWWISE | COLUMNWISE);

@@ -23,17 +23,18 @@
 
 /* ---- e2m1 -------------------------------------------------------------------------------------------------------- */
 
-/* Convert to e2m1: to the nearest number, ties to the even code. An infinity becomes +-6, a NaN 6; -0 stays -0. */
-TE_BOTH uint8_t te_e2m1_of_float(float f) {
+/* Convert f, which is not NaN, to e2m1: to the nearest number, ties to the even code. */
+TE_BOTH uint32_t te__e2m1_of_number(float f) {
     const uint32_t u = te_bits_of_float(f), six = te_bits_of_float(TE_E2M1_MAX), one = 127u << 23;
     const uint32_t magnitude = u & 0x7fffffffu, a = magnitude < six ? magnitude : six;
     /* `step` is a float whose unit in the last place is the distance between the numbers of e2m1 around a: 0.5 below 2,
      * else 1 or 2. Adding it rounds a to a multiple of that distance. */
     const uint32_t exponent = (a > one ? a : one) & 0x7f800000u, step = exponent + (22u << 23);
     const uint32_t rounded = te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step;
-    const uint32_t sign = magnitude > 0x7f800000u ? 0u : u >> 28 & 8u;
-    return (uint8_t)(sign | (rounded + ((exponent - one) >> 22)));
+    return (u >> 28 & 8u) | (rounded + (exponent >> 22) - (one >> 22));
 }
+/* Convert to e2m1: to the nearest number, ties to the even code. An infinity becomes +-6, a NaN 6; -0 stays -0. */
+TE_BOTH uint8_t te_e2m1_of_float(float f) { return (uint8_t)(f == f ? te__e2m1_of_number(f) : 7u); }
 /* Convert to e2m1 by stochastic rounding, with the probabilities of te__fp8_of_float_stochastic: the expected value is
  * f, up to 2^-16 of the distance between neighbouring numbers. random: 16 random bits. */
 TE_BOTH uint8_t te_e2m1_of_float_stochastic(float f, uint32_t random) {

@@ -107,6 +107,11 @@ TE_FN float te__microscaled_max(float m, float v) {
     const float a = fabsf(v);
     return TE_CUDA ? fmaxf(m, a) : a > m ? a : m;
 }
+/* Returns the distance, in scales, between the scales of neighbouring lines of the same 32, for a block. */
+TE_BOTH int64_t te__microscale_stride(te_microscaling format, const te_microscaled_shape *s, int columnwise,
+                                      int swizzled) {
+    return swizzled ? 16 : columnwise && format == TE_MXFP8 ? 1 : s->blocks;
+}
 /* Store the first n of eight values that a GEMM of the dtype `from` reads. In f16 a finite value beyond the largest
  * number becomes that number: rounding to a block's format can raise 65504, and must not make it infinite. */
 TE_FN void te__microscaled_store_rounded(void *to, int64_t at, float v[8], int n, int aligned, const te_dtype from) {
@@ -126,20 +131,27 @@ TE_API te_status te__microscaled_check_out(const te_microscaled_out *o, const ch
                TE_ERROR_ALIGNMENT, "%s: %s does not start at a multiple of %d bytes", who, which, (int)TE_ACCESS);
     return TE_OK;
 }
-TE_API te_status te__microscaled_check(const te_quantize_microscaled *q, te_microscaling format, const char *who,
-                                       te_context *ctx) {
+/* rounded: 1: the function stores y.rounded and yt.rounded; 0: elements and scales. */
+TE_API te_status te__microscaled_check(const te_quantize_microscaled *q, te_microscaling format, int rounded,
+                                       const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
     TE_REQUIRE(q->rows >= 0 && q->cols >= 0, ctx, TE_ERROR_SHAPE, "%s: a tensor of %lld x %lld", who,
                (long long)q->rows, (long long)q->cols);
-    TE_REQUIRE(te_ceil_div(q->rows, 64) <= INT32_MAX / te_max(1, te_ceil_div(q->cols, 64)), ctx, TE_ERROR_OVERFLOW,
-               "%s: a tensor of %lld x %lld has more blocks than a launch", who, (long long)q->rows,
+    TE_REQUIRE(4 * te_ceil_div(q->rows, 64) <= INT32_MAX / te_max(8, 8 * te_ceil_div(q->cols, 128)), ctx,
+               TE_ERROR_OVERFLOW, "%s: a tensor of %lld x %lld has more blocks than a launch", who, (long long)q->rows,
                (long long)q->cols);
     TE_REQUIRE(q->x || !q->rows || !q->cols, ctx, TE_ERROR_NULL, "%s: x is null", who);
     TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: x does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
     TE_TRY(te__microscaled_check_out(&q->y, "y", who, ctx));
     TE_TRY(te__microscaled_check_out(&q->yt, "yt", who, ctx));
+    TE_REQUIRE(rounded ? !q->y.data && !q->yt.data : !q->y.rounded && !q->yt.rounded, ctx, TE_ERROR_VALUE,
+               "%s stores %s; the other outputs must be null", who, rounded ? "rounded values" : "elements and scales");
+    TE_REQUIRE(!rounded || q->cols % 8 == 0, ctx, TE_ERROR_SHAPE, "%s: %lld columns; it takes multiples of eight", who,
+               (long long)q->cols);
+    TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
+               (long long)q->cols); /* kernels compute the bytes of a row in 32 bits */
     if (format == TE_MXFP8) return TE_OK;
     TE_REQUIRE(q->amax, ctx, TE_ERROR_NULL, "%s: amax is null; nvfp4 has a scale for the tensor", who);
     TE_REQUIRE(!q->hadamard || !q->square_blocks, ctx, TE_ERROR_VALUE,

@@ -70,11 +70,14 @@ TE_BOTH te_nvfp4_scale te_nvfp4_scale_of(float amax) {
     s.decode = 1.0f / encode, s.multiplier = encode * (1.0f / TE_E2M1_MAX), s.value = amax / range;
     return s;
 }
-/* Returns the number by which the elements of a block are multiplied before they are rounded. *code: the block's scale.
- * amax: the largest |x| of the block. */
-TE_BOTH float te_nvfp4_encode(uint8_t *code, float amax, const te_nvfp4_scale *s) {
-    *code = te_ue4m3_of_float(amax * s->multiplier);
-    const float inverse = 1.0f / (te_float_of_ue4m3(*code) * s->decode);
+/* Returns the number by which the elements of a block are multiplied before they are rounded. *code: the block's
+ * scale; *value: the scale as a float. amax: the largest |x| of the block. */
+TE_FN float te_nvfp4_encode(uint8_t *code, float *value, float amax, const te_nvfp4_scale *s) {
+    float v[4];
+    *code = te_e4m3_of_float(amax * s->multiplier); /* amax is not negative, so this is ue4m3 */
+    te__floats_of_fp8(v, *code, 1);
+    *value = v[0];
+    const float inverse = 1.0f / (v[0] * s->decode);
     return inverse > FLT_MAX ? FLT_MAX : inverse;
 }
 
@@ -83,86 +86,100 @@ TE_BOTH float te_nvfp4_encode(uint8_t *code, float amax, const te_nvfp4_scale *s
 /* The first row and column of what a lane holds, and which half of the unit's columns that is (on the host, 0). */
 typedef struct te__nvfp4_lane { int64_t row, col; int across; } te__nvfp4_lane;
 typedef struct te__nvfp4_unit { te_vec8 x[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS]; } te__nvfp4_unit;
+/* Compile-time constants of a kernel. */
+typedef struct te__nvfp4_kind {
+    int aligned;    /* 1: cols is a multiple of eight */
+    int rounded;    /* 1: stores the rounded values; 0: stores elements and scales */
+    int stochastic; /* 1: rounds stochastically, 0: to nearest even */
+    te_dtype from;
+} te__nvfp4_kind;
 
-/* Returns the lane's part of unit number `unit` in the whole tensor. Units are counted by tiles of 4 x 4 units. */
-TE_FN te__nvfp4_lane te__nvfp4_lane_of(int64_t cols, int64_t unit, int lane) {
+TE_FN te__nvfp4_kind te__nvfp4_kind_of(const int aligned, const int rounded, const int stochastic,
+                                       const te_dtype from) {
+    te__nvfp4_kind k;
+    k.aligned = aligned, k.rounded = rounded, k.stochastic = stochastic, k.from = from;
+    return k;
+}
+/* Returns the lane's part of unit number `unit` of the whole tensor. 4 x 4 units are a tile. */
+TE_FN te__nvfp4_lane te__nvfp4_lane_of(int64_t cols, uint32_t unit, int lane) {
     te__nvfp4_lane l;
-    const int64_t tiles_across = te_ceil_div(cols, 4 * TE_NVFP4_BLOCK), tile = unit / 16;
+    const uint32_t tiles_across = (uint32_t)te_ceil_div(cols, 4 * TE_NVFP4_BLOCK), tile = unit / 16;
     l.across = TE_CUDA ? lane % 2 : 0;
-    l.row = (tile / tiles_across * 4 + unit % 16 / 4) * TE_NVFP4_BLOCK;
-    l.col = (tile % tiles_across * 4 + unit % 4) * TE_NVFP4_BLOCK + l.across * 8;
+    l.row = (int64_t)(tile / tiles_across * 4 + unit % 16 / 4) * TE_NVFP4_BLOCK;
+    l.col = (int64_t)(tile % tiles_across * 4 + unit % 4) * TE_NVFP4_BLOCK + l.across * 8;
     return l;
-}
-TE_FN void te__nvfp4_load(te__nvfp4_unit *u, const te_quantize_microscaled *q, const te__nvfp4_lane *l,
-                          const int aligned, const te_dtype from) {
-    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++)
-        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
-            const int64_t row = l->row + k, col = l->col + 8 * h;
-            memset(&u->x[k][h], 0, sizeof u->x[k][h]);
-            if (row < q->rows && col < q->cols)
-                te_vec8_load(&u->x[k][h], q->x, row * q->cols + col, (int)te_min(8, q->cols - col), aligned, from);
-        }
-}
-/* Get element j of a vector as a float. */
-TE_FN float te__nvfp4_element(const te_vec8 *x, const int j, const te_dtype from) {
-    const uint16_t half = (uint16_t)(x->w[j / 2] >> j % 2 * 16);
-    if (from == TE_f32) return te_float_of_bits(x->w[j]);
-    return from == TE_bf16 ? te_float_of_bf16(half) : te_float_of_f16(half);
-}
-/* Get column j of the lane's vector h, transformed if `hadamard` is 1. The result is rounded to the dtype of x, as a
- * GEMM that transforms would store it. */
-TE_FN void te__nvfp4_column(float v[16], const te__nvfp4_unit *u, int h, const int j, int hadamard,
-                            const te_dtype from) {
-    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] = te__nvfp4_element(&u->x[k][h], j, from);
-    if (!hadamard) return;
-    te_hadamard16(v);
-    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] = te__round_wide(v[k], from);
-}
-
-/* ---- the first pass: amax ---------------------------------------------------------------------------------------- */
-
-TE_FN uint32_t te__nvfp4_unit_amax(const te__nvfp4_unit *u, int hadamard, const te_dtype from) {
-    uint32_t bits = 0;
-    TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++)
-        TE_UNROLL for (int j = 0; j < 8; j++) {
-            float v[16];
-            te__nvfp4_column(v, u, h, j, hadamard, from);
-            bits = te_amax_bits8(te_amax_bits8(bits, v), v + 8);
-        }
-    return bits;
 }
 /* Returns which unit of its block of threads a lane begins with. On CUDA the 16 units of a warp are 4 x 4, so that
  * eight lanes load 64 columns of a row. */
 TE_FN int te__nvfp4_first_unit(te_lanes g) {
     return TE_CUDA ? g.id / 32 * 16 + g.id / 8 % 4 * 4 + g.id / 2 % 4 : 0;
 }
+TE_FN void te__nvfp4_load(te__nvfp4_unit *u, const te_quantize_microscaled *q, const te__nvfp4_lane *l,
+                          const int aligned, const te_dtype from) {
+    const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from)); /* te__microscaled_check: fits */
+    const char *first = (const char *)te_opaque_pointer((const char *)q->x + (l->row * q->cols + l->col) *
+                                                                                 (int64_t)te_dtype_bytes(from));
+    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++)
+        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+            const int n = (int)te_min(8, q->cols - l->col - 8 * h);
+            memset(&u->x[k][h], 0, sizeof u->x[k][h]);
+            if (l->row + k < q->rows && n > 0)
+                te_vec8_load(&u->x[k][h], first + (uint64_t)(uint32_t)k * pitch, 8 * h, n, aligned, from);
+        }
+}
+/* Get element j of a vector as a float. */
+TE_FN float te__nvfp4_element(const te_vec8 *x, const int j, const te_dtype from) {
+    const uint16_t half = (uint16_t)(x->w[j / 2] >> j % 2 * 16);
+    if (from == TE_f32) return te_float_of_bits(x->w[j]);
+    if (from == TE_bf16) return te_float_of_bits(j % 2 ? x->w[j / 2] & 0xffff0000u : x->w[j / 2] << 16);
+    return te_float_of_f16(half);
+}
+TE_FN void te__nvfp4_column(float v[16], const te__nvfp4_unit *u, int h, const int j, const te_dtype from) {
+    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] = te__nvfp4_element(&u->x[k][h], j, from);
+}
+
+/* ---- the first pass: amax ---------------------------------------------------------------------------------------- */
+
 TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, const int aligned, const te_dtype from) {
     int group;
     const te_lanes g = te_lanes_here(TE_NVFP4_THREADS, &group);
     uint32_t bits = 0, transformed = 0;
     for (int k = te__nvfp4_first_unit(g); k < TE_NVFP4_UNITS; k += TE_CUDA ? TE_NVFP4_UNITS : 1) {
-        const te__nvfp4_lane l = te__nvfp4_lane_of(q->cols, (int64_t)b.x * TE_NVFP4_UNITS + k, g.id);
+        const te__nvfp4_lane l = te__nvfp4_lane_of(q->cols, (uint32_t)b.x * TE_NVFP4_UNITS + (uint32_t)k, g.id);
         te__nvfp4_unit u;
         te__nvfp4_load(&u, q, &l, aligned, from);
-        const uint32_t m = te__nvfp4_unit_amax(&u, 0, from);
-        const uint32_t t = q->hadamard ? te__nvfp4_unit_amax(&u, 1, from) : m;
-        bits = m > bits ? m : bits, transformed = t > transformed ? t : transformed;
+        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+            te_vec8 max;
+            memset(&max, 0, sizeof max);
+            TE_UNROLL for (int i = 0; i < TE_NVFP4_BLOCK; i++) te_vec8_max_magnitudes(&max, &u.x[i][h], from);
+            const uint32_t m = te_amax_vec8(&max, from);
+            bits = m > bits ? m : bits;
+            if (!q->hadamard) continue;
+            TE_UNROLL for (int j = 0; j < 8; j++) {
+                float v[16];
+                te__nvfp4_column(v, &u, h, j, from);
+                te_hadamard16(v);
+                transformed = te_amax_bits8(te_amax_bits8(transformed, v), v + 8);
+            }
+        }
     }
-    te_amax_atomic_max(q->amax, bits, g), te_amax_atomic_max(q->amax + 1, transformed, g);
+    /* rounding is monotonic, so the amax of the rounded values is the rounded amax */
+    if (q->hadamard) transformed = te_amax_bits(te__round_wide(te_float_of_bits(transformed), from));
+    te_amax_atomic_max(q->amax, bits, g), te_amax_atomic_max(q->amax + 1, q->hadamard ? transformed : bits, g);
 }
 
 /* ---- the second pass: cast --------------------------------------------------------------------------------------- */
 
-/* Round eight numbers to e2m1, the first in the lowest four bits. rng: null: to nearest even; else stochastically, with
- * the random numbers of `index` in `stream`. A NaN becomes 0, as in TransformerEngine's reference: its block's scale is
- * NaN. */
-TE_FN uint32_t te__nvfp4_codes(const float v[8], const te_rng *rng, uint32_t stream, int64_t index) {
+/* Round eight numbers to e2m1, the first in the lowest four bits; the codes of NaNs are any. index: the number of these
+ * eight in the stream of random numbers. */
+TE_FN uint32_t te__nvfp4_codes(const float v[8], const te_quantize_microscaled *q, int columnwise, int64_t index,
+                               const int stochastic) {
     uint32_t codes = 0, word[4] = {0, 0, 0, 0};
-    if (rng) te_philox(word, rng->seed, (uint64_t)index, stream, rng->offset);
+    if (stochastic) te_philox(word, q->rng->seed, (uint64_t)index, q->stream + (uint32_t)columnwise, q->rng->offset);
     TE_UNROLL for (int k = 0; k < 8; k++) {
-        const uint32_t code = rng ? te_e2m1_of_float_stochastic(v[k], word[k / 2] >> k % 2 * 16 & 0xffffu)
-                                  : te_e2m1_of_float(v[k]);
-        codes |= (v[k] == v[k] ? code : 0u) << 4 * k;
+        const uint32_t code = stochastic ? te_e2m1_of_float_stochastic(v[k], word[k / 2] >> k % 2 * 16 & 0xffffu)
+                                         : te__e2m1_of_number(v[k]);
+        codes |= code << 4 * k;
     }
     return codes;
 }
@@ -170,33 +187,34 @@ TE_FN uint32_t te__nvfp4_codes(const float v[8], const te_rng *rng, uint32_t str
 TE_FN void te__nvfp4_store_codes(uint8_t *to, uint32_t codes) { *(uint32_t *)(void *)to = codes; }
 /* Rowwise: cast the lane's part of each row of the unit. amax: of the unit, if the blocks are square. */
 TE_FN void te__nvfp4_rows(const te_quantize_microscaled *q, const te__nvfp4_unit *u, const te__nvfp4_lane *l,
-                          float amax, const int aligned, const te_dtype from) {
+                          float amax, const te__nvfp4_kind kind) {
     const te_nvfp4_scale s = te_nvfp4_scale_of(q->amax[0]);
     const te_microscaled_shape shape = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, 0, q->swizzled);
-    const int64_t block = l->col / TE_NVFP4_BLOCK;
+    const int64_t block = l->col / TE_NVFP4_BLOCK, stride = te__microscale_stride(TE_NVFP4, &shape, 0, q->swizzled);
+    const int64_t scale_at = te_microscale_at(TE_NVFP4, &shape, l->row, block, 0, q->swizzled);
+    const int64_t data_at = l->row * shape.pitch + l->col / 2, index = (l->row * shape.blocks * 2) + l->col / 8;
+    const int rows = block < shape.blocks ? (int)te_min(TE_NVFP4_BLOCK, q->rows - l->row) : 0;
+    const uint32_t exist = q->amax[0] == q->amax[0] ? ~0u : 0u; /* with a NaN all elements are 0, and all scales NaN */
     TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) {
-        const int64_t row = l->row + k;
-        float m = 0.0f;
+        float m = 0.0f, value;
         uint8_t code;
         TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++)
-            TE_UNROLL for (int j = 0; j < 8; j++) m = te__microscaled_max(m, te__nvfp4_element(&u->x[k][h], j, from));
+            m = te__microscaled_max(m, te_vec8_largest(&u->x[k][h], kind.from));
         m = te_lanes_pair_max(m, 1);
-        const float encode = te_nvfp4_encode(&code, q->square_blocks ? amax : m, &s);
-        if (row >= q->rows || block >= shape.blocks) continue;
-        if (q->y.scales && l->across == 0)
-            q->y.scales[te_microscale_at(TE_NVFP4, &shape, row, block, 0, q->swizzled)] = code;
+        const float encode = te_nvfp4_encode(&code, &value, q->square_blocks ? amax : m, &s);
+        if (k >= rows) continue;
+        if (!kind.rounded && l->across == 0) q->y.scales[scale_at + k * stride] = code;
         TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
-            const int64_t col = l->col + 8 * h;
             float v[8];
-            te_vec8_floats(v, &u->x[k][h], from);
+            te_vec8_floats(v, &u->x[k][h], kind.from);
             TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= encode;
-            const uint32_t codes = te__nvfp4_codes(v, q->rng, q->stream, row * shape.blocks * 2 + col / 8);
-            if (q->y.data) te__nvfp4_store_codes(q->y.data + row * shape.pitch + col / 2, codes);
-            if (!q->y.rounded || col >= q->cols) continue;
-            const float scale = te_float_of_ue4m3(code) * s.value;
-            TE_UNROLL for (int j = 0; j < 8; j++) v[j] = te_float_of_e2m1((uint8_t)(codes >> 4 * j)) * scale;
-            te__microscaled_store_rounded(q->y.rounded, row * q->cols + col, v, (int)te_min(8, q->cols - col), aligned,
-                                          from);
+            const uint32_t codes =
+                te__nvfp4_codes(v, q, 0, index + k * shape.blocks * 2 + h, kind.stochastic) & exist;
+            if (!kind.rounded) te__nvfp4_store_codes(q->y.data + data_at + k * shape.pitch + 4 * h, codes);
+            if (!kind.rounded || l->col + 8 * h >= q->cols) continue;
+            TE_UNROLL for (int j = 0; j < 8; j++)
+                v[j] = te_float_of_e2m1((uint8_t)(codes >> 4 * j)) * (value * s.value);
+            te__microscaled_store_rounded(q->y.rounded, (l->row + k) * q->cols + l->col + 8 * h, v, 8, 1, kind.from);
         }
     }
 }
@@ -205,64 +223,71 @@ typedef struct te__nvfp4_cast_columns { uint32_t codes[8][2]; float scale[8]; } 
 
 /* Store the values of eight columns of a unit, a row at a time. */
 TE_FN void te__nvfp4_store_rounded(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c, int64_t row,
-                                   int64_t col, const int aligned, const te_dtype from) {
+                                   int64_t col, const te_dtype from) {
     const int64_t rows = q->hadamard ? te_round_up(q->rows, TE_NVFP4_BLOCK) : q->rows;
     TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) {
         float v[8];
         if (row + k >= rows || col >= q->cols) continue;
         TE_UNROLL for (int j = 0; j < 8; j++)
             v[j] = te_float_of_e2m1((uint8_t)(c->codes[j][k / 8] >> 4 * (k % 8))) * c->scale[j];
-        te__microscaled_store_rounded(q->yt.rounded, (row + k) * q->cols + col, v, (int)te_min(8, q->cols - col),
-                                      aligned, from);
+        te__microscaled_store_rounded(q->yt.rounded, (row + k) * q->cols + col, v, 8, 1, from);
     }
 }
 /* Columnwise: cast the lane's columns of the unit. */
 TE_FN void te__nvfp4_columns(const te_quantize_microscaled *q, const te__nvfp4_unit *u, const te__nvfp4_lane *l,
-                             float amax, const int aligned, const te_dtype from) {
+                             float amax, const te__nvfp4_kind kind) {
     const te_nvfp4_scale s = te_nvfp4_scale_of(q->amax[1]);
     const te_microscaled_shape shape = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, 1, q->swizzled);
-    const int64_t block = l->row / TE_NVFP4_BLOCK;
+    const int64_t block = l->row / TE_NVFP4_BLOCK, stride = te__microscale_stride(TE_NVFP4, &shape, 1, q->swizzled);
+    const int64_t scale_at = te_microscale_at(TE_NVFP4, &shape, l->col, block, 1, q->swizzled);
+    const int64_t data_at = l->col * shape.pitch + block * (TE_NVFP4_BLOCK / 2);
+    const uint32_t exist = q->amax[1] == q->amax[1] ? ~0u : 0u;
     if (block >= shape.blocks) return;
     TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
         te__nvfp4_cast_columns c;
         TE_UNROLL for (int j = 0; j < 8; j++) {
-            const int64_t col = l->col + 8 * h + j;
-            float v[16], m = 0.0f;
+            const int col = 8 * h + j;
+            float v[16], m = 0.0f, value;
             uint8_t code;
-            te__nvfp4_column(v, u, h, j, q->hadamard, from);
+            te__nvfp4_column(v, u, h, j, kind.from);
+            if (q->hadamard) {
+                te_hadamard16(v);
+                TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] = te__round_wide(v[k], kind.from);
+            }
             TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) m = te__microscaled_max(m, v[k]);
-            const float encode = te_nvfp4_encode(&code, q->square_blocks ? amax : m, &s);
-            c.scale[j] = te_float_of_ue4m3(code) * s.value;
+            const float encode = te_nvfp4_encode(&code, &value, q->square_blocks ? amax : m, &s);
+            const int64_t index = ((l->col + col) * shape.blocks + block) * 2;
+            c.scale[j] = value * s.value;
             TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] *= encode;
-            const int64_t index = (col * shape.blocks + block) * 2;
-            c.codes[j][0] = te__nvfp4_codes(v, q->rng, q->stream + 1, index);
-            c.codes[j][1] = te__nvfp4_codes(v + 8, q->rng, q->stream + 1, index + 1);
-            if (col >= q->cols) continue;
-            if (q->yt.scales) q->yt.scales[te_microscale_at(TE_NVFP4, &shape, col, block, 1, q->swizzled)] = code;
-            if (!q->yt.data) continue;
-            uint8_t *to = q->yt.data + col * shape.pitch + block * (TE_NVFP4_BLOCK / 2);
+            c.codes[j][0] = te__nvfp4_codes(v, q, 1, index, kind.stochastic) & exist;
+            c.codes[j][1] = te__nvfp4_codes(v + 8, q, 1, index + 1, kind.stochastic) & exist;
+            if (kind.rounded || l->col + col >= q->cols) continue;
+            q->yt.scales[scale_at + col * stride] = code;
+            uint8_t *to = q->yt.data + data_at + col * shape.pitch;
             te__nvfp4_store_codes(to, c.codes[j][0]), te__nvfp4_store_codes(to + 4, c.codes[j][1]);
         }
-        if (q->yt.rounded) te__nvfp4_store_rounded(q, &c, l->row, l->col + 8 * h, aligned, from);
+        if (kind.rounded) te__nvfp4_store_rounded(q, &c, l->row, l->col + 8 * h, kind.from);
     }
 }
-TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const int aligned, const te_dtype from) {
+TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const te__nvfp4_kind kind) {
     int group;
     const te_lanes g = te_lanes_here(TE_NVFP4_THREADS, &group);
     for (int k = te__nvfp4_first_unit(g); k < TE_NVFP4_UNITS; k += TE_CUDA ? TE_NVFP4_UNITS : 1) {
-        const te__nvfp4_lane l = te__nvfp4_lane_of(q->cols, (int64_t)b.x * TE_NVFP4_UNITS + k, g.id);
+        const te__nvfp4_lane l = te__nvfp4_lane_of(q->cols, (uint32_t)b.x * TE_NVFP4_UNITS + (uint32_t)k, g.id);
         te__nvfp4_unit u;
         float amax = 0.0f;
-        te__nvfp4_load(&u, q, &l, aligned, from);
+        te__nvfp4_load(&u, q, &l, kind.aligned, kind.from);
         if (q->square_blocks) {
-            TE_UNROLL for (int i = 0; i < TE_NVFP4_BLOCK; i++)
-                TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++)
-                    TE_UNROLL for (int j = 0; j < 8; j++)
-                        amax = te__microscaled_max(amax, te__nvfp4_element(&u.x[i][h], j, from));
+            TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+                te_vec8 max;
+                memset(&max, 0, sizeof max);
+                TE_UNROLL for (int i = 0; i < TE_NVFP4_BLOCK; i++) te_vec8_max_numbers(&max, &u.x[i][h], kind.from);
+                amax = te__microscaled_max(amax, te_vec8_largest(&max, kind.from));
+            }
             amax = te_lanes_pair_max(amax, 1);
         }
-        if (q->y.data || q->y.rounded) te__nvfp4_rows(q, &u, &l, amax, aligned, from);
-        if (q->yt.data || q->yt.rounded) te__nvfp4_columns(q, &u, &l, amax, aligned, from);
+        if (kind.rounded ? q->y.rounded != 0 : q->y.data != 0) te__nvfp4_rows(q, &u, &l, amax, kind);
+        if (kind.rounded ? q->yt.rounded != 0 : q->yt.data != 0) te__nvfp4_columns(q, &u, &l, amax, kind);
     }
 }
 TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
@@ -270,27 +295,40 @@ TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
     return te__grid_of(te_ceil_div(16 * tiles, TE_NVFP4_UNITS), 1);
 }
 
-/* Define the kernels for tensors of dtype `from`, for cols that are a multiple of eight and for other cols, and
- * te_status name_run(const te_quantize_microscaled *q, te_context *ctx). Errors: TE_ERROR_NULL, TE_ERROR_SHAPE,
- * TE_ERROR_VALUE, TE_ERROR_ALIGNMENT, TE_ERROR_OVERFLOW. */
+/* Define kernels for tensors of dtype `from`, and te_status name_run(const te_quantize_microscaled *q, te_context
+ * *ctx), which stores elements and scales. The members y.rounded and yt.rounded must be null. Errors: TE_ERROR_NULL,
+ * TE_ERROR_SHAPE, TE_ERROR_VALUE, TE_ERROR_ALIGNMENT, TE_ERROR_OVERFLOW. */
 #define TE_QUANTIZE_NVFP4(name, from)                                                                              \
-    TE__QUANTIZE_NVFP4_KERNELS(name##_aligned, from, 1)                                                            \
-    TE__QUANTIZE_NVFP4_KERNELS(name##_unaligned, from, 0)                                                          \
+    TE__NVFP4_PASSES(name##_aligned, from, 1, 0)                                                                   \
+    TE__NVFP4_PASSES(name##_unaligned, from, 0, 0)                                                                 \
     TE_API te_status name##_run(const te_quantize_microscaled *q, te_context *ctx) {                               \
-        TE_TRY(te__microscaled_check(q, TE_NVFP4, #name, ctx));                                                    \
+        TE_TRY(te__microscaled_check(q, TE_NVFP4, 0, #name, ctx));                                                 \
         if (!q->rows || !q->cols) return TE_OK;                                                                    \
         TE_TRY(te__microscaled_clear_padding(q, TE_NVFP4, ctx));                                                   \
-        TE_TRY(te_fill(ctx, q->amax, 0, 2 * sizeof(float)));                                                       \
         return q->cols % 8 == 0 ? name##_aligned_passes(q, ctx) : name##_unaligned_passes(q, ctx);                 \
     }
-#define TE__QUANTIZE_NVFP4_KERNELS(name, from, aligned)                                                            \
+/* Define kernels and te_status name_run(const te_quantize_microscaled *q, te_context *ctx), which stores y.rounded and
+ * yt.rounded. cols must be a multiple of eight, and the members data and scales null. Errors: as above. */
+#define TE_ROUND_NVFP4(name, from)                                                                                 \
+    TE__NVFP4_PASSES(name##_rounded, from, 1, 1)                                                                   \
+    TE_API te_status name##_run(const te_quantize_microscaled *q, te_context *ctx) {                               \
+        TE_TRY(te__microscaled_check(q, TE_NVFP4, 1, #name, ctx));                                                 \
+        return q->rows && q->cols ? name##_rounded_passes(q, ctx) : TE_OK;                                         \
+    }
+#define TE__NVFP4_PASSES(name, from, aligned, rounded)                                                             \
     TE_KERNEL_RESIDENT(name##_amax, TE_NVFP4_THREADS, 2, te_quantize_microscaled,                                  \
                        te_nvfp4_amax_body(te_args, te_at, aligned, TE_##from))                                     \
-    TE_KERNEL_RESIDENT(name##_cast, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : 2, te_quantize_microscaled,        \
-                       te_nvfp4_body(te_args, te_at, aligned, TE_##from))                                          \
+    TE__NVFP4_CAST(name##_nearest, from, te__nvfp4_kind_of(aligned, rounded, 0, TE_##from))                        \
+    TE__NVFP4_CAST(name##_stochastic, from, te__nvfp4_kind_of(aligned, rounded, 1, TE_##from))                     \
     TE_API te_status name##_passes(const te_quantize_microscaled *q, te_context *ctx) {                            \
+        TE_TRY(te_fill(ctx, q->amax, 0, 2 * sizeof(float)));                                                       \
         TE_TRY(name##_amax_launch(ctx, te__nvfp4_grid(q), q));                                                     \
-        return name##_cast_launch(ctx, te__nvfp4_grid(q), q);                                                      \
+        return q->rng ? name##_stochastic_launch(ctx, te__nvfp4_grid(q), q)                                        \
+                      : name##_nearest_launch(ctx, te__nvfp4_grid(q), q);                                          \
     }
+/* the limit of registers for two blocks of threads on an SM; in f32 x takes more of them */
+#define TE__NVFP4_CAST(name, from, kind)                                                                           \
+    TE_KERNEL_RESIDENT(name, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : 2, te_quantize_microscaled,               \
+                       te_nvfp4_body(te_args, te_at, kind))
 
 #endif

@@ -16,8 +16,8 @@
 #ifndef TE_LINEAR_MICROSCALED_H
 #define TE_LINEAR_MICROSCALED_H
 
-#include "../../fp8/impl/quantize_mxfp8.h" /* TE_QUANTIZE_MXFP8 */
-#include "../../fp8/impl/quantize_nvfp4.h" /* TE_QUANTIZE_NVFP4, te_hadamard16 */
+#include "../../fp8/impl/quantize_mxfp8.h" /* TE_ROUND_MXFP8 */
+#include "../../fp8/impl/quantize_nvfp4.h" /* TE_ROUND_NVFP4, te_hadamard16 */
 #include "../../gemm/gemm.h"               /* te_gemm */
 #include "../../plan/impl/storage.h"       /* te_run, te__scratch */
 
@@ -97,10 +97,10 @@ TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int
 /* Defines the cast of a list under mxfp8 or nvfp4, and its table of functions, `name`##_fp8 (TE_FP8_OPS). backward:
  * te__fp8_backward, or 0 if the list is for inference only. */
 #define TE__MICROSCALED_OPS_mxfp8(name, dtype, weights, rounding, backward)                             \
-    TE_QUANTIZE_MXFP8(name##_mxfp8, dtype)                                                              \
+    TE_ROUND_MXFP8(name##_mxfp8, dtype)                                                                 \
     TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_mxfp8_run, nearest)
 #define TE__MICROSCALED_OPS_nvfp4(name, dtype, weights, rounding, backward)                             \
-    TE_QUANTIZE_NVFP4(name##_nvfp4, dtype)                                                              \
+    TE_ROUND_NVFP4(name##_nvfp4, dtype)                                                                 \
     TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_nvfp4_run, stochastic)
 #define TE__MICROSCALED_te__fp8_backward te__microscaled_backward
 #define TE__MICROSCALED_0 0
