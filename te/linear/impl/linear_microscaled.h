@@ -50,6 +50,9 @@ TE_API te_status te__microscaled_weight(void **rounded, te_run *r, int i, int co
     TE_TRY(te__microscaled_scratch(rounded, r, q.rows, q.cols));
     return te__microscaled_round(r, q, p->data, columnwise ? 0 : *rounded, columnwise ? *rounded : 0, 1);
 }
+
+/* ---- forward and backward ---------------------------------------------------------------------------------------- */
+
 /* Sets the operands of the GEMM y = x weight^T of linear i. */
 TE_API te_status te__microscaled_forward(te_gemm *g, te_run *r, int i, te_value x) {
     void *a = 0, *b = 0;
@@ -93,6 +96,8 @@ TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int
     w->a = yt, w->trans_a = 1, w->b = xt, w->k = te__microscaled_rows(r, i, dy.rows);
     return TE_OK;
 }
+
+/* ---- by recipe --------------------------------------------------------------------------------------------------- */
 
 /* Defines the cast of a list under mxfp8 or nvfp4, and its table of functions, `name`##_fp8 (TE_FP8_OPS). backward:
  * te__fp8_backward, or 0 if the list is for inference only. */
