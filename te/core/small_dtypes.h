@@ -35,17 +35,43 @@ TE_BOTH uint32_t te__e2m1_of_number(float f) {
 }
 /* Convert to e2m1: to the nearest number, ties to the even code. An infinity becomes +-6, a NaN 6; -0 stays -0. */
 TE_BOTH uint8_t te_e2m1_of_float(float f) { return (uint8_t)(f == f ? te__e2m1_of_number(f) : 7u); }
+/* Convert f, which is not NaN, to e2m1 by stochastic rounding (te_e2m1_of_float_stochastic). */
+TE_BOTH uint32_t te__e2m1_of_number_stochastic(float f, uint32_t random) {
+    const uint32_t u = te_bits_of_float(f), six = te_bits_of_float(TE_E2M1_MAX), one = 127u << 23;
+    const uint32_t magnitude = u & 0x7fffffffu, a = magnitude < six ? magnitude : six;
+    /* The position of a among the codes, in units of 2^-22 of a code. From 1 on it follows from the bits of a; below 1,
+     * where codes are 0.5 apart, from those of a + 1, which has units of 2^-23. */
+    const uint32_t below_one = te_bits_of_float(te_float_of_bits(a) + 1.0f) - one, above = a - (one - (1u << 23));
+    const uint32_t position = a < one ? below_one : above;
+    return (u >> 28 & 8u) | (position + 0x3fffffu - (random << 6)) >> 22; /* one up if the part > random / 2^16 */
+}
 /* Convert to e2m1 by stochastic rounding, with the probabilities of te__fp8_of_float_stochastic: the expected value is
  * f, up to 2^-16 of the distance between neighbouring numbers. random: 16 random bits. */
 TE_BOTH uint8_t te_e2m1_of_float_stochastic(float f, uint32_t random) {
-    const uint32_t byte = te__fp8_of_float_stochastic(f, random, 1, 1, TE_E2M1_MAX);
-    return (uint8_t)(byte == 0x7fu ? 7u : (byte & 7u) | (byte >> 4 & 8u));
+    return (uint8_t)(f == f ? te__e2m1_of_number_stochastic(f, random) : 7u);
 }
 /* Convert the e2m1 number in the low four bits of `code` to float, exactly. */
 TE_BOTH float te_float_of_e2m1(uint8_t code) {
     const uint32_t a = code & 7u, exponent = a >> 1, sign = (uint32_t)(code & 8u) << 28;
     const uint32_t normal = (exponent + 126u) << 23 | (a & 1u) << 22, subnormal = a ? 126u << 23 : 0u;
     return te_float_of_bits(sign | (exponent ? normal : subnormal));
+}
+/* Convert eight e2m1 numbers to floats; the first is in the lowest four bits. */
+TE_FN void te__floats_of_e2m1(float v[8], uint32_t codes) {
+#if TE_CUDA
+    /* Bytes 2 and 3 of a float hold all bits of such a number. __byte_perm looks them up, four numbers at a time. */
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        const uint32_t four = codes >> 16 * half, select = four & 0x7777u;
+        const uint32_t low = __byte_perm(0xc0800000u, 0xc0804000u, select); /* 0, 0.5, 1, 1.5; 2, 3, 4, 6: byte 2 */
+        const uint32_t high = __byte_perm(0x3f3f3f00u, 0x40404040u, select); /* byte 3 */
+        TE_UNROLL for (int k = 0; k < 4; k++) {
+            const uint32_t u = __byte_perm(__byte_perm(low, high, (uint32_t)(k | (k + 4) << 4)), 0, 0x1044u);
+            v[4 * half + k] = te_float_of_bits(u | (four << (28 - 4 * k) & 0x80000000u));
+        }
+    }
+#else
+    for (int k = 0; k < 8; k++) v[k] = te_float_of_e2m1((uint8_t)(codes >> 4 * k));
+#endif
 }
 
 /* ---- ue4m3 ------------------------------------------------------------------------------------------------------- */

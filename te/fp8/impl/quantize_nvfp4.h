@@ -177,7 +177,7 @@ TE_FN uint32_t te__nvfp4_codes(const float v[8], const te_quantize_microscaled *
     uint32_t codes = 0, word[4] = {0, 0, 0, 0};
     if (stochastic) te_philox(word, q->rng->seed, (uint64_t)index, q->stream + (uint32_t)columnwise, q->rng->offset);
     TE_UNROLL for (int k = 0; k < 8; k++) {
-        const uint32_t code = stochastic ? te_e2m1_of_float_stochastic(v[k], word[k / 2] >> k % 2 * 16 & 0xffffu)
+        const uint32_t code = stochastic ? te__e2m1_of_number_stochastic(v[k], word[k / 2] >> k % 2 * 16 & 0xffffu)
                                          : te__e2m1_of_number(v[k]);
         codes |= code << 4 * k;
     }
@@ -212,8 +212,8 @@ TE_FN void te__nvfp4_rows(const te_quantize_microscaled *q, const te__nvfp4_unit
                 te__nvfp4_codes(v, q, 0, index + k * shape.blocks * 2 + h, kind.stochastic) & exist;
             if (!kind.rounded) te__nvfp4_store_codes(q->y.data + data_at + k * shape.pitch + 4 * h, codes);
             if (!kind.rounded || l->col + 8 * h >= q->cols) continue;
-            TE_UNROLL for (int j = 0; j < 8; j++)
-                v[j] = te_float_of_e2m1((uint8_t)(codes >> 4 * j)) * (value * s.value);
+            te__floats_of_e2m1(v, codes);
+            TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= value * s.value;
             te__microscaled_store_rounded(q->y.rounded, (l->row + k) * q->cols + l->col + 8 * h, v, 8, 1, kind.from);
         }
     }
@@ -221,16 +221,40 @@ TE_FN void te__nvfp4_rows(const te_quantize_microscaled *q, const te__nvfp4_unit
 /* The casts of the eight columns of a vector: for each the codes of its 16 elements, and its scale in f32. */
 typedef struct te__nvfp4_cast_columns { uint32_t codes[8][2]; float scale[8]; } te__nvfp4_cast_columns;
 
+/* Round eight floats to the dtype of x, as a GEMM that transforms would store them. */
+TE_FN void te__nvfp4_round8(float v[8], const te_dtype from) {
+    te_vec8 e;
+    te_vec8_of_pairs(&e, v, from);
+    te_vec8_floats(v, &e, from);
+}
+/* Transpose a matrix of 8 x 8 numbers of four bits: number j of rows[i] = number i of column j. half: which eight of
+ * each column's 16 numbers. */
+TE_FN void te__nvfp4_transpose_codes(uint32_t rows[8], const te__nvfp4_cast_columns *c, const int half) {
+    uint32_t pairs[2][4], t[4];
+    TE_UNROLL for (int j = 0; j < 4; j++) { /* byte i of pairs[odd][j]: row 2 i + odd of columns 2 j and 2 j + 1 */
+        const uint32_t a = c->codes[2 * j][half], b = c->codes[2 * j + 1][half];
+        pairs[0][j] = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;
+        pairs[1][j] = (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u);
+    }
+    TE_UNROLL for (int odd = 0; odd < 2; odd++) {
+        te_transpose_bytes_4x4(t, pairs[odd]);
+        TE_UNROLL for (int i = 0; i < 4; i++) rows[2 * i + odd] = t[i];
+    }
+}
 /* Store the values of eight columns of a unit, a row at a time. */
 TE_FN void te__nvfp4_store_rounded(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c, int64_t row,
                                    int64_t col, const te_dtype from) {
     const int64_t rows = q->hadamard ? te_round_up(q->rows, TE_NVFP4_BLOCK) : q->rows;
-    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) {
-        float v[8];
-        if (row + k >= rows || col >= q->cols) continue;
-        TE_UNROLL for (int j = 0; j < 8; j++)
-            v[j] = te_float_of_e2m1((uint8_t)(c->codes[j][k / 8] >> 4 * (k % 8))) * c->scale[j];
-        te__microscaled_store_rounded(q->yt.rounded, (row + k) * q->cols + col, v, 8, 1, from);
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        uint32_t codes[8];
+        te__nvfp4_transpose_codes(codes, c, half);
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            float v[8];
+            if (row + 8 * half + k >= rows || col >= q->cols) continue;
+            te__floats_of_e2m1(v, codes[k]);
+            TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= c->scale[j];
+            te__microscaled_store_rounded(q->yt.rounded, (row + 8 * half + k) * q->cols + col, v, 8, 1, from);
+        }
     }
 }
 /* Columnwise: cast the lane's columns of the unit. */
@@ -252,7 +276,7 @@ TE_FN void te__nvfp4_columns(const te_quantize_microscaled *q, const te__nvfp4_u
             te__nvfp4_column(v, u, h, j, kind.from);
             if (q->hadamard) {
                 te_hadamard16(v);
-                TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] = te__round_wide(v[k], kind.from);
+                te__nvfp4_round8(v, kind.from), te__nvfp4_round8(v + 8, kind.from);
             }
             TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) m = te__microscaled_max(m, v[k]);
             const float encode = te_nvfp4_encode(&code, &value, q->square_blocks ? amax : m, &s);
