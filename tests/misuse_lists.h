@@ -103,7 +103,7 @@ inline compiled compile_lists(const std::string &compiler, const std::vector<lis
     compiled result;
     const std::string source = folder + "/lists.c", log = folder + "/log";
     std::ofstream file(source);
-    file << "#include \"te/te.h\"\n#include \"te/infer.h\"\n#include \"te/moe.h\"\n#include \"te/microscaling.h\"\n";
+    file << "#include \"te/te.h\"\n#include \"te/infer.h\"\n#include \"te/moe.h\"\n";
     for (int i = 4; i < 10; i++) file << "\n";
     const auto checks_kernels = [](const std::string &ops) { return ops.find("(scale, ") == 0 || ops.find("(rope, ") != std::string::npos || ops.find("(attention, ") != std::string::npos; };
     for (size_t i = 0; i < all.size(); i++) file << (checks_kernels(all[i].ops) ? "TE_SEQUENTIAL(list" : "TE_DECLARE(list") << i << ", " << all[i].dtype << ", " << all[i].ops << ")\n";
