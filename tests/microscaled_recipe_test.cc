@@ -24,6 +24,9 @@ MODEL(region_block, (f32, (recipe, nvfp4)), (fork, x1), (layernorm, ln1, 64), (l
 MODEL(bf16_block, (bf16, (recipe, nvfp4)), (layernorm, ln, 64), (linear, fc1, 64, 128), (bias, b1, 128), (gelu, act), (linear, fc2, 128, 64, (recipe, none)), (bias, b2, 64))
 MODEL(frozen, (f32, (recipe, mxfp8)), (linear, fc1, 64, 96), (frozen_linear, fc2, 96, 64))
 MODEL(loss, (f32, (recipe, mxfp8)), (linear, fc1, 64, 96), (gelu, act), (linear, head, 96, 256), (cross_entropy, ce, 256))
+TE_SEQUENTIAL_DIMS(sized, (f32, (recipe, mxfp8)), (rmsnorm, n, TE_DIM(0)), (linear, a, TE_DIM(0), TE_DIM(1)), (silu, s), (linear, b, TE_DIM(1), 32))
+TE_SEQUENTIAL(constant, (f32, (recipe, mxfp8)), (rmsnorm, n, 64), (linear, a, 64, 96), (silu, s), (linear, b, 96, 32))
+TE_INFERENCE(alone, (f32, (recipe, mxfp8)), (rmsnorm, n, 64), (linear, a, 64, 96), (silu, s), (linear, b, 96, 32))
 
 namespace {
 
@@ -134,4 +137,46 @@ TEST_CASE("te_recipes keeps no copies of weights under mxfp8 and nvfp4; te_fp8_w
     te_named_model named[] = {{"block.", u.m.model()}};
     CHECK(te_fp8_weights_save("/tmp/never_written", named, 1, u.ctx) == TE_ERROR_STATE);
     CHECK(std::string(te_last_error(u.ctx)).find("mxfp8 or nvfp4") != std::string::npos);
+}
+
+namespace {
+// y of a list of the shape of `constant` in inference, with the same parameters each time.
+template <class M> reference::vec answer(M &m, size_t param_bytes, size_t workspace_bytes, te_status (*bind)(M *, void *, te_context *),
+                                         te_status (*infer)(te_tensor, te_tensor, const M *, const te_batch *, te_context *), te_context *ctx) {
+    buffer params(ctx, param_bytes), x(ctx, 21 * 64 * 4), y(ctx, 21 * 32 * 4), workspace(ctx, workspace_bytes);
+    REQUIRE(bind(&m, params.data(), ctx) == TE_OK);
+    REQUIRE(te_model_randomize(&m.model, 0.2f, 1, 0, ctx) == TE_OK);
+    te_model *models[] = {&m.model};
+    const te_recipes_config config = te_recipes_defaults();
+    buffer memory(ctx, te_recipes_bytes(models, 1, &config));
+    te_recipes state;
+    REQUIRE(te_recipes_init(&state, memory.data(), memory.bytes, models, 1, &config, ctx) == TE_OK);
+    source random(7);
+    x.write(random.draw(21 * 64, TE_f32), TE_f32);
+    ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 1, batch.seq = 21;
+    REQUIRE(infer(te_matrix(y.data(), TE_f32, 21, 32), te_matrix(x.data(), TE_f32, 21, 64), &m, &batch, ctx) == TE_OK);
+    ctx->workspace = nullptr, ctx->workspace_bytes = 0;
+    return y.read(TE_f32);
+}
+} // namespace
+TEST_CASE("lists under mxfp8 whose widths are known at run time, and lists for inference, compute the same", "[microscaled]") {
+    context owner;
+    te_context *ctx = &owner.c;
+    static sized s;
+    static constant c;
+    static alone a;
+    const int64_t odd[] = {64, 48}, dims[] = {64, 96};
+    CHECK(sized_set_dims(&s, odd, 2, ctx) == TE_ERROR_SHAPE); // 48 is no multiple of 32
+    CHECK(std::string(te_last_error(ctx)).find("multiples of 32") != std::string::npos);
+    REQUIRE(sized_set_dims(&s, dims, 2, ctx) == TE_OK);
+    const auto bind_sized = [](sized *m, void *p, te_context *x) { return sized_bind(m, p, nullptr, x); };
+    const auto bind_constant = [](constant *m, void *p, te_context *x) { return constant_bind(m, p, nullptr, x); };
+    const auto bind_alone = [](alone *m, void *p, te_context *x) { return alone_bind(m, p, x); };
+    const reference::vec of_sized = answer<sized>(s, sized_param_bytes(&s), 1 << 20, bind_sized, sized_infer, ctx);
+    const reference::vec of_constant = answer<constant>(c, constant_param_bytes(), 1 << 20, bind_constant, constant_infer, ctx);
+    CHECK((of_sized == of_constant));
+    CHECK((answer<alone>(a, alone_param_bytes(), 1 << 20, bind_alone, alone_infer, ctx) == of_constant));
 }
