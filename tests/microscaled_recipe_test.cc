@@ -54,12 +54,15 @@ void check_linear(const subject &s, int rows) {
     const double lost = TE_CUDA ? std::ldexp(1, -11) : 1e-6 * std::sqrt((double)std::max(in, std::max(out, k)));
     micro_batch b(u, s.saved_bytes(rows), 3);
     // Under mxfp8 every second row of the weight is 2^-16 as large, and the same columns of dy 2^16 as large, so that both kinds of terms count. Columnwise
-    // the small weights are subnormal in their block's e4m3, rowwise they are not; of numbers of one size, both casts would have the same values.
+    // the small weights are subnormal in their block's e4m3, rowwise they are not; of numbers of one size, both casts would have the same values. The
+    // same for rows of x and dy.
     if (!nvfp4) {
-        reference::vec w = u.m.param[0], dy = b.dy.read(d);
+        reference::vec w = u.m.param[0], dy = b.dy.read(d), x = b.x.read(d);
+        for (size_t i = 0; i < x.size(); i++) if (i / in % 2) x[i] *= std::ldexp(1, -16);
+        for (size_t i = 0; i < dy.size(); i++) if (i / out % 2) dy[i] *= std::ldexp(1, 16);
         for (size_t i = 0; i < w.size(); i++) if (i / in % 2) w[i] *= std::ldexp(1, -16);
         for (size_t i = 0; i < dy.size(); i++) if (i % out % 2) dy[i] *= std::ldexp(1, 16);
-        u.m.param[0] = w, u.m.params.write(w, d), b.dy.write(dy, d);
+        u.m.param[0] = w, u.m.params.write(w, d), b.dy.write(dy, d), b.x.write(x, d);
     }
     b.forward(u);
     b.backward(u);
