@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The kernels of attention compile for GPUs that allow a block 99 KB of shared memory (compute capability 8.6, 8.9 and 12.0), and take
 # that limit by themselves (static_asserts in tests/attention_limits_test.cc). Compiled to PTX only, which is a third of the time.
+# And tests/compile/blackwell.cu, with a GPT block and all recipes, compiles and links for 10.0 and 12.0 (sm_100a, sm_120a).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
@@ -8,6 +9,11 @@ nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 [[ -x $nvcc ]] || { echo "no nvcc: skipped" && exit; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+for arch in 100a 120a; do
+    [[ " $("$nvcc" --list-gpu-code) " == *"sm_${arch%a}"* ]] || { echo "sm_$arch: skipped, this nvcc does not know it" && continue; }
+    "$nvcc" -std=c++17 -O1 -DTE_NO_CUBLASLT -gencode "arch=compute_$arch,code=sm_$arch" -Werror=all-warnings -I. tests/compile/blackwell.cu -o "$work/$arch"
+    echo "ok: a GPT block and all recipes compile for sm_$arch"
+done
 catch2=${CATCH2:-}
 for found in bazel-main/external/te_catch2 "$(bazel info output_base 2>/dev/null || true)/external/te_catch2" /usr/include; do
     [[ -n $catch2 || ! -e $found/catch2/catch.hpp ]] || catch2=$found

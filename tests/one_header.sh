@@ -14,7 +14,7 @@ tools/amalgamate.py "$work/alone/te/te.h"
 tools/amalgamate.py | cmp - "$work/alone/te/te.h"
 cp examples/readme/readme.c "$work/alone"
 find te -name '*.h' | while read -r file; do
-    grep -qxF "/* ---- $file ---- */" "$work/alone/te/te.h" || { echo "FAIL $file is not in it: te/te.h, te/infer.h and te/moe.h do not include it" && exit 1; }
+    grep -qxF "/* ---- $file ---- */" "$work/alone/te/te.h" || { echo "FAIL $file is not in it: te/te.h, te/infer.h, te/moe.h and te/microscaling.h do not include it" && exit 1; }
 done
 ! grep -nE '^ *# *include *"' "$work/alone/te/te.h" || { echo "FAIL the lines above include files that are not there" && exit 1; }
 # Including it twice, or behind the te.h of the folder, must change nothing, because the include guards are the same.

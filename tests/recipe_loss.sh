@@ -10,6 +10,7 @@ build() { "${CC:-gcc}" -std=c11 -O2 -DTE_KEEP_CALLS "${@:2}" -I. examples/train_
 build tensors &
 build blocks -DGPT_RECIPE=fp8_block
 wait $!
+build microscaled -DGPT_RECIPE=mxfp8 &
 losses() { # BINARY RECIPE
     "$work/$1" --recipe "$2" --out "$work/$2" --lr 3e-4 --steps 100 --log 25 --validate 0 --sample 0 --batch 2 --seq 32 te >"$work/$2.log"
     cut -f 1,2 "$work/$2/curve.tsv" | tail -n +2 >"$work/$2.losses"
@@ -20,7 +21,9 @@ wait $!
 losses tensors fp8_current &
 losses blocks fp8_block
 wait $!
-for recipe in fp8_delayed fp8_current fp8_block; do
+wait # for the build
+losses microscaled mxfp8
+for recipe in fp8_delayed fp8_current fp8_block mxfp8; do
     paste "$work/none.losses" "$work/$recipe.losses" | awk -v recipe=$recipe '
         $1 != $3 { print "FAIL " recipe ": steps " $1 " and " $3; exit 1 }
         $2 == $4 { same++ }

@@ -8,8 +8,8 @@
  *                                          same bits as without a stop (with -DTE_CBLAS: on as many threads)
  *     ./train_gpt --init gpt_out/checkpoint.safetensors --out mine ~/my_texts
  *                                          another run, which starts from the weights of that one
- *     ./train_gpt --recipe fp8_delayed     the GEMMs of the blocks in FP8 (--recipe fp8_block: built with
- *                                          -DGPT_RECIPE=fp8_block)
+ *     ./train_gpt --recipe fp8_delayed     the GEMMs of the blocks in FP8 (--recipe fp8_block, mxfp8 or nvfp4: built
+ *                                          with -DGPT_RECIPE=fp8_block, ..)
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
  *     mpirun -n 4 ./train_gpt --dp 4       four replicas, one process each; built with -DTE_COMM and by mpicc, or by
  *                                          nvcc with -lnccl. Open MPI wants --oversubscribe if there are fewer than
@@ -51,7 +51,8 @@
 #define GPT_DTYPE f32
 #endif
 #endif
-#ifdef GPT_RECIPE /* -DGPT_RECIPE=fp8_block */
+#ifdef GPT_RECIPE /* -DGPT_RECIPE=fp8_block, mxfp8, .. */
+#include "te/microscaling.h" /* mxfp8, nvfp4 */
 #define GPT_RECIPES TE_STRING(GPT_RECIPE)
 #else
 #define GPT_RECIPE fp8_delayed

@@ -165,6 +165,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
  * empty for one scale per tensor, where the column "dtype" says "fp8" and nothing is to be added. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
+    if (first->recipe == TE_RECIPE_mxfp8) return ", emulates mxfp8";
+    if (first->recipe == TE_RECIPE_nvfp4) return ", emulates nvfp4";
     if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
     if (!TE_IS_BLOCKWISE(first->recipe)) return "";
     if (pass != TE_BACKWARD) return ", e4m3 by 1x128 and 128x128";
@@ -211,7 +213,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     te_run r = te__run_to_print(p, pass, none);
     const long bytes = te_step_row_bytes(p, s, pass);
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
-    const int in_fp8 = (a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_ROWWISE(a->recipe))) ||
+    const int in_fp8 = (a->recipe != TE_RECIPE_none && !TE_IS_MICROSCALED(a->recipe) &&
+                        !(pass == TE_BACKWARD && TE_IS_ROWWISE(a->recipe))) ||
                        ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);
     fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  ", number, s->pattern, pass == TE_BACKWARD ? a->out : a->in,
             pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes);

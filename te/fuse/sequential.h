@@ -160,14 +160,23 @@
                 TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name),                                             \
                 TE__IF_QUANTIZED(of, TE__QUANTIZED_OPS_OF, TE__NO_QUANTIZED_OPS)(dtype), link, name,                  \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
-                TE__STEPS_OF_##passes(fwd, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,        \
+                TE__STEPS_OF_##passes(fwd, (TE__IF_FP8_KERNELS(of, TE__TRAINED_##widths(of), widths), name, dtype,   \
                         forward, forward), TE_UNWRAP(cut)),                                                          \
-                TE__INFERENCE_OF_##passes(fwd, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward,       \
+                TE__INFERENCE_OF_##passes(fwd, (TE__IF_FP8_KERNELS(of, widths##_fp8, widths), name, dtype, forward,  \
                         infer), (widths, name, dtype, forward, shared), cut, TE_INFERRED(__VA_ARGS__)),              \
-                TE__STEPS_OF_##passes(bwd, (TE__IF_RECIPE(of, TE__TRAINED_BACK_##widths(of), widths), name, dtype,   \
-                        backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
-    TE__DEFINE_CALLS(widths, link, name)                                                                             \
+                TE__STEPS_OF_##passes(bwd, (TE__IF_FP8_KERNELS(of, TE__TRAINED_BACK_##widths(of), widths), name,      \
+                        dtype, backward, backward), TE_REVERSE(__VA_ARGS__)))                                         \
+    TE__DEFINE_CALLS(widths, link, name)                                                                              \
     TE__DEFINE_##passes(widths, link, name)
+/* Expands to `yes` if the list whose options are `of` names a recipe whose kernels handle FP8, else to `no`. Under
+ * mxfp8 and nvfp4 all kernels but the casts are those of a list without a recipe. */
+#define TE__IF_FP8_KERNELS(of, yes, no) \
+    TE_IF_MARKED(TE_JOIN1(TE__FP8_KERNELS_MARK_, TE_OPTION(of, recipe, none_named)), yes, no)
+#define TE__FP8_KERNELS_MARK_none ,
+#define TE__FP8_KERNELS_MARK_fp8_current ,
+#define TE__FP8_KERNELS_MARK_fp8_delayed ,
+#define TE__FP8_KERNELS_MARK_fp8_block ,
+#define TE__FP8_KERNELS_MARK_fp8_row ,
 /* The variants of the pointwise kernels that are compiled for a list with an FP8 recipe: fixed_fp8, or fixed_training,
  * which adds tile kernels: they quantize and transpose (te/pointwise/impl/pointwise_quantize_transpose.h). Forward
  * steps need these tile kernels unless the recipe is fp8_row, because backward may run a forward step again to

@@ -185,7 +185,9 @@ TE_API te_status te__fp8_save_param(te__fp8_tensors *l, const te__fp8_param_iter
     TE_TRY(te__fp8_name(&name, l, it, "", ctx));
     const int in_fp8 = it->recipe != TE_RECIPE_none;
     TE_REQUIRE(in_fp8 ? f->data : p->data, ctx, TE_ERROR_STATE, "te_fp8_weights_save: %.60s %s", name,
-               in_fp8 ? "is not in FP8; te_recipes_init casts it" : "has no memory");
+               !in_fp8                         ? "has no memory"
+               : TE_IS_MICROSCALED(it->recipe) ? "is of mxfp8 or nvfp4, which keep no FP8 weights"
+                                               : "is not in FP8; te_recipes_init casts it");
     l->tensor[l->count++] = te_safetensor_matrix(name, in_fp8 ? TE_e4m3 : p->dtype, p->rows, p->cols,
                                                  in_fp8 ? f->data : p->data);
     if (!in_fp8) return TE_OK;
@@ -281,6 +283,8 @@ TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_it
     const int64_t one = 1;
     char *name;
     TE_TRY(te__fp8_name(&name, l, it, "", ctx));
+    TE_REQUIRE(!TE_IS_MICROSCALED(it->recipe), ctx, TE_ERROR_STATE,
+               "te_fp8_weights_load: %.60s is of mxfp8 or nvfp4, which keep no FP8 weights", name);
     TE_REQUIRE(!p->data && !p->fp8.data, ctx, TE_ERROR_STATE,
                "te_fp8_weights_load: %.60s has memory already; bind its model to none", name);
     if (it->recipe == TE_RECIPE_none || te__fp8_is_cast(f, name)) {

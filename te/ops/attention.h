@@ -303,7 +303,7 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 /* Says whether attention's kernels are declared with the option fp8_output. In backward this option makes the kernels 2
  * to 4% slower at some head sizes. Therefore the kernels of backward have it only under fp8_current, the recipe that
  * needs the amax of every tensor. */
-#define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_names_recipe)
+#define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_runs_fp8)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
 /* Return whether the kernel of an attention stores its output in FP8. The kernel does so in inference if the only

@@ -62,22 +62,24 @@
     ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_LAYOUT_partial_grad \
                         : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? TE_LAYOUT_columns \
                                                                           : TE_LAYOUT_replicated))
-#define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* true for a width that is a multiple of 16. A negative
-                                                                * number stands for a width that is known, and can be
-                                                                * checked, only at run time */
+/* true for a width that is a multiple of 16, under mxfp8 of 32. A negative number stands for a width that is known, and
+ * can be checked, only at run time */
+#define TE__FITS_FP8(width, recipe) ((width) < 0 || (width) % TE_FP8_COLUMNS(recipe) == 0)
 #define TE_CHECK_linear(model, op)                                                                              \
     (static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none || (int)model##_names_recipe,             \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
                        ": an op with a recipe stands in a list that names one: (bf16, (recipe, none))");        \
      static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none ||                                        \
-                       (TE__FITS_FP8(TE_ARG1(op, 0)) && TE__FITS_FP8(TE_ARG2(op, 0))),                          \
+                       (TE__FITS_FP8(TE_ARG1(op, 0), TE_RECIPE_linear(model, op)) &&                            \
+                        TE__FITS_FP8(TE_ARG2(op, 0), TE_RECIPE_linear(model, op))),                             \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
-                       ": a GEMM in FP8 needs an input and an output of multiples of 16 columns");              \
+                       ": a GEMM in FP8 needs an input and an output of multiples of 16 columns (mxfp8: 32)");  \
      static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none ||                                        \
-                       TE_IS_TENSORWISE(TE_RECIPE_linear(model, op)) ||                                          \
+                       (TE_IS_TENSORWISE(TE_RECIPE_linear(model, op)) && !TE_IS_MICROSCALED(model##_recipe)) ||  \
                        TE_RECIPE_linear(model, op) == (int)model##_recipe,                                      \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
-                       ": an op of fp8_block or fp8_row stands in a list that names the same");                 \
+                       ": an op of fp8_block, fp8_row, mxfp8 or nvfp4 stands in a list that names the same, and " \
+                       "an op in a list of mxfp8 or nvfp4 has its recipe or none");                             \
      static_assert(TE_PARTS_linear(op) > 0 && TE_FIRST_PART_linear(op) > 0 &&                                   \
                        (TE_ARG2(op, 1)) % (TE_PARTS_linear(op) - 1 + TE_FIRST_PART_linear(op)) == 0,            \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": its columns are not so many parts");           \

@@ -108,6 +108,7 @@ TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe
     const int has_scales = !TE_IS_TENSORWISE(recipe), has_transposed = !TE_IS_ROWWISE(recipe);
     te__fp8_weight_bytes s;
     memset(&s, 0, sizeof s);
+    if (TE_IS_MICROSCALED(recipe)) return s; /* such weights are cast at each use */
     s.data = (size_t)te_round_up(rows * cols, TE_ALIGN);
     if (has_transposed) s.transposed = s.data;
     if (has_scales) s.scales = (size_t)te_round_up(te_scaling_count(scaling, rows, cols) * 4, TE_ALIGN);
@@ -156,10 +157,14 @@ TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, t
  * elements. The launch reads a table in target memory, which te_recipes_init makes, with an entry for each weight; the
  * entries of each granularity are a separate part of the table. */
 
-enum { TE__WEIGHTS_TENSORWISE, TE__WEIGHTS_BLOCKWISE, TE__WEIGHTS_ROWWISE, TE__WEIGHTS_GRANULARITIES };
+/* TE__WEIGHTS_AT_USE: the weights of mxfp8 and nvfp4, which each GEMM casts for itself; they are in no table. */
+enum { TE__WEIGHTS_TENSORWISE, TE__WEIGHTS_BLOCKWISE, TE__WEIGHTS_ROWWISE, TE__WEIGHTS_GRANULARITIES,
+       TE__WEIGHTS_AT_USE = TE__WEIGHTS_GRANULARITIES };
 TE_API int te__weight_granularity(te_recipe recipe) {
-    return TE_IS_BLOCKWISE(recipe) ? TE__WEIGHTS_BLOCKWISE : TE_IS_ROWWISE(recipe) ? TE__WEIGHTS_ROWWISE
-                                                                              : TE__WEIGHTS_TENSORWISE;
+    return TE_IS_MICROSCALED(recipe) ? TE__WEIGHTS_AT_USE
+           : TE_IS_BLOCKWISE(recipe) ? TE__WEIGHTS_BLOCKWISE
+           : TE_IS_ROWWISE(recipe)   ? TE__WEIGHTS_ROWWISE
+                                     : TE__WEIGHTS_TENSORWISE;
 }
 /* Bytes of a weight's entry in the table. */
 TE_API size_t te__fp8_cache_entry_bytes(int granularity) {
@@ -172,7 +177,7 @@ typedef struct te__fp8_cache_layout {
     size_t tensor[TE__WEIGHTS_GRANULARITIES], first[TE__WEIGHTS_GRANULARITIES], bytes;
 } te__fp8_cache_layout;
 TE_API te__fp8_cache_layout te__fp8_cache_layout_of(te_model *const *models, int count) {
-    size_t entries[TE__WEIGHTS_GRANULARITIES] = {0, 0, 0};
+    size_t entries[TE__WEIGHTS_GRANULARITIES + 1] = {0, 0, 0, 0};
     te__fp8_cache_layout l;
     te__recipe_iter it = te__recipe_products(models, count);
     while (te__recipe_next_product(&it)) entries[te__weight_granularity(it.recipe)]++;
@@ -202,7 +207,9 @@ TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int co
     int n[TE__WEIGHTS_GRANULARITIES] = {0, 0, 0};
     te__recipe_iter it = te__recipe_products(models, count);
     while (te__recipe_next_product(&it)) {
-        const int granularity = te__weight_granularity(it.recipe), i = n[granularity]++;
+        const int granularity = te__weight_granularity(it.recipe);
+        if (granularity == TE__WEIGHTS_AT_USE) continue;
+        const int i = n[granularity]++;
         int32_t *first = (int32_t *)(void *)(table + l.first[granularity]);
         void *tensor = table + l.tensor[granularity];
         const int64_t chunks = first[i] + te__fp8_cache_chunks(it.param, granularity);
@@ -434,7 +441,7 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
         f->scales = &s->scales, f->own = te__recipes_current_rule(&s->config);
         f->common = s->config.ranks == te_world_group(ctx)->size;
         f->weight = i, f->x = s->count + i, f->dy = 2 * s->count + i;
-        f->data = at, at += size.data;
+        f->data = size.data ? at : 0, at += size.data;
         f->transposed = size.transposed ? at : 0, at += size.transposed;
         f->inverse = size.scales ? (float *)(void *)at : 0, at += size.scales;
         f->transposed_inverse = size.transposed_scales ? (float *)(void *)at : 0, at += size.transposed_scales;

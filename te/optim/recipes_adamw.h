@@ -277,7 +277,7 @@ TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry
     const int i = p->fp8.weight; /* p's index in the table `entry`, if p's model is still under the recipes *s, which
                                   * the next line checks */
     if (p->fp8.scales != &s->scales || i < 0 || i >= s->count || entry[i].param != p) return 0;
-    if (entry[i].granularity == TE__WEIGHTS_ROWWISE) return 0;
+    if (entry[i].granularity == TE__WEIGHTS_ROWWISE || entry[i].granularity == TE__WEIGHTS_AT_USE) return 0;
     if (entry[i].granularity == TE__WEIGHTS_BLOCKWISE && p->dtype == TE_f32) return 0;
     return &entry[i];
 }

@@ -73,9 +73,10 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
     TE_REQUIRE(op->op_class != TE_CLASS_norm || op->in <= TE_MAX_NORM_WIDTH, ctx, TE_ERROR_OVERFLOW,
                "%s_set_dims: (%s, %s) has %d columns, a norm takes %d at most", plan->name, of->kind, of->name, op->in,
                (int)TE_MAX_NORM_WIDTH);
-    TE_REQUIRE(op->recipe == TE_RECIPE_none || (op->in % 16 == 0 && op->out % 16 == 0), ctx, TE_ERROR_SHAPE,
-               "%s_set_dims: (%s, %s) has %d input and %d output columns; a product in FP8 has multiples of 16",
-               plan->name, of->kind, of->name, op->in, op->out);
+    const int columns = TE_FP8_COLUMNS(op->recipe);
+    TE_REQUIRE(op->recipe == TE_RECIPE_none || (op->in % columns == 0 && op->out % columns == 0), ctx, TE_ERROR_SHAPE,
+               "%s_set_dims: (%s, %s) has %d input and %d output columns; a product in FP8 has multiples of %d",
+               plan->name, of->kind, of->name, op->in, op->out, columns);
     return TE_OK;
 }
 /* Return the number of dims that the caller must pass for a list: one more than the highest k of a symbol TE_DIM(k) in

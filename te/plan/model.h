@@ -140,6 +140,8 @@ typedef enum te_recipe {
     TE_RECIPE_fp8_block,   /* one scale for each 1 x 128 tile of x and dy, and for each 128 x 128 block of the weight */
     TE_RECIPE_fp8_row,     /* one scale for each row of x, and for each row of the weight; FP8 is used in forward
                             * only */
+    TE_RECIPE_mxfp8,       /* e4m3 with a power of two as the scale of each 32 elements (microscaling.h) */
+    TE_RECIPE_nvfp4,       /* e2m1 with a scale in e4m3 for each 16 elements (microscaling.h) */
     TE_RECIPE_COUNT
 } te_recipe;
 /* TE_IS_BLOCKWISE, TE_IS_ROWWISE, TE_IS_TENSORWISE: whether the recipe has one scale per tile or block, per row, or per
@@ -147,6 +149,11 @@ typedef enum te_recipe {
  * is one. */
 #define TE_IS_BLOCKWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
 #define TE_IS_ROWWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
+/* Whether the recipe is mxfp8 or nvfp4. Their GEMMs are emulated: they run in the list's dtype, on operands that were
+ * rounded to the recipe's format. */
+#define TE_IS_MICROSCALED(recipe) ((int)(recipe) == (int)TE_RECIPE_mxfp8 || (int)(recipe) == (int)TE_RECIPE_nvfp4)
+/* The widths of a GEMM under the recipe are multiples of this. */
+#define TE_FP8_COLUMNS(recipe) ((int)(recipe) == (int)TE_RECIPE_mxfp8 ? 32 : 16)
 #define TE_IS_TENSORWISE(recipe) \
     ((int)(recipe) == (int)TE_RECIPE_fp8_current || (int)(recipe) == (int)TE_RECIPE_fp8_delayed)
 #define TE_SCALING_OF(recipe)                           \
@@ -206,6 +213,7 @@ typedef enum te_rounding { TE_ROUNDING_nearest, TE_ROUNDING_stochastic } te_roun
 struct te_quantize;
 struct te_quantize_blockwise;
 struct te_quantize_rowwise;
+struct te_quantize_microscaled;
 struct te_quantize_multi_tensor;
 struct te_multi_tensor;
 struct te_gemm; struct te_model; struct te_run; struct te_step; struct te_value; struct te_fp8_product;
@@ -253,6 +261,9 @@ typedef struct te_fp8_ops {
     te_rounding rounding; /* how dy is rounded */
     te_dtype weights;     /* the format of the weight parameters of FP8 GEMMs; the optimizer writes them, and the casts
                            * to FP8 read them */
+    /* For mxfp8 and nvfp4: the function that rounds a tensor to the format of the list's recipe; null if the list has
+     * another recipe. */
+    te_status (*quantize_microscaled)(const struct te_quantize_microscaled *q, te_context *ctx);
 } te_fp8_ops;
 
 typedef struct te_quantized_weight te_quantized_weight; /* te/quant/block_formats.h */

@@ -111,6 +111,7 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
         name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                              \
         name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                              \
         name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                  \
+        name##_runs_fp8 = (int)name##_names_recipe && !TE_IS_MICROSCALED(name##_recipe),                            \
         name##_saves_inputs = (int)TE_INPUTS_OPTION(of),                                                            \
         name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                       \
         name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                              \
@@ -140,9 +141,9 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
                   "te: " #name ": (weights, quantized) is of a list without a recipe");                             \
     static_assert((int)name##_weights == (int)name##_dtype || (int)name##_weights == (int)TE_quantized ||           \
                       ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                            \
-                       !TE_IS_ROWWISE(name##_recipe)),                                                              \
-                  "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains, fp8_row does not, or " \
-                      "the dtype of the list");                                                                     \
+                       !TE_IS_ROWWISE(name##_recipe) && !TE_IS_MICROSCALED(name##_recipe)),                         \
+                  "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains in FP8 (fp8_delayed, "  \
+                      "fp8_current, fp8_block), or the dtype of the list");                                         \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,     \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                \
     static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                              \

@@ -457,7 +457,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
 /* Constants that follow from the recipe of the step's linear and from the pass. They determine which kernels exist for
  * the step. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
-    name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)), \
+    name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !TE_IS_MICROSCALED(name##_recipe) &&                  \
+                    !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)),                                  \
     name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \
     name##_fp8_a = TE__IS_BACKWARD_##pass ? (int)model##_gradients : (int)TE_e4m3,                              \
     name##_skinny_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \

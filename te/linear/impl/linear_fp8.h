@@ -311,13 +311,19 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     TE_QUANTIZE_ROWWISE(name##_rows, dtype)                                   \
     TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name##_rows, dtype)                             \
     TE__FP8_OPS_TABLE(name, 0, 0, 0, name##_rows_run, 0, name##_rows_multi_tensor_run, backward)
+/* te/microscaling.h defines these two anew. */
+#define TE__FP8_OPS_mxfp8(name, ...) TE__NO_MICROSCALING(name, mxfp8)
+#define TE__FP8_OPS_nvfp4(name, ...) TE__NO_MICROSCALING(name, nvfp4)
+#define TE__NO_MICROSCALING(name, recipe)                                                                          \
+    static_assert(0, "te: " #name ": (recipe, " #recipe ") needs te/microscaling.h; te/te.h leaves its kernels out"); \
+    static const te_fp8_ops name##_fp8 = {0};
 #define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, takes_bias, rows, cast_by_block, cast_by_row, backward)     \
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run, \
                                           tiles, product_of_tiles, takes_bias, rows,                                 \
                                           name##_quantize_multi_tensor_run, cast_by_block, cast_by_row,              \
                                           te__fp8_forward, backward, te__fp8_transpose_into, te__fp8_cast,           \
                                           !name##_takes_dims, name##_saves_inputs, (te_dtype)name##_gradients,       \
-                                          (te_rounding)name##_rounding, (te_dtype)name##_weights};
+                                          (te_rounding)name##_rounding, (te_dtype)name##_weights, 0};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)             \
     TE_QUANTIZE_VEC8(name##_quantize, dtype)                             \
     TE_QUANTIZE_MULTI_TENSOR(name##_quantize, weights)                            \

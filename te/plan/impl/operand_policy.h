@@ -42,7 +42,8 @@ typedef enum te_input_source {
 } te_input_source;
 
 typedef struct te_operand_policy {
-    unsigned char fp8;               /* 1: the op is a GEMM that runs in FP8 in this pass */
+    unsigned char fp8;               /* 1: the op is a GEMM that runs in FP8 in this pass, or in the list's dtype on
+                                      * operands that emulate mxfp8 or nvfp4 */
     unsigned char scaling;           /* a te_scaling, which says how the operand of this GEMM is scaled */
     unsigned char
         stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; this is possible because the
@@ -141,7 +142,8 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     const te_fp8_product *bound = use == TE_USE_as_bound ? &param[i]->fp8 : 0;
     const int trains = !TE_IS_ROWWISE(op->recipe); /* whether backward uses FP8, too: not under fp8_row, whose backward
                                                     * runs in the list's format */
-    if (trains && !(op->flags & TE_IS_FROZEN)) o.input = (unsigned char)te__input_source_of(p, i);
+    if (trains && !TE_IS_MICROSCALED(op->recipe) && !(op->flags & TE_IS_FROZEN))
+        o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe((int)op->recipe);
     if (o.scaling != TE_SCALING_TENSORWISE) return o;
@@ -154,12 +156,12 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     return o;
 }
 /* Return whether backward reads the output of op i in the list's format, or a fork saves this output. (It does not if a
- * GEMM consumes the output and runs in FP8 in backward: backward then reads the GEMM's FP8 input instead.) backward:
- * the policies of backward. */
+ * GEMM consumes the output and runs in FP8 in backward: backward then reads the GEMM's FP8 input instead. Under mxfp8
+ * and nvfp4 backward rounds the output anew, along its columns.) backward: the policies of backward. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & (TE_PASSES_VALUE | TE_IS_OUTPUT))) i++;
-    if (i + 1 == p->op_count || backward[i + 1].fp8) return 0;
+    if (i + 1 == p->op_count || (backward[i + 1].fp8 && !TE_IS_MICROSCALED(p->op[i + 1].recipe))) return 0;
     if (te__recomputes_logits(p, i) || te__is_regathered(p, i) || te__is_combined(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }

@@ -58,7 +58,7 @@
         name##_reads = TE__FIRST_OF(name##_tensor_loads),                                                              \
         name##_saved_inputs = 0 TE_EACH_OP(TE__SAVED_AT, ~, __VA_ARGS__),                                              \
         name##_params = name##_is_backward ? 0 : (0 TE_EACH_OP(TE__PARAM_AT, ~, __VA_ARGS__)),                         \
-        name##_fp8_wanted = !model##_names_recipe ? 0 : name##_is_backward ? (int)model##_gradients : (int)TE_e4m3,    \
+        name##_fp8_wanted = !model##_runs_fp8 ? 0 : name##_is_backward ? (int)model##_gradients : (int)TE_e4m3,        \
         TE__POINTWISE_SCALING_FACTS(model, name)                                                                       \
     };                                                                                                                 \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in backward a norm begins its pattern");    \

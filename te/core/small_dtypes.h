@@ -1,0 +1,149 @@
+/* small_dtypes.h -- the formats of block-scaled numbers, and conversions of one number: the 4-bit elements e2m1, and
+ * the scales of a block, e8m0 and ue4m3.
+ *
+ * Do this:
+ *     uint8_t code = te_e2m1_of_float(x);        // 0 to 15; x rounded to nearest even and saturated to +-6
+ *     uint8_t scale = te_e8m0_of_float_up(amax / 448);   // the smallest power of two that is not below the argument
+ *
+ *   e2m1    sign, 2 bits of exponent, 1 of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6; no infinity and no NaN
+ *   e8m0    8 bits of exponent, a power of two: 2^-127 (0x00) to 2^127 (0xfe); 0xff is NaN; neither zero nor a sign
+ *   ue4m3   e4m3 (dtype.h) without its sign: 0 to 448 (0x7e); 0x7f is NaN
+ *
+ * e2m1 and e8m0 are formats of the OCP Microscaling Formats (MX) Specification 1.0; ue4m3 is the format of the scales
+ * of NVFP4 (CUDA's CUDA_R_8F_UE4M3). All conversions use integer instructions and additions of floats, so the results
+ * are bitwise identical on the host and on every GPU. They are those of PTX's cvt to .e2m1x2 and .ue8m0x2 with
+ * .satfinite: a NaN becomes 6 in e2m1. te/te.h does not include this header, because only microscaling.h needs it.
+ */
+#ifndef TE_SMALL_DTYPES_H
+#define TE_SMALL_DTYPES_H
+
+#include "dtype.h" /* te__fp8_of_float_stochastic, te_float_of_e4m3 */
+
+#define TE_E2M1_MAX 6.0f /* the largest number of e2m1 */
+
+/* ---- e2m1 -------------------------------------------------------------------------------------------------------- */
+
+/* Convert f, which is not NaN, to e2m1: to the nearest number, ties to the even code. */
+TE_BOTH uint32_t te__e2m1_of_number(float f) {
+    const uint32_t u = te_bits_of_float(f), six = te_bits_of_float(TE_E2M1_MAX), one = 127u << 23;
+    const uint32_t magnitude = u & 0x7fffffffu, a = magnitude < six ? magnitude : six;
+    /* `step` is a float whose unit in the last place is the distance between the numbers of e2m1 around a: 0.5 below 2,
+     * else 1 or 2. Adding it rounds a to a multiple of that distance. */
+    const uint32_t exponent = (a > one ? a : one) & 0x7f800000u, step = exponent + (22u << 23);
+    const uint32_t rounded = te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step;
+    return (u >> 28 & 8u) | (rounded + (exponent >> 22) - (one >> 22));
+}
+/* Convert to e2m1: to the nearest number, ties to the even code. An infinity becomes +-6, a NaN 6; -0 stays -0. */
+TE_BOTH uint8_t te_e2m1_of_float(float f) { return (uint8_t)(f == f ? te__e2m1_of_number(f) : 7u); }
+/* Convert f, which is not NaN, to e2m1 by stochastic rounding (te_e2m1_of_float_stochastic). */
+TE_BOTH uint32_t te__e2m1_of_number_stochastic(float f, uint32_t random) {
+    const uint32_t u = te_bits_of_float(f), six = te_bits_of_float(TE_E2M1_MAX), one = 127u << 23;
+    const uint32_t magnitude = u & 0x7fffffffu, a = magnitude < six ? magnitude : six;
+    /* The position of a among the codes, in units of 2^-22 of a code. From 1 on it follows from the bits of a; below 1,
+     * where codes are 0.5 apart, from those of a + 1, which has units of 2^-23. */
+    const uint32_t below_one = te_bits_of_float(te_float_of_bits(a) + 1.0f) - one, above = a - (one - (1u << 23));
+    const uint32_t position = a < one ? below_one : above;
+    return (u >> 28 & 8u) | (position + 0x3fffffu - (random << 6)) >> 22; /* one up if the part > random / 2^16 */
+}
+/* Convert to e2m1 by stochastic rounding, with the probabilities of te__fp8_of_float_stochastic: the expected value is
+ * f, up to 2^-16 of the distance between neighbouring numbers. random: 16 random bits. */
+TE_BOTH uint8_t te_e2m1_of_float_stochastic(float f, uint32_t random) {
+    return (uint8_t)(f == f ? te__e2m1_of_number_stochastic(f, random) : 7u);
+}
+/* Convert the e2m1 number in the low four bits of `code` to float, exactly. */
+TE_BOTH float te_float_of_e2m1(uint8_t code) {
+    const uint32_t a = code & 7u, exponent = a >> 1, sign = (uint32_t)(code & 8u) << 28;
+    const uint32_t normal = (exponent + 126u) << 23 | (a & 1u) << 22, subnormal = a ? 126u << 23 : 0u;
+    return te_float_of_bits(sign | (exponent ? normal : subnormal));
+}
+/* Convert eight e2m1 numbers to floats; the first is in the lowest four bits. */
+TE_FN void te__floats_of_e2m1(float v[8], uint32_t codes) {
+#if TE_CUDA
+    /* Bytes 2 and 3 of a float hold all bits of such a number. __byte_perm looks them up, four numbers at a time. */
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        const uint32_t four = codes >> 16 * half, select = four & 0x7777u;
+        const uint32_t low = __byte_perm(0xc0800000u, 0xc0804000u, select); /* 0, 0.5, 1, 1.5; 2, 3, 4, 6: byte 2 */
+        const uint32_t high = __byte_perm(0x3f3f3f00u, 0x40404040u, select); /* byte 3 */
+        TE_UNROLL for (int k = 0; k < 4; k++) {
+            const uint32_t u = __byte_perm(__byte_perm(low, high, (uint32_t)(k | (k + 4) << 4)), 0, 0x1044u);
+            v[4 * half + k] = te_float_of_bits(u | (four << (28 - 4 * k) & 0x80000000u));
+        }
+    }
+#else
+    for (int k = 0; k < 8; k++) v[k] = te_float_of_e2m1((uint8_t)(codes >> 4 * k));
+#endif
+}
+
+/* ---- ue4m3 ------------------------------------------------------------------------------------------------------- */
+
+/* Convert to ue4m3: to the nearest number, ties to even. A number above 448 becomes 448, one below 0 becomes 0, and a
+ * NaN becomes 0x7f. */
+TE_BOTH uint8_t te_ue4m3_of_float(float f) {
+    const uint8_t byte = te_e4m3_of_float(f);
+    return (uint8_t)((byte & 0x7fu) == 0x7fu ? 0x7fu : byte & 0x80u ? 0u : byte);
+}
+/* Convert to ue4m3 by stochastic rounding. random: 16 random bits. */
+TE_BOTH uint8_t te_ue4m3_of_float_stochastic(float f, uint32_t random) {
+    const uint8_t byte = te__fp8_of_float_stochastic(f, random, 3, 7, TE_E4M3_MAX);
+    return (uint8_t)((byte & 0x7fu) == 0x7fu ? 0x7fu : byte & 0x80u ? 0u : byte);
+}
+TE_BOTH float te_float_of_ue4m3(uint8_t byte) { return te_float_of_e4m3((uint8_t)(byte & 0x7fu)); }
+
+/* ---- e8m0 -------------------------------------------------------------------------------------------------------- */
+
+/* The conversions below take a number and return a power of two as an e8m0 number. Zero and numbers below 0 become
+ * 0x00, which is 2^-127; infinity becomes 0xfe, the largest; a NaN becomes 0xff. */
+
+/* Returns the code that a conversion returns for a number without a nearest power of two, or -1. */
+TE_BOTH int te__e8m0_special(uint32_t u) {
+    if ((u & 0x7fffffffu) > 0x7f800000u) return 0xff;
+    return u >> 31 || u == 0 ? 0 : u >= 0x7f000000u ? 0xfe : -1; /* 0x7f000000: 2^127 */
+}
+/* Returns the exponent of a finite float above 0 below 2^127, rounded down, as an e8m0 code that is at least 0. *part:
+ * how far the float lies between this power of two and the next, in units of 2^-23 of the distance; 0 if it lies below
+ * 2^-127. */
+TE_BOTH uint32_t te__e8m0_floor(uint32_t *part, uint32_t u) {
+    const uint32_t exponent = u >> 23, mantissa = u & 0x7fffffu;
+    *part = exponent ? mantissa : mantissa > 0x400000u ? (mantissa - 0x400000u) << 1 : 0u; /* 0x400000: 2^-127 */
+    return exponent;
+}
+/* Convert to the nearest power of two, ties to the even code. */
+TE_BOTH uint8_t te_e8m0_of_float(float f) {
+    const uint32_t u = te_bits_of_float(f);
+    const int special = te__e8m0_special(u);
+    uint32_t part;
+    if (special >= 0) return (uint8_t)special;
+    const uint32_t code = te__e8m0_floor(&part, u);
+    return (uint8_t)(code + (part > 0x400000u || (part == 0x400000u && code % 2 == 1)));
+}
+/* Convert to the smallest power of two that is not below f, which is how a block's scale is rounded. */
+TE_BOTH uint8_t te_e8m0_of_float_up(float f) {
+    const uint32_t u = te_bits_of_float(f);
+    const int special = te__e8m0_special(u);
+    uint32_t part;
+    if (special >= 0) return (uint8_t)special;
+    const uint32_t code = te__e8m0_floor(&part, u);
+    return (uint8_t)(code + (part > 0u));
+}
+/* Convert to the power of two below or above f by stochastic rounding; the expected value is f, up to 2^-16 of the
+ * distance. random: 16 random bits. */
+TE_BOTH uint8_t te_e8m0_of_float_stochastic(float f, uint32_t random) {
+    const uint32_t u = te_bits_of_float(f);
+    const int special = te__e8m0_special(u);
+    uint32_t part;
+    if (special >= 0) return (uint8_t)special;
+    const uint32_t code = te__e8m0_floor(&part, u);
+    return (uint8_t)(code + (part > random << 7));
+}
+/* Convert an e8m0 number to float, exactly. */
+TE_BOTH float te_float_of_e8m0(uint8_t code) {
+    return te_float_of_bits(code == 0xffu ? 0x7fffffffu : code == 0u ? 0x400000u : (uint32_t)code << 23);
+}
+/* Returns 1 / te_float_of_e8m0(code), exactly. */
+TE_BOTH float te_inverse_of_e8m0(uint8_t code) {
+    return te_float_of_bits(code == 0xffu   ? 0x7fffffffu
+                            : code == 0xfeu ? 0x400000u
+                                            : (uint32_t)(254 - code) << 23);
+}
+
+#endif

@@ -1,0 +1,358 @@
+/* quantize_nvfp4.h -- casts a tensor to NVFP4: elements in e2m1, a scale in ue4m3 for each block of 16 elements, and an
+ * f32 scale for the tensor; rowwise, columnwise, or both.
+ *
+ * Do this:
+ *     TE_QUANTIZE_NVFP4(of_bf16, bf16)                                // defines the kernels and of_bf16_run
+ *     te_quantize_microscaled q = te_quantize_microscaled_of(rows, cols);
+ *     q.x = x, q.amax = amax, q.y.data = y, q.y.scales = s, q.yt.data = yt, q.yt.scales = t, q.hadamard = 1;
+ *     TE_TRY(of_bf16_run(&q, ctx));
+ *
+ * Two passes read x: the first finds the amax of x and of the transformed x, the second casts. TransformerEngine's
+ * definitions, in f32: encode = 6 * 448 / amax of the tensor; a block's scale = amax of the block * (encode * (1 / 6)),
+ * rounded to ue4m3; an element is x * (1 / (scale * (1 / encode))), rounded and saturated to +-6. An element has the
+ * value e2m1 * ue4m3 * (amax / (6 * 448)). If x has a NaN, all scales are NaN; if it has an infinity, the tensor's
+ * scale is infinite: both reach the product.
+ *
+ * A pair of lanes casts 16 x 16 elements; a lane holds 16 rows of eight columns, so a column's block and its transform
+ * lie in one lane. Lower bound: a copy of the same bytes, for a bf16 element 5.13: 2 for each pass, and 0.56 each for y
+ * and yt. GPUs before Blackwell convert to e2m1 by integer instructions, which take more time than these bytes
+ * (docs/notes/fp8_casts.md).
+ */
+#ifndef TE_QUANTIZE_NVFP4_H
+#define TE_QUANTIZE_NVFP4_H
+
+#include <float.h> /* FLT_MAX */
+
+#include "../../core/dtype.h" /* te_vec8 */
+#include "../../core/lanes.h" /* te_lanes_pair_max, te_amax_atomic_max */
+#include "../microscaled.h"   /* te_quantize_microscaled */
+
+enum {
+    TE_NVFP4_VECTORS = TE_CUDA ? 1 : 2, /* the vectors of eight columns of a 16 x 16 unit that a lane holds */
+    TE_NVFP4_THREADS = TE_CUDA ? 256 : 1,
+    TE_NVFP4_UNITS = 128 /* the units of 16 x 16 that a block of threads casts: on CUDA 4 x 4 in each warp */
+};
+
+/* ---- the Hadamard transform -------------------------------------------------------------------------------------- */
+
+/* The signs by which the 16 inputs of the transform are multiplied: bit i is 1 if input i is negated. They are
+ * TransformerEngine's: + + + - + - - - - - - + - + - -. */
+enum { TE_HADAMARD_SIGNS = 0xd7e8 };
+
+/* Transform 16 numbers in place: v = v D H / 4, where D is the diagonal matrix of the signs and H the 16 x 16 Hadamard
+ * matrix (Sylvester's). The matrix is orthogonal, so (dy^T T)(T^T x) = dy^T x: transforming both operands of a weight
+ * gradient along the rows over which it sums leaves the sum unchanged, but spreads an outlier over 16 elements. */
+TE_BOTH void te_hadamard16(float v[16]) {
+    TE_UNROLL for (int i = 0; i < 16; i++) v[i] = TE_HADAMARD_SIGNS >> i & 1 ? -v[i] : v[i];
+    TE_UNROLL for (int half = 1; half < 16; half *= 2)
+        TE_UNROLL for (int i = 0; i < 16; i++) {
+            if (i & half) continue;
+            const float a = v[i], b = v[i + half];
+            v[i] = a + b, v[i + half] = a - b;
+        }
+    TE_UNROLL for (int i = 0; i < 16; i++) v[i] *= 0.25f;
+}
+
+/* ---- scales ------------------------------------------------------------------------------------------------------ */
+
+/* The scales of a tensor, which follow from its amax. */
+typedef struct te_nvfp4_scale {
+    float decode;     /* the inverse of 6 * 448 / amax; by it TransformerEngine computes 1 / scale of a block */
+    float multiplier; /* a block's scale is its amax times this */
+    float value;      /* amax / (6 * 448): the tensor's scale */
+} te_nvfp4_scale;
+
+TE_BOTH te_nvfp4_scale te_nvfp4_scale_of(float amax) {
+    te_nvfp4_scale s;
+    const float range = TE_E2M1_MAX * TE_E4M3_MAX;
+    float encode = range / amax;
+    encode = encode > FLT_MAX ? FLT_MAX : encode == 0.0f ? 1.0f : encode;
+    s.decode = 1.0f / encode, s.multiplier = encode * (1.0f / TE_E2M1_MAX), s.value = amax / range;
+    return s;
+}
+/* Returns the number by which the elements of a block are multiplied before they are rounded. *code: the block's
+ * scale; *value: the scale as a float. amax: the largest |x| of the block. */
+TE_FN float te_nvfp4_encode(uint8_t *code, float *value, float amax, const te_nvfp4_scale *s) {
+    float v[4];
+    *code = te_e4m3_of_float(amax * s->multiplier); /* amax is not negative, so this is ue4m3 */
+    te__floats_of_fp8(v, *code, 1);
+    *value = v[0];
+    const float inverse = 1.0f / (v[0] * s->decode);
+    return inverse > FLT_MAX ? FLT_MAX : inverse;
+}
+
+/* ---- a unit of 16 x 16 ------------------------------------------------------------------------------------------- */
+
+/* The first row and column of what a lane holds, and which half of the unit's columns that is (on the host, 0). */
+typedef struct te__nvfp4_lane { int64_t row, col; int across; } te__nvfp4_lane;
+typedef struct te__nvfp4_unit { te_vec8 x[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS]; } te__nvfp4_unit;
+/* Compile-time constants of a kernel. */
+typedef struct te__nvfp4_kind {
+    int aligned;    /* 1: cols is a multiple of eight */
+    int rounded;    /* 1: stores the rounded values; 0: stores elements and scales */
+    int stochastic; /* 1: rounds stochastically, 0: to nearest even */
+    te_dtype from;
+} te__nvfp4_kind;
+
+TE_FN te__nvfp4_kind te__nvfp4_kind_of(const int aligned, const int rounded, const int stochastic,
+                                       const te_dtype from) {
+    te__nvfp4_kind k;
+    k.aligned = aligned, k.rounded = rounded, k.stochastic = stochastic, k.from = from;
+    return k;
+}
+/* Returns the lane's part of unit number `unit` of the whole tensor. 4 x 4 units are a tile. */
+TE_FN te__nvfp4_lane te__nvfp4_lane_of(int64_t cols, uint32_t unit, int lane) {
+    te__nvfp4_lane l;
+    const uint32_t tiles_across = (uint32_t)te_ceil_div(cols, 4 * TE_NVFP4_BLOCK), tile = unit / 16;
+    l.across = TE_CUDA ? lane % 2 : 0;
+    l.row = (int64_t)(tile / tiles_across * 4 + unit % 16 / 4) * TE_NVFP4_BLOCK;
+    l.col = (int64_t)(tile % tiles_across * 4 + unit % 4) * TE_NVFP4_BLOCK + l.across * 8;
+    return l;
+}
+/* Returns which unit of its block of threads a lane begins with. On CUDA the 16 units of a warp are 4 x 4, so that
+ * eight lanes load 64 columns of a row. */
+TE_FN int te__nvfp4_first_unit(te_lanes g) {
+    return TE_CUDA ? g.id / 32 * 16 + g.id / 8 % 4 * 4 + g.id / 2 % 4 : 0;
+}
+TE_FN void te__nvfp4_load(te__nvfp4_unit *u, const te_quantize_microscaled *q, const te__nvfp4_lane *l,
+                          const int aligned, const te_dtype from) {
+    const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from)); /* te__microscaled_check: fits */
+    const char *first = (const char *)te_opaque_pointer((const char *)q->x + (l->row * q->cols + l->col) *
+                                                                                 (int64_t)te_dtype_bytes(from));
+    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++)
+        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+            const int n = (int)te_min(8, q->cols - l->col - 8 * h);
+            memset(&u->x[k][h], 0, sizeof u->x[k][h]);
+            if (l->row + k < q->rows && n > 0)
+                te_vec8_load(&u->x[k][h], first + (uint64_t)(uint32_t)k * pitch, 8 * h, n, aligned, from);
+        }
+}
+/* Get element j of a vector as a float. */
+TE_FN float te__nvfp4_element(const te_vec8 *x, const int j, const te_dtype from) {
+    const uint16_t half = (uint16_t)(x->w[j / 2] >> j % 2 * 16);
+    if (from == TE_f32) return te_float_of_bits(x->w[j]);
+    if (from == TE_bf16) return te_float_of_bits(j % 2 ? x->w[j / 2] & 0xffff0000u : x->w[j / 2] << 16);
+    return te_float_of_f16(half);
+}
+TE_FN void te__nvfp4_column(float v[16], const te__nvfp4_unit *u, int h, const int j, const te_dtype from) {
+    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] = te__nvfp4_element(&u->x[k][h], j, from);
+}
+
+/* ---- the first pass: amax ---------------------------------------------------------------------------------------- */
+
+TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, const int aligned, const te_dtype from) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_NVFP4_THREADS, &group);
+    uint32_t bits = 0, transformed = 0;
+    for (int k = te__nvfp4_first_unit(g); k < TE_NVFP4_UNITS; k += TE_CUDA ? TE_NVFP4_UNITS : 1) {
+        const te__nvfp4_lane l = te__nvfp4_lane_of(q->cols, (uint32_t)b.x * TE_NVFP4_UNITS + (uint32_t)k, g.id);
+        te__nvfp4_unit u;
+        te__nvfp4_load(&u, q, &l, aligned, from);
+        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+            te_vec8 max;
+            memset(&max, 0, sizeof max);
+            TE_UNROLL for (int i = 0; i < TE_NVFP4_BLOCK; i++) te_vec8_max_magnitudes(&max, &u.x[i][h], from);
+            const uint32_t m = te_amax_vec8(&max, from);
+            bits = m > bits ? m : bits;
+            if (!q->hadamard) continue;
+            TE_UNROLL for (int j = 0; j < 8; j++) {
+                float v[16];
+                te__nvfp4_column(v, &u, h, j, from);
+                te_hadamard16(v);
+                transformed = te_amax_bits8(te_amax_bits8(transformed, v), v + 8);
+            }
+        }
+    }
+    /* rounding is monotonic, so the amax of the rounded values is the rounded amax */
+    if (q->hadamard) transformed = te_amax_bits(te__round_wide(te_float_of_bits(transformed), from));
+    te_amax_atomic_max(q->amax, bits, g), te_amax_atomic_max(q->amax + 1, q->hadamard ? transformed : bits, g);
+}
+
+/* ---- the second pass: cast --------------------------------------------------------------------------------------- */
+
+/* Round eight numbers to e2m1, the first in the lowest four bits; the codes of NaNs are any. index: the number of these
+ * eight in the stream of random numbers. */
+TE_FN uint32_t te__nvfp4_codes(const float v[8], const te_quantize_microscaled *q, int columnwise, int64_t index,
+                               const int stochastic) {
+    uint32_t codes = 0, word[4] = {0, 0, 0, 0};
+    if (stochastic) te_philox(word, q->rng->seed, (uint64_t)index, q->stream + (uint32_t)columnwise, q->rng->offset);
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        const uint32_t code = stochastic ? te__e2m1_of_number_stochastic(v[k], word[k / 2] >> k % 2 * 16 & 0xffffu)
+                                         : te__e2m1_of_number(v[k]);
+        codes |= code << 4 * k;
+    }
+    return codes;
+}
+/* Store the codes of eight elements of a line to `to`, whose address is a multiple of four. */
+TE_FN void te__nvfp4_store_codes(uint8_t *to, uint32_t codes) { *(uint32_t *)(void *)to = codes; }
+/* Rowwise: cast the lane's part of each row of the unit. amax: of the unit, if the blocks are square. */
+TE_FN void te__nvfp4_rows(const te_quantize_microscaled *q, const te__nvfp4_unit *u, const te__nvfp4_lane *l,
+                          float amax, const te__nvfp4_kind kind) {
+    const te_nvfp4_scale s = te_nvfp4_scale_of(q->amax[0]);
+    const te_microscaled_shape shape = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, 0, q->swizzled);
+    const int64_t block = l->col / TE_NVFP4_BLOCK, stride = te__microscale_stride(TE_NVFP4, &shape, 0, q->swizzled);
+    const int64_t scale_at = te_microscale_at(TE_NVFP4, &shape, l->row, block, 0, q->swizzled);
+    const int64_t data_at = l->row * shape.pitch + l->col / 2, index = (l->row * shape.blocks * 2) + l->col / 8;
+    const int rows = block < shape.blocks ? (int)te_min(TE_NVFP4_BLOCK, q->rows - l->row) : 0;
+    const uint32_t exist = q->amax[0] == q->amax[0] ? ~0u : 0u; /* with a NaN all elements are 0, and all scales NaN */
+    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) {
+        float m = 0.0f, value;
+        uint8_t code;
+        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++)
+            m = te__microscaled_max(m, te_vec8_largest(&u->x[k][h], kind.from));
+        m = te_lanes_pair_max(m, 1);
+        const float encode = te_nvfp4_encode(&code, &value, q->square_blocks ? amax : m, &s);
+        if (k >= rows) continue;
+        if (!kind.rounded && l->across == 0) q->y.scales[scale_at + k * stride] = code;
+        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+            float v[8];
+            te_vec8_floats(v, &u->x[k][h], kind.from);
+            TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= encode;
+            const uint32_t codes =
+                te__nvfp4_codes(v, q, 0, index + k * shape.blocks * 2 + h, kind.stochastic) & exist;
+            if (!kind.rounded) te__nvfp4_store_codes(q->y.data + data_at + k * shape.pitch + 4 * h, codes);
+            if (!kind.rounded || l->col + 8 * h >= q->cols) continue;
+            te__floats_of_e2m1(v, codes);
+            TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= value * s.value;
+            te__microscaled_store_rounded(q->y.rounded, (l->row + k) * q->cols + l->col + 8 * h, v, 8, 1, kind.from);
+        }
+    }
+}
+/* The casts of the eight columns of a vector: for each the codes of its 16 elements, and its scale in f32. */
+typedef struct te__nvfp4_cast_columns { uint32_t codes[8][2]; float scale[8]; } te__nvfp4_cast_columns;
+
+/* Round eight floats to the dtype of x, as a GEMM that transforms would store them. */
+TE_FN void te__nvfp4_round8(float v[8], const te_dtype from) {
+    te_vec8 e;
+    te_vec8_of_pairs(&e, v, from);
+    te_vec8_floats(v, &e, from);
+}
+/* Transpose a matrix of 8 x 8 numbers of four bits: number j of rows[i] = number i of column j. half: which eight of
+ * each column's 16 numbers. */
+TE_FN void te__nvfp4_transpose_codes(uint32_t rows[8], const te__nvfp4_cast_columns *c, const int half) {
+    uint32_t pairs[2][4], t[4];
+    TE_UNROLL for (int j = 0; j < 4; j++) { /* byte i of pairs[odd][j]: row 2 i + odd of columns 2 j and 2 j + 1 */
+        const uint32_t a = c->codes[2 * j][half], b = c->codes[2 * j + 1][half];
+        pairs[0][j] = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;
+        pairs[1][j] = (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u);
+    }
+    TE_UNROLL for (int odd = 0; odd < 2; odd++) {
+        te_transpose_bytes_4x4(t, pairs[odd]);
+        TE_UNROLL for (int i = 0; i < 4; i++) rows[2 * i + odd] = t[i];
+    }
+}
+/* Store the values of eight columns of a unit, a row at a time. */
+TE_FN void te__nvfp4_store_rounded(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c, int64_t row,
+                                   int64_t col, const te_dtype from) {
+    const int64_t rows = q->hadamard ? te_round_up(q->rows, TE_NVFP4_BLOCK) : q->rows;
+    TE_UNROLL for (int half = 0; half < 2; half++) {
+        uint32_t codes[8];
+        te__nvfp4_transpose_codes(codes, c, half);
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            float v[8];
+            if (row + 8 * half + k >= rows || col >= q->cols) continue;
+            te__floats_of_e2m1(v, codes[k]);
+            TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= c->scale[j];
+            te__microscaled_store_rounded(q->yt.rounded, (row + 8 * half + k) * q->cols + col, v, 8, 1, from);
+        }
+    }
+}
+/* Columnwise: cast the lane's columns of the unit. */
+TE_FN void te__nvfp4_columns(const te_quantize_microscaled *q, const te__nvfp4_unit *u, const te__nvfp4_lane *l,
+                             float amax, const te__nvfp4_kind kind) {
+    const te_nvfp4_scale s = te_nvfp4_scale_of(q->amax[1]);
+    const te_microscaled_shape shape = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, 1, q->swizzled);
+    const int64_t block = l->row / TE_NVFP4_BLOCK, stride = te__microscale_stride(TE_NVFP4, &shape, 1, q->swizzled);
+    const int64_t scale_at = te_microscale_at(TE_NVFP4, &shape, l->col, block, 1, q->swizzled);
+    const int64_t data_at = l->col * shape.pitch + block * (TE_NVFP4_BLOCK / 2);
+    const uint32_t exist = q->amax[1] == q->amax[1] ? ~0u : 0u;
+    if (block >= shape.blocks) return;
+    TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+        te__nvfp4_cast_columns c;
+        TE_UNROLL for (int j = 0; j < 8; j++) {
+            const int col = 8 * h + j;
+            float v[16], m = 0.0f, value;
+            uint8_t code;
+            te__nvfp4_column(v, u, h, j, kind.from);
+            if (q->hadamard) {
+                te_hadamard16(v);
+                te__nvfp4_round8(v, kind.from), te__nvfp4_round8(v + 8, kind.from);
+            }
+            TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) m = te__microscaled_max(m, v[k]);
+            const float encode = te_nvfp4_encode(&code, &value, q->square_blocks ? amax : m, &s);
+            const int64_t index = ((l->col + col) * shape.blocks + block) * 2;
+            c.scale[j] = value * s.value;
+            TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] *= encode;
+            c.codes[j][0] = te__nvfp4_codes(v, q, 1, index, kind.stochastic) & exist;
+            c.codes[j][1] = te__nvfp4_codes(v + 8, q, 1, index + 1, kind.stochastic) & exist;
+            if (kind.rounded || l->col + col >= q->cols) continue;
+            q->yt.scales[scale_at + col * stride] = code;
+            uint8_t *to = q->yt.data + data_at + col * shape.pitch;
+            te__nvfp4_store_codes(to, c.codes[j][0]), te__nvfp4_store_codes(to + 4, c.codes[j][1]);
+        }
+        if (kind.rounded) te__nvfp4_store_rounded(q, &c, l->row, l->col + 8 * h, kind.from);
+    }
+}
+TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const te__nvfp4_kind kind) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_NVFP4_THREADS, &group);
+    for (int k = te__nvfp4_first_unit(g); k < TE_NVFP4_UNITS; k += TE_CUDA ? TE_NVFP4_UNITS : 1) {
+        const te__nvfp4_lane l = te__nvfp4_lane_of(q->cols, (uint32_t)b.x * TE_NVFP4_UNITS + (uint32_t)k, g.id);
+        te__nvfp4_unit u;
+        float amax = 0.0f;
+        te__nvfp4_load(&u, q, &l, kind.aligned, kind.from);
+        if (q->square_blocks) {
+            TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+                te_vec8 max;
+                memset(&max, 0, sizeof max);
+                TE_UNROLL for (int i = 0; i < TE_NVFP4_BLOCK; i++) te_vec8_max_numbers(&max, &u.x[i][h], kind.from);
+                amax = te__microscaled_max(amax, te_vec8_largest(&max, kind.from));
+            }
+            amax = te_lanes_pair_max(amax, 1);
+        }
+        if (kind.rounded ? q->y.rounded != 0 : q->y.data != 0) te__nvfp4_rows(q, &u, &l, amax, kind);
+        if (kind.rounded ? q->yt.rounded != 0 : q->yt.data != 0) te__nvfp4_columns(q, &u, &l, amax, kind);
+    }
+}
+TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
+    const int64_t tiles = te_ceil_div(q->rows, 4 * TE_NVFP4_BLOCK) * te_ceil_div(q->cols, 4 * TE_NVFP4_BLOCK);
+    return te__grid_of(te_ceil_div(16 * tiles, TE_NVFP4_UNITS), 1);
+}
+
+/* Define kernels for tensors of dtype `from`, and te_status name_run(const te_quantize_microscaled *q, te_context
+ * *ctx), which stores elements and scales. The members y.rounded and yt.rounded must be null. Errors: TE_ERROR_NULL,
+ * TE_ERROR_SHAPE, TE_ERROR_VALUE, TE_ERROR_ALIGNMENT, TE_ERROR_OVERFLOW. */
+#define TE_QUANTIZE_NVFP4(name, from)                                                                              \
+    TE__NVFP4_PASSES(name##_aligned, from, 1, 0)                                                                   \
+    TE__NVFP4_PASSES(name##_unaligned, from, 0, 0)                                                                 \
+    TE_API te_status name##_run(const te_quantize_microscaled *q, te_context *ctx) {                               \
+        TE_TRY(te__microscaled_check(q, TE_NVFP4, 0, #name, ctx));                                                 \
+        if (!q->rows || !q->cols) return TE_OK;                                                                    \
+        TE_TRY(te__microscaled_clear_padding(q, TE_NVFP4, ctx));                                                   \
+        return q->cols % 8 == 0 ? name##_aligned_passes(q, ctx) : name##_unaligned_passes(q, ctx);                 \
+    }
+/* Define kernels and te_status name_run(const te_quantize_microscaled *q, te_context *ctx), which stores y.rounded and
+ * yt.rounded. cols must be a multiple of eight, and the members data and scales null. Errors: as above. */
+#define TE_ROUND_NVFP4(name, from)                                                                                 \
+    TE__NVFP4_PASSES(name##_rounded, from, 1, 1)                                                                   \
+    TE_API te_status name##_run(const te_quantize_microscaled *q, te_context *ctx) {                               \
+        TE_TRY(te__microscaled_check(q, TE_NVFP4, 1, #name, ctx));                                                 \
+        return q->rows && q->cols ? name##_rounded_passes(q, ctx) : TE_OK;                                         \
+    }
+#define TE__NVFP4_PASSES(name, from, aligned, rounded)                                                             \
+    TE_KERNEL_RESIDENT(name##_amax, TE_NVFP4_THREADS, 2, te_quantize_microscaled,                                  \
+                       te_nvfp4_amax_body(te_args, te_at, aligned, TE_##from))                                     \
+    TE__NVFP4_CAST(name##_nearest, from, te__nvfp4_kind_of(aligned, rounded, 0, TE_##from))                        \
+    TE__NVFP4_CAST(name##_stochastic, from, te__nvfp4_kind_of(aligned, rounded, 1, TE_##from))                     \
+    TE_API te_status name##_passes(const te_quantize_microscaled *q, te_context *ctx) {                            \
+        TE_TRY(te_fill(ctx, q->amax, 0, 2 * sizeof(float)));                                                       \
+        TE_TRY(name##_amax_launch(ctx, te__nvfp4_grid(q), q));                                                     \
+        return q->rng ? name##_stochastic_launch(ctx, te__nvfp4_grid(q), q)                                        \
+                      : name##_nearest_launch(ctx, te__nvfp4_grid(q), q);                                          \
+    }
+/* the limit of registers for two blocks of threads on an SM; in f32 x takes more of them */
+#define TE__NVFP4_CAST(name, from, kind)                                                                           \
+    TE_KERNEL_RESIDENT(name, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : 2, te_quantize_microscaled,               \
+                       te_nvfp4_body(te_args, te_at, kind))
+
+#endif

@@ -1,0 +1,172 @@
+/* microscaled.h -- tensors in the block-scaled formats MXFP8 and NVFP4: the sizes and the layouts of their elements and
+ * scales.
+ *
+ * Do this:
+ *     te_microscaled_shape s = te_microscaled_shape_of(TE_NVFP4, rows, cols, 0, 1);  // blocks along a row, swizzled
+ *     te_allocate(ctx, &data, s.data_bytes), te_allocate(ctx, &scales, s.scale_bytes);
+ *
+ *   format  elements  a block                      its scale      the tensor's scale
+ *   mxfp8   e4m3      32 elements of a row         e8m0           none
+ *   nvfp4   e2m1      16 elements of a row;        ue4m3          f32: amax / (6 * 448)
+ *                     of weights 16 x 16
+ *
+ * A tensor is stored up to twice. Rowwise, a block is a part of a row of x; columnwise, a block is a part of a column,
+ * because the GEMM of a weight gradient sums over rows. Blocks at the end of a row or a column may be incomplete. OCP
+ * Microscaling Formats (MX) Specification 1.0, and NVIDIA, "Pretraining Large Language Models with NVFP4" (2025); the
+ * layouts are those of TransformerEngine.
+ */
+#ifndef TE_MICROSCALED_H
+#define TE_MICROSCALED_H
+
+#include "../core/philox.h" /* te_rng */
+#include "../core/small_dtypes.h" /* te_e8m0_of_float_up, te_e2m1_of_float */
+#include "../core/target.h" /* te__check_target, TE_KERNEL_RESIDENT */
+
+typedef enum te_microscaling { TE_MXFP8, TE_NVFP4 } te_microscaling;
+
+enum {
+    TE_MXFP8_BLOCK = 32, /* the number of elements of a block of MXFP8 */
+    TE_NVFP4_BLOCK = 16,
+    /* the size of a tile of swizzled scales: the scales of 128 rows and of 4 blocks in each row lie in 512 consecutive
+     * bytes (cuBLAS, "Layouts of 1D block scaling factors") */
+    TE_SCALE_TILE_ROWS = 128,
+    TE_SCALE_TILE_BLOCKS = 4
+};
+
+/* Sizes of a tensor that is stored rowwise or columnwise. A line is a row of x rowwise, and a column columnwise. */
+typedef struct te_microscaled_shape {
+    int64_t lines, blocks;  /* the number of lines, and of blocks in each */
+    int64_t pitch;          /* bytes from one row of the elements to the next. mxfp8: the elements [rows, cols] in the
+                             * order of x, also columnwise. nvfp4: a row of the elements is a line, two elements a byte,
+                             * the first in the low half; it is padded with zeros to whole blocks */
+    int64_t data_bytes;
+    int64_t scale_bytes;    /* one byte for each scale; swizzled with padding to whole tiles */
+} te_microscaled_shape;
+
+/* columnwise: 1: blocks are parts of columns. swizzled: 1: scales are in tiles of 128 x 4 (te_swizzled_scale_at). */
+TE_BOTH te_microscaled_shape te_microscaled_shape_of(te_microscaling format, int64_t rows, int64_t cols, int columnwise,
+                                                     int swizzled) {
+    te_microscaled_shape s;
+    const int64_t block = format == TE_MXFP8 ? TE_MXFP8_BLOCK : TE_NVFP4_BLOCK;
+    s.lines = columnwise ? cols : rows, s.blocks = te_ceil_div(columnwise ? rows : cols, block);
+    s.pitch = format == TE_MXFP8 ? cols : s.blocks * (TE_NVFP4_BLOCK / 2);
+    s.data_bytes = format == TE_MXFP8 ? rows * cols : s.lines * s.pitch;
+    s.scale_bytes = swizzled ? te_round_up(s.lines, TE_SCALE_TILE_ROWS) * te_round_up(s.blocks, TE_SCALE_TILE_BLOCKS)
+                             : s.lines * s.blocks;
+    return s;
+}
+/* Returns the index of the scale of block `block` of line `line` in swizzled scales, the layout that cuBLASLt reads:
+ * tiles of 128 lines x 4 blocks in row-major order; in a tile, lines that are 32 apart are neighbours. */
+TE_BOTH int64_t te_swizzled_scale_at(int64_t blocks, int64_t line, int64_t block) {
+    const int64_t tile = line / TE_SCALE_TILE_ROWS * te_ceil_div(blocks, TE_SCALE_TILE_BLOCKS) +
+                         block / TE_SCALE_TILE_BLOCKS;
+    return tile * (TE_SCALE_TILE_ROWS * TE_SCALE_TILE_BLOCKS) + line % 32 * 16 + line / 32 % 4 * 4 +
+           block % TE_SCALE_TILE_BLOCKS;
+}
+/* Returns the index of the scale of block `block` of line `line`. Unswizzled scales are [lines, blocks]; those of a
+ * columnwise mxfp8 tensor are [blocks, lines], in the order of x. */
+TE_BOTH int64_t te_microscale_at(te_microscaling format, const te_microscaled_shape *s, int64_t line, int64_t block,
+                                 int columnwise, int swizzled) {
+    if (swizzled) return te_swizzled_scale_at(s->blocks, line, block);
+    return columnwise && format == TE_MXFP8 ? block * s->lines + line : line * s->blocks + block;
+}
+
+/* ---- a cast ------------------------------------------------------------------------------------------------------ */
+
+/* The outputs of a cast, rowwise or columnwise. Pointers are to target memory; null: not wanted. */
+typedef struct te_microscaled_out {
+    uint8_t *data, *scales; /* the elements, and the scales of the blocks (te_microscaled_shape_of); both or none */
+    void *rounded;          /* the values that data and scales stand for, [rows, cols] in the dtype of x, with which a
+                             * GEMM of that dtype emulates one of the block-scaled format. Columnwise with the Hadamard
+                             * transform: the transformed values, [rows rounded up to a multiple of 16, cols] */
+} te_microscaled_out;
+
+typedef struct te_quantize_microscaled {
+    te_microscaled_out y, yt; /* y: rowwise; yt: columnwise */
+    const void *x;            /* [rows, cols] of the dtype that the kernels are made for */
+    int64_t rows, cols;
+    int swizzled;             /* 1: the scales of y and yt are swizzled */
+    /* The members below are for nvfp4 only. */
+    float *amax;              /* [2], output: the largest |x|, and the largest |x| after the Hadamard transform; target
+                               * memory; it must not be null */
+    int square_blocks;        /* 1: a block is 16 x 16 elements, in y and in yt (weights); not with hadamard */
+    int hadamard;             /* 1: yt is the cast of the transformed x (te_hadamard16) */
+    const te_rng *rng;        /* null: round to nearest even; else stochastically, with this random state */
+    uint32_t stream;          /* stochastic rounding: y draws from this stream, yt from stream + 1 */
+} te_quantize_microscaled;
+
+TE_BOTH te_quantize_microscaled te_quantize_microscaled_of(int64_t rows, int64_t cols) {
+    te_quantize_microscaled q;
+    memset(&q, 0, sizeof q);
+    q.rows = rows, q.cols = cols;
+    return q;
+}
+
+/* Returns the larger one of m and |v|; a NaN v is ignored. */
+TE_FN float te__microscaled_max(float m, float v) {
+    const float a = fabsf(v);
+    return TE_CUDA ? fmaxf(m, a) : a > m ? a : m;
+}
+/* Returns the distance, in scales, between the scales of neighbouring lines of the same 32, for a block. */
+TE_BOTH int64_t te__microscale_stride(te_microscaling format, const te_microscaled_shape *s, int columnwise,
+                                      int swizzled) {
+    return swizzled ? 16 : columnwise && format == TE_MXFP8 ? 1 : s->blocks;
+}
+/* Store the first n of eight values that a GEMM of the dtype `from` reads. In f16 a finite value beyond the largest
+ * number becomes that number: rounding to a block's format can raise 65504, and must not make it infinite. */
+TE_FN void te__microscaled_store_rounded(void *to, int64_t at, float v[8], int n, int aligned, const te_dtype from) {
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        const uint32_t u = te_bits_of_float(v[k]), a = u & 0x7fffffffu, largest = 0x477fe000u; /* 65504 */
+        if (from == TE_f16 && a > largest && a < 0x7f800000u) v[k] = te_float_of_bits((u & 0x80000000u) | largest);
+    }
+    te_store8(to, at, v, n, aligned, from);
+}
+/* ---- checks, on the host ----------------------------------------------------------------------------------------- */
+
+TE_API te_status te__microscaled_check_out(const te_microscaled_out *o, const char *which, const char *who,
+                                           te_context *ctx) {
+    TE_REQUIRE(!o->data == !o->scales, ctx, TE_ERROR_NULL, "%s: %s.%s is null, %s.%s is not", who, which,
+               o->data ? "scales" : "data", which, o->data ? "data" : "scales");
+    TE_REQUIRE(((uintptr_t)o->data | (uintptr_t)o->scales | (uintptr_t)o->rounded) % TE_ACCESS == 0, ctx,
+               TE_ERROR_ALIGNMENT, "%s: %s does not start at a multiple of %d bytes", who, which, (int)TE_ACCESS);
+    return TE_OK;
+}
+/* rounded: 1: the function stores y.rounded and yt.rounded; 0: elements and scales. */
+TE_API te_status te__microscaled_check(const te_quantize_microscaled *q, te_microscaling format, int rounded,
+                                       const char *who, te_context *ctx) {
+    TE_TRY(te__check_target(ctx, who));
+    TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
+    TE_REQUIRE(q->rows >= 0 && q->cols >= 0, ctx, TE_ERROR_SHAPE, "%s: a tensor of %lld x %lld", who,
+               (long long)q->rows, (long long)q->cols);
+    TE_REQUIRE(4 * te_ceil_div(q->rows, 64) <= INT32_MAX / te_max(8, 8 * te_ceil_div(q->cols, 128)), ctx,
+               TE_ERROR_OVERFLOW, "%s: a tensor of %lld x %lld has more blocks than a launch", who, (long long)q->rows,
+               (long long)q->cols);
+    TE_REQUIRE(q->x || !q->rows || !q->cols, ctx, TE_ERROR_NULL, "%s: x is null", who);
+    TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: x does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
+    TE_TRY(te__microscaled_check_out(&q->y, "y", who, ctx));
+    TE_TRY(te__microscaled_check_out(&q->yt, "yt", who, ctx));
+    TE_REQUIRE(rounded ? !q->y.data && !q->yt.data : !q->y.rounded && !q->yt.rounded, ctx, TE_ERROR_VALUE,
+               "%s stores %s; the other outputs must be null", who, rounded ? "rounded values" : "elements and scales");
+    TE_REQUIRE(!rounded || q->cols % 8 == 0, ctx, TE_ERROR_SHAPE, "%s: %lld columns; it takes multiples of eight", who,
+               (long long)q->cols);
+    TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
+               (long long)q->cols); /* kernels compute the bytes of a row in 32 bits */
+    if (format == TE_MXFP8) return TE_OK;
+    TE_REQUIRE(q->amax, ctx, TE_ERROR_NULL, "%s: amax is null; nvfp4 has a scale for the tensor", who);
+    TE_REQUIRE(!q->hadamard || !q->square_blocks, ctx, TE_ERROR_VALUE,
+               "%s: the Hadamard transform is of blocks of 16 elements of a column, not of 16 x 16", who);
+    return TE_OK;
+}
+/* Set the scales to 0 if they contain padding, which the cast does not write. */
+TE_API te_status te__microscaled_clear_padding(const te_quantize_microscaled *q, te_microscaling format,
+                                               te_context *ctx) {
+    for (int columnwise = 0; columnwise < 2; columnwise++) {
+        uint8_t *scales = columnwise ? q->yt.scales : q->y.scales;
+        const te_microscaled_shape s = te_microscaled_shape_of(format, q->rows, q->cols, columnwise, q->swizzled);
+        if (scales && s.scale_bytes != s.lines * s.blocks) TE_TRY(te_fill(ctx, scales, 0, (size_t)s.scale_bytes));
+    }
+    return TE_OK;
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* linear_microscaled.h -- the operands of a linear under the recipes mxfp8 and nvfp4. No GPU before Blackwell
+ * multiplies these formats, so the GEMMs are emulated: each operand is rounded to the format, and the GEMM reads the
+ * rounded values in the list's dtype:
+ *
+ *     y[rows, out] = x weight^T           x and the weight rowwise: blocks along `in`
+ *     dx[rows, in] = dy weight            dy rowwise and the weight columnwise: blocks along `out`
+ *     dw[out, in]  = dy^T x               dy and x columnwise: blocks along the rows
+ *
+ * mxfp8 rounds all of them to nearest. Under nvfp4 blocks of the weight are 16 x 16, so that both of its layouts have
+ * the same values; the columnwise operands are transformed first (te_hadamard16), and dy is rounded stochastically.
+ *
+ * The values of mxfp8 are exact in bf16 and f32 (in f16 down to 2^-24); those of nvfp4 are rounded to the list's dtype,
+ * because their tensor's scale is any f32 number. Forward saves x in the list's dtype, as without a recipe, and the
+ * weight is cast at each use, so te_recipes holds no copies of weights.
+ */
+#ifndef TE_LINEAR_MICROSCALED_H
+#define TE_LINEAR_MICROSCALED_H
+
+#include "../../fp8/impl/quantize_mxfp8.h" /* TE_ROUND_MXFP8 */
+#include "../../fp8/impl/quantize_nvfp4.h" /* TE_ROUND_NVFP4, te_hadamard16 */
+#include "../../gemm/gemm.h"               /* te_gemm */
+#include "../../plan/impl/storage.h"       /* te_run, te__scratch */
+
+/* The number of the first Philox stream with which gradients are rounded; each GEMM has two streams. */
+enum { TE__MICROSCALED_STREAMS = 0x66704d00 };
+
+TE_API int te__is_nvfp4(const te_run *r, int i) { return r->plan->op[i].recipe == TE_RECIPE_nvfp4; }
+/* Returns the number of rows of a columnwise operand: nvfp4's transform needs whole blocks of 16 rows. */
+TE_API int64_t te__microscaled_rows(const te_run *r, int i, int64_t rows) {
+    return te__is_nvfp4(r, i) ? te_round_up(rows, TE_NVFP4_BLOCK) : rows;
+}
+/* Acquires scratch memory for an operand of `rows` rows in the list's dtype. */
+TE_API te_status te__microscaled_scratch(void **memory, te_run *r, int64_t rows, int64_t cols) {
+    return te__scratch(r, memory, (size_t)(rows * cols) * te_dtype_bytes(r->plan->dtype));
+}
+/* Rounds a matrix [rows, cols] of the list's dtype to the format of linear i: rowwise to y, columnwise to yt. y or yt
+ * may be null. q: the members that differ from the default. runs: 0: only acquires memory. */
+TE_API te_status te__microscaled_round(te_run *r, te_quantize_microscaled q, const void *x, void *y, void *yt,
+                                       int runs) {
+    void *amax = 0;
+    TE_TRY(te__scratch(r, &amax, TE_ALIGN));
+    q.x = x, q.amax = (float *)amax, q.y.rounded = y, q.yt.rounded = yt;
+    return r->dry || !runs ? TE_OK : r->plan->fp8->quantize_microscaled(&q, r->ctx);
+}
+/* Rounds the weight of linear i for forward (columnwise 0) or for dx (columnwise 1), to scratch memory. */
+TE_API te_status te__microscaled_weight(void **rounded, te_run *r, int i, int columnwise) {
+    const te_param *p = r->param[i];
+    te_quantize_microscaled q = te_quantize_microscaled_of(r->plan->op[i].out, r->plan->op[i].in);
+    q.square_blocks = te__is_nvfp4(r, i);
+    TE_TRY(te__microscaled_scratch(rounded, r, q.rows, q.cols));
+    return te__microscaled_round(r, q, p->data, columnwise ? 0 : *rounded, columnwise ? *rounded : 0, 1);
+}
+
+/* ---- forward and backward ---------------------------------------------------------------------------------------- */
+
+/* Sets the operands of the GEMM y = x weight^T of linear i. */
+TE_API te_status te__microscaled_forward(te_gemm *g, te_run *r, int i, te_value x) {
+    void *a = 0, *b = 0;
+    TE_TRY(te__convert_value(&x, r, r->plan->dtype));
+    TE_TRY(te__microscaled_scratch(&a, r, te__capacity_of_value(r, &x), x.cols));
+    TE_TRY(te__microscaled_round(r, te_quantize_microscaled_of(x.rows, x.cols), x.data, a, 0, 1));
+    TE_TRY(te__microscaled_weight(&b, r, i, 0));
+    g->a = a, g->b = b;
+    return TE_OK;
+}
+/* Rounds dy, the gradient that linear i reads, rowwise for dx and columnwise for the weight gradient. The memory of yt
+ * is not acquired if the list declares the weight as frozen. */
+TE_API te_status te__microscaled_gradient(void **y, void **yt, te_run *r, int i, te_value dy) {
+    const te_op *op = &r->plan->op[i];
+    te_quantize_microscaled q = te_quantize_microscaled_of(dy.rows, dy.cols);
+    const int64_t capacity = te__capacity_of_value(r, &dy);
+    TE_TRY(te__microscaled_scratch(y, r, capacity, dy.cols));
+    if (!(op->flags & TE_IS_FROZEN))
+        TE_TRY(te__microscaled_scratch(yt, r, te__microscaled_rows(r, i, capacity), dy.cols));
+    q.hadamard = te__is_nvfp4(r, i), q.rng = te__is_nvfp4(r, i) ? r->rng : 0;
+    q.stream = TE__MICROSCALED_STREAMS + 2 * (uint32_t)i;
+    return te__microscaled_round(r, q, dy.data, te__needs_input_grad(r, i) ? *y : 0,
+                                 te_is_trained(r->param[i]) ? *yt : 0, 1);
+}
+/* Sets the operands of both GEMMs of backward. w: the GEMM for dweight, which is skipped if the weight is frozen. x:
+ * the GEMM for dx. */
+TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
+    void *y = 0, *yt = 0, *xt = 0, *weight = 0;
+    TE_TRY(te__convert_value(&dy, r, r->plan->dtype));
+    TE_TRY(te__microscaled_gradient(&y, &yt, r, i, dy));
+    if (!(r->plan->op[i].flags & TE_IS_FROZEN)) {
+        te_value in = te__input_of(r, i);
+        TE_TRY(te__convert_value(&in, r, r->plan->dtype));
+        te_quantize_microscaled q = te_quantize_microscaled_of(in.rows, in.cols);
+        q.hadamard = te__is_nvfp4(r, i);
+        TE_TRY(te__microscaled_scratch(&xt, r, te__microscaled_rows(r, i, te__capacity_of_value(r, &in)), in.cols));
+        TE_TRY(te__microscaled_round(r, q, in.data, 0, xt, te_is_trained(r->param[i])));
+    }
+    TE_TRY(te__microscaled_weight(&weight, r, i, 1));
+    x->a = y, x->b = weight;
+    w->a = yt, w->trans_a = 1, w->b = xt, w->k = te__microscaled_rows(r, i, dy.rows);
+    return TE_OK;
+}
+
+/* ---- by recipe --------------------------------------------------------------------------------------------------- */
+
+/* Defines the cast of a list under mxfp8 or nvfp4, and its table of functions, `name`##_fp8 (TE_FP8_OPS). backward:
+ * te__fp8_backward, or 0 if the list is for inference only. */
+#define TE__MICROSCALED_OPS_mxfp8(name, dtype, weights, rounding, backward)                             \
+    TE_ROUND_MXFP8(name##_mxfp8, dtype)                                                                 \
+    TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_mxfp8_run, nearest)
+#define TE__MICROSCALED_OPS_nvfp4(name, dtype, weights, rounding, backward)                             \
+    TE_ROUND_NVFP4(name##_nvfp4, dtype)                                                                 \
+    TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_nvfp4_run, stochastic)
+#define TE__MICROSCALED_te__fp8_backward te__microscaled_backward
+#define TE__MICROSCALED_0 0
+#define TE__MICROSCALED_TABLE(name, back, run, round)                                                   \
+    static const te_fp8_ops name##_fp8 = {                                                              \
+        TE_MEMBER(quantize, 0), TE_MEMBER(quantize_dy, 0), TE_MEMBER(transpose_fp8, 0),                 \
+        TE_MEMBER(product, 0), TE_MEMBER(quantize_blockwise, 0), TE_MEMBER(gemm_blockwise, 0),          \
+        TE_MEMBER(blockwise_takes_bias, 0), TE_MEMBER(quantize_rowwise, 0), TE_MEMBER(cast_weights, 0), \
+        TE_MEMBER(cast_weights_by_block, 0), TE_MEMBER(cast_weights_by_row, 0),                         \
+        TE_MEMBER(forward, te__microscaled_forward), TE_MEMBER(backward, back),                     \
+        TE_MEMBER(transpose, 0), TE_MEMBER(cast, 0), TE_MEMBER(fixed_widths, !name##_takes_dims),       \
+        TE_MEMBER(saves_inputs, name##_saves_inputs), TE_MEMBER(gradients, TE_e4m3),                    \
+        TE_MEMBER(rounding, TE_ROUNDING_##round), TE_MEMBER(weights, (te_dtype)name##_weights),      \
+        TE_MEMBER(quantize_microscaled, run)};
+
+#endif
