@@ -709,7 +709,7 @@ TEST_CASE("te_repack_weight is for CUDA") {
 #endif
 
 // A repacked value, found as the kernels find it: lane 4 (row % 8) + t has columns 8 t to 8 t + 7 of a group, in q6_k four from 4 t on and
-// four from 16 + 4 t on.
+// four from 16 + 4 t on. In blocks of 64 and 128 values a lane has the bytes of two groups beside each other.
 TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
     source s(fresh_seed());
     for (const te_block_format f : formats) {
@@ -718,18 +718,24 @@ TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
         const int64_t rows = 21, cols = 3 * values;
         const weight w(f, rows, cols, s);
         std::vector<uint8_t> cells(te__cells_bytes(rows, cols, f));
-        CHECK(cells.size() == 32 * te_block_row_bytes(f, cols));
+        CHECK(cells.size() == 32 * w.row_bytes);
         te__repack_rows(cells.data(), w.data(), rows, cols, f);
-        const size_t low_bytes = f == TE_BLOCK_q8_0 ? 512 : 256, high_bytes = f == TE_BLOCK_q6_k ? 128 : (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k) ? 64 : 0;
+        const bool is_8bit = f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8, of_pairs = values == 64 || values == 128;
+        const size_t low_bytes = is_8bit ? 512 : 256, tile_bytes = 16 * w.row_bytes, high_bytes = f == TE_BLOCK_q6_k ? 128 : (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k) ? 64 : 0;
         int wrong = 0;
         for (int64_t r = 0; r < 32; r++)
             for (int64_t col = 0; col < cols; col++) {
-                const uint8_t *cell = cells.data() + (size_t)(r / 16 * 3 + col / values) * 16 * (size_t)te_block_bytes(f);
+                const uint8_t *cell = cells.data() + (size_t)(r / 16) * tile_bytes + (size_t)(col / values) * 16 * (size_t)te_block_bytes(f);
                 const int group = (int)(col % values / 32), half = f == TE_BLOCK_q6_k, t = (int)(half ? col / 4 % 4 : col % 32 / 8), i = (int)(half ? col % 4 + col % 32 / 16 * 4 : col % 8), upper = (int)(r % 16 / 8), lane = (int)(r % 8) * 4 + t;
-                const uint8_t *low = cell + (size_t)group * low_bytes, *high = cell + (size_t)groups * low_bytes + (size_t)group * high_bytes;
+                const uint8_t *low = of_pairs ? cell + group / 2 * 512 + group % 2 * 8 + lane * 8 : cell + (size_t)group * low_bytes, *high = cell + (size_t)groups * low_bytes + (size_t)group * high_bytes;
                 const int four = low[lane * 8 + i / 4 * 4 + i % 2 * 2 + i / 2 % 2] >> 4 * upper & 15;
                 int code = four;
-                if (f == TE_BLOCK_q8_0) code = low[lane * 16 + i / 2 * 4 + i % 2 * 2 + upper];
+                if (is_8bit) code = low[lane * 16 + i / 2 * 4 + i % 2 * 2 + upper];
+                if (f == TE_BLOCK_mxfp4) { // bits 15 and 8 to 6, or others, of the half of the word of both rows
+                    const int number = i / 2 % 2 * 2 + upper, half = low[lane * 8 + i / 4 * 4 + i % 2 * 2] + 256 * low[lane * 8 + i / 4 * 4 + i % 2 * 2 + 1];
+                    const int signs[] = {15, 12, 14, 13}, rests[] = {6, 3, 0, 9};
+                    code = (half >> signs[number] & 1) * 8 + (half >> rests[number] & 7);
+                }
                 if (high_bytes == 64) {
                     const int one = high[lane * 2 + i % 2] >> (i / 2 * 2 + 1 - upper) & 1;
                     code = upper ? 2 * four + one : four + 16 * one;
@@ -742,10 +748,16 @@ TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
                 if (r < rows) {
                     te__block_codes codes;
                     te__block_unpack(&codes, w.data() + (size_t)r * w.row_bytes + (size_t)(col / values) * (size_t)te_block_bytes(f), f);
-                    expected = codes.q[col % values] + (f == TE_BLOCK_q8_0 ? 128 : f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0);
+                    const uint8_t *b = w.data() + (size_t)r * w.row_bytes + (size_t)(col / values) * (size_t)te_block_bytes(f);
+                    if (f == TE_BLOCK_mxfp4) code = nibble(b + 1, (int)(col % 16), col % 32 >= 16) == 8 && code == 0 ? 8 : code, expected = nibble(b + 1, (int)(col % 16), col % 32 >= 16);
+                    else expected = codes.q[col % values] + (is_8bit ? 128 : has_zero(f) ? b[2] : f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4_128 ? 8 : f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0);
                 }
                 wrong += code != expected;
             }
+        for (size_t r = 0; f == TE_BLOCK_int8 && r < 32; r++) {
+            const uint8_t zeros[4] = {0}, *const scale = cells.data() + (r / 16 + 1) * tile_bytes - 64 + r % 16 * 4;
+            wrong += memcmp(scale, (int64_t)r < rows ? w.data() + (r + 1) * w.row_bytes - 4 : zeros, 4) != 0;
+        }
         INFO(te_block_name(f));
         CHECK(wrong == 0);
     }
