@@ -328,6 +328,7 @@ TE_API te_status te__quantized_tensor_of(te_weight_part *part, const te__block_b
 TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_packed *parts, int count,
                                    const char *prefix, const te_quantized_source *from, te_context *ctx) {
     te__block_binding b;
+    if (w) memset(w, 0, sizeof *w);
     TE_TRY(te__check_context(ctx, "te_quantized_bind"));
     TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->file->path && (parts || !count), ctx,
                TE_ERROR_NULL, "te_quantized_bind: the instance, the table or the prefix is null, or the file is not open");
