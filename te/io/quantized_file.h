@@ -186,19 +186,19 @@ typedef struct te__packed_int4 {
     int64_t rows, cols, group;
 } te__packed_int4;
 /* Column `col` of eight packed ones: its place in the word. AWQ stores the columns 0, 2, 4, 6, 1, 3, 5, 7. */
-TE_FN int te__int4_place(int64_t col, int awq) { return (int)(awq ? col % 2 * 4 + col % 8 / 2 : col % 8); }
-TE_FN int te__int4_nibble(const uint8_t *words, int64_t word, int place) {
+TE_API int te__int4_place(int64_t col, int awq) { return (int)(awq ? col % 2 * 4 + col % 8 / 2 : col % 8); }
+TE_API int te__int4_nibble(const uint8_t *words, int64_t word, int place) {
     return (int)(te__read_u32(words + 4 * word) >> 4 * place & 15u);
 }
-TE_FN int te__int4_code(const te__packed_int4 *w, int64_t row, int64_t col) {
+TE_API int te__int4_code(const te__packed_int4 *w, int64_t row, int64_t col) {
     if (w->awq) return te__int4_nibble(w->q, col * (w->rows / TE__NIBBLES) + row / TE__NIBBLES, te__int4_place(row, 1));
     return te__int4_nibble(w->q, col / TE__NIBBLES * w->rows + row, (int)(col % TE__NIBBLES));
 }
-TE_FN int te__int4_zero(const te__packed_int4 *w, int64_t row, int64_t group) {
+TE_API int te__int4_zero(const te__packed_int4 *w, int64_t row, int64_t group) {
     return te__int4_nibble(w->zeros, group * (w->rows / TE__NIBBLES) + row / TE__NIBBLES, te__int4_place(row, w->awq)) +
            w->zero_offset;
 }
-TE_FN float te__int4_scale(const te__packed_int4 *w, int64_t row, int64_t group) {
+TE_API float te__int4_scale(const te__packed_int4 *w, int64_t row, int64_t group) {
     const size_t at = (size_t)(group * w->rows + row);
     return w->of_scales == TE_SAFETENSORS_F16    ? te__read_f16(w->scales + 2 * at)
            : w->of_scales == TE_SAFETENSORS_BF16 ? te_float_of_bf16(te__read_u16(w->scales + 2 * at))
