@@ -19,11 +19,11 @@ typedef struct te_block_weights {
     te_quantized_weight *weight; /* [number of parameters]: each parameter's weight, whose parts are its tensors in
                                   * `part` */
     void *memory;                /* target memory for the converted and the repacked parameters */
-    void **host;                 /* [hosts]: host memory of tensors that do not lie in the file as the list needs them */
+    void **host; /* [hosts]: host memory of tensors that do not lie in the file as the list needs them */
     int hosts;
-    double *error;               /* [number of entries of the table]: of a tensor that was cast to a format of blocks
-                                  * (te_quantized_bind), the root of the mean squared error, divided by that of the
-                                  * mean square of the values; else 0 */
+    double *error; /* [number of entries of the table]: of a tensor that was cast to a format of blocks
+                    * (te_quantized_bind), the root of the mean squared error, divided by that of the
+                    * mean square of the values; else 0 */
 } te_block_weights;
 
 /* The arguments of one binding. tensor_of sets the data and the format of the part that entry n of the table names, the
@@ -60,9 +60,8 @@ TE_API te_status te__blocks_collect(const te__block_binding *b, int k, int first
                    "%s: %.60s: is transposed in the table; the weights of these files are [out, in]", b->caller,
                    part->name);
         const int64_t units = part->rows ? part->rows : left;
-        TE_REQUIRE(units > 0 && units <= left, ctx, TE_ERROR_SHAPE,
-                   "%s: %.60s has %lld rows, of %s.%s %lld are left", b->caller, part->name, (long long)units, p->op,
-                   p->field, (long long)left);
+        TE_REQUIRE(units > 0 && units <= left, ctx, TE_ERROR_SHAPE, "%s: %.60s has %lld rows, of %s.%s %lld are left",
+                   b->caller, part->name, (long long)units, p->op, p->field, (long long)left);
         te_weight_part *to = &b->w->part[(*next)++];
         TE_TRY(b->tensor_of(to, b, n, p, units, ctx));
         to->rows = units, left -= units;
@@ -112,8 +111,8 @@ TE_API te_status te__blocks_convert(char *to, float *row, const te_weight_part *
         te_dequantize_row(row, (const char *)part->data + (size_t)r * row_bytes, cols, part->format);
         for (int64_t i = 0; i < cols; i++) {
             TE_REQUIRE(p->dtype == TE_f32 || !(fabsf(row[i]) <= 3.402823466e38f) ||
-                           fabsf(te_round_to(row[i], p->dtype)) <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
-                       "a value of %s.%s, %g, does not fit %s", p->op, p->field, (double)row[i],
+                           fabsf(te_round_to(row[i], p->dtype)) <= 3.402823466e38f,
+                       ctx, TE_ERROR_VALUE, "a value of %s.%s, %g, does not fit %s", p->op, p->field, (double)row[i],
                        te_dtype_name(p->dtype));
             te_store(to, r * cols + i, row[i], p->dtype);
         }
@@ -175,8 +174,8 @@ TE_API te_status te__blocks_bind(const te__block_binding *b, te_context *ctx) {
     for (int k = 0; k < b->m->param_count; k++) {
         const te_param *p = &b->m->param[k];
         if (p->tied) continue;
-        TE_REQUIRE(!p->data && !p->quantized, ctx, TE_ERROR_STATE,
-                   "%s: %s.%s has memory; bind its instance to none", b->caller, p->op, p->field);
+        TE_REQUIRE(!p->data && !p->quantized, ctx, TE_ERROR_STATE, "%s: %s.%s has memory; bind its instance to none",
+                   b->caller, p->op, p->field);
         TE_TRY(te__blocks_collect(b, k, next, &next, ctx));
         bytes += te__blocks_memory_bytes(b, k);
     }
@@ -188,8 +187,10 @@ TE_API te_status te__blocks_bind(const te__block_binding *b, te_context *ctx) {
         te_weight_part *part = b->w->part + (b->w->weight[k].part - b->w->part);
         char *const to = at;
         at += te__blocks_memory_bytes(b, k);
-        if (!te__blocks_stay(b, k)) TE_TRY(te__blocks_load(b, k, to, ctx));
-        else TE_TRY(te_repack_weight(part, to, &b->w->weight[k], b->m->param[k].cols, ctx));
+        if (!te__blocks_stay(b, k))
+            TE_TRY(te__blocks_load(b, k, to, ctx));
+        else
+            TE_TRY(te_repack_weight(part, to, &b->w->weight[k], b->m->param[k].cols, ctx));
     }
     at = (char *)b->w->memory;
     for (int k = 0; k < b->m->param_count; k++) {
@@ -198,14 +199,18 @@ TE_API te_status te__blocks_bind(const te__block_binding *b, te_context *ctx) {
         if (p->tied) continue;
         char *const memory = at;
         at += te__blocks_memory_bytes(b, k);
-        if (!te__blocks_stay(b, k)) p->data = memory;
-        else if (te__blocks_are_plain(w, p)) p->data = (void *)(uintptr_t)w->part[0].data, p->constant = 1;
-        else TE_TRY(te_use_quantized(p, w, ctx));
+        if (!te__blocks_stay(b, k))
+            p->data = memory;
+        else if (te__blocks_are_plain(w, p))
+            p->data = (void *)(uintptr_t)w->part[0].data, p->constant = 1;
+        else
+            TE_TRY(te_use_quantized(p, w, ctx));
     }
     if (on_device) te__blocks_free_host(b->w); /* all parameters lie in w->memory */
     return TE_OK;
 }
-/* Check the arguments of a binding, allocate the tables of b->w, and bind. After an error there is nothing to release. */
+/* Check the arguments of a binding, allocate the tables of b->w, and bind. After an error there is nothing to release.
+ */
 TE_API te_status te__block_weights_bind(te__block_binding *b, te_context *ctx) {
     const te_model *m = b->m;
     const te_packed *parts = b->parts;

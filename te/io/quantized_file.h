@@ -4,16 +4,16 @@
  * Do this:
  *     static const te_packed parts[] = {{"self_attn.q_proj.weight", "qkv", "weight", 4096, 0}, ...};
  *     te_block_weights w;                                                // stays as long as the instance
- *     te_quantized_source from = te_quantized_source_of(&file);          // file: mapped by te_safetensors_map; stays, too
- *     from.cast = TE_BLOCK_int4_128;                                     // for weights that are not in few bits
+ *     te_quantized_source from = te_quantized_source_of(&file);          // file: mapped by te_safetensors_map; stays,
+ * too from.cast = TE_BLOCK_int4_128;                                     // for weights that are not in few bits
  *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 7, "model.layers.0.", &from, &ctx));
  *     te_quantized_print(stdout, &w, &block.model);                      // formats, and the errors of casts
  *     te_block_weights_release(&w, &ctx);
  *
  * For a name that ends with .weight or has no such end, these tensors are looked for, in this order:
  *     the name itself             F32, F16 or BF16: cast, if it is a weight of a linear or an embedding, else converted
- *     <name>_blocks, <name>_scales   MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32]
- *     qweight, qzeros, scales, and g_idx if there is one, instead of weight: GPTQ, qweight I32 [cols / 8, rows], or AWQ
+ *     <name>_blocks, <name>_scales   MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols /
+ * 32] qweight, qzeros, scales, and g_idx if there is one, instead of weight: GPTQ, qweight I32 [cols / 8, rows], or AWQ
  *                                 (its form for gemm), I32 [cols, rows / 8]
  * Their codes and scales stay as they are (values are computed in f32, from codes, zero points and scales in 16 bits):
  * the formats are int4 or int4z in blocks of 128, 64 or 32, the largest that divides the file's groups, and mxfp4.
@@ -29,8 +29,8 @@
 typedef struct te_quantized_source {
     const te_safetensors *file;
     te_block_format cast; /* of the weights of linears and embeddings that are not in few bits; none: as in the file */
-    int gptq_v2;          /* 1: of GPTQ, "checkpoint_format": "gptq_v2" in config.json: zero points are stored as they are */
-    int expert;           /* of MXFP4: the index of the expert */
+    int gptq_v2; /* 1: of GPTQ, "checkpoint_format": "gptq_v2" in config.json: zero points are stored as they are */
+    int expert;  /* of MXFP4: the index of the expert */
 } te_quantized_source;
 TE_API te_quantized_source te_quantized_source_of(const te_safetensors *file) {
     te_quantized_source s;
@@ -63,12 +63,16 @@ TE_API const te_safetensor *te__quantized_find(const te__block_binding *b, int n
     return te_safetensors_find(((const te_quantized_source *)b->source)->file, name);
 }
 /* The dtype and the shape of a tensor, as a text for messages: "I32 [512, 4096]". */
-typedef struct te__tensor_text { char text[128]; } te__tensor_text;
+typedef struct te__tensor_text {
+    char text[128];
+} te__tensor_text;
 TE_API te__tensor_text te__quantized_shape(const te_safetensor *t) {
     te__tensor_text s;
     const int known = (int)t->dtype < (int)TE_SAFETENSORS_DTYPE_COUNT;
     size_t n = (size_t)snprintf(s.text, sizeof s.text, "%.16s [",
-                                known ? te_safetensors_dtype_name(t->dtype) : t->dtype_text ? t->dtype_text : "?");
+                                known           ? te_safetensors_dtype_name(t->dtype)
+                                : t->dtype_text ? t->dtype_text
+                                                : "?");
     for (int i = 0; i < t->rank && i < 4; i++)
         n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
     snprintf(s.text + n, sizeof s.text - n, "%s]", t->rank > 4 ? ", .." : "");
@@ -105,8 +109,8 @@ TE_API te_status te__quantized_cast(te_weight_part *to, double *error, const te_
             errors += d * d, squares += (double)row[i] * (double)row[i];
         }
         if (!(errors < (double)INFINITY))
-            status = te_fail(ctx, TE_ERROR_VALUE, "%s: row %lld has a value that %s cannot hold", b->caller, (long long)r,
-                             te_block_name(f));
+            status = te_fail(ctx, TE_ERROR_VALUE, "%s: row %lld has a value that %s cannot hold", b->caller,
+                             (long long)r, te_block_name(f));
     }
     free(row);
     *error = squares > 0 ? sqrt(errors / squares) : 0;
@@ -167,8 +171,8 @@ TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_bindi
     uint8_t *to = (uint8_t *)memory;
     for (int64_t i = 0; i < blocks; i++, q += 16, to += 17) {
         uint8_t code[32];
-        TE_REQUIRE(e[i] != 255, ctx, TE_ERROR_VALUE, "%.120s: scale %lld of expert %d of %.60s is NaN", from->file->path,
-                   (long long)i, from->expert, scales->name);
+        TE_REQUIRE(e[i] != 255, ctx, TE_ERROR_VALUE, "%.120s: scale %lld of expert %d of %.60s is NaN",
+                   from->file->path, (long long)i, from->expert, scales->name);
         for (int k = 0; k < 16; k++) code[2 * k] = q[k] & 15, code[2 * k + 1] = q[k] >> 4;
         to[0] = e[i];
         te__pack_32(to + 1, 0, code);
@@ -216,8 +220,8 @@ TE_API te_block_format te__int4_format(const te__packed_int4 *w) {
     while (size < 3 && w->group % (128 >> size)) size++;
     return size < 3 ? formats[size][affine] : TE_BLOCK_none;
 }
-/* Write the rows `first` to `end` as blocks at `to`. Returns the index of a group of these rows whose scale f16 does not
- * hold exactly, or that is not finite; else -1. */
+/* Write the rows `first` to `end` as blocks at `to`. Returns the index of a group of these rows whose scale f16 does
+ * not hold exactly, or that is not finite; else -1. */
 TE_API int64_t te__int4_rows(uint8_t *to, const te__packed_int4 *w, int64_t first, int64_t end, te_block_format f) {
     const int values = te_block_values(f), header = te__block_has_zero_point(f) ? 4 : 2;
     const size_t row_bytes = te_block_row_bytes(f, w->cols), bytes = (size_t)te_block_bytes(f);
@@ -239,15 +243,16 @@ TE_API te_status te__int4_check_order(const te_safetensor *order, const te__bloc
                                       te_context *ctx) {
     const char *path = ((const te_quantized_source *)b->source)->file->path;
     const uint8_t *data = 0;
-    TE_REQUIRE(order->dtype == TE_SAFETENSORS_I32 && order->rank == 1 && order->shape[0] == w->cols, ctx, TE_ERROR_SHAPE,
-               "%.120s: tensor %.60s is %s, it should be I32 [%lld]", path, order->name, te__quantized_shape(order).text,
-               (long long)w->cols);
+    TE_REQUIRE(order->dtype == TE_SAFETENSORS_I32 && order->rank == 1 && order->shape[0] == w->cols, ctx,
+               TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be I32 [%lld]", path, order->name,
+               te__quantized_shape(order).text, (long long)w->cols);
     TE_TRY(te__quantized_bytes(&data, b, order, ctx));
     for (int64_t i = 0; i < w->cols; i++)
-        TE_REQUIRE((int64_t)(int32_t)te__read_u32(data + 4 * i) == i / w->group, ctx, TE_ERROR_VALUE,
-                   "%.120s: tensor %.60s is that of act-order (desc_act), which is not supported: column %lld is in group "
-                   "%d, not %lld", path, order->name, (long long)i, (int)te__read_u32(data + 4 * i),
-                   (long long)(i / w->group));
+        TE_REQUIRE(
+            (int64_t)(int32_t)te__read_u32(data + 4 * i) == i / w->group, ctx, TE_ERROR_VALUE,
+            "%.120s: tensor %.60s is that of act-order (desc_act), which is not supported: column %lld is in group "
+            "%d, not %lld",
+            path, order->name, (long long)i, (int)te__read_u32(data + 4 * i), (long long)(i / w->group));
     return TE_OK;
 }
 /* The tensors of a weight in 4 bits. t: qweight. */
@@ -267,7 +272,8 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
                    (w.awq || te__quantized_is(t, TE_SAFETENSORS_I32, cols / TE__NIBBLES, rows)),
                ctx, TE_ERROR_SHAPE,
                "%.120s: tensor %.60s is %s; for %lld x %lld in 4 bits it should be I32 [%lld, %lld] of GPTQ or [%lld, "
-               "%lld] of AWQ", from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)cols,
+               "%lld] of AWQ",
+               from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)cols,
                (long long)cols / TE__NIBBLES, (long long)rows, (long long)cols, (long long)rows / TE__NIBBLES);
     TE_REQUIRE(groups > 0 && cols % groups == 0 && scales->shape[1] == rows &&
                    te__quantized_float_format(scales->dtype) != TE_BLOCK_none,
@@ -290,9 +296,10 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
     TE_TRY(te__blocks_host(&memory, b->w, row_bytes * (size_t)rows, ctx));
     for (int64_t r = 0; r < rows; r += 16) { /* 16 rows at a time, whose words are adjacent in the file */
         const int64_t bad = te__int4_rows((uint8_t *)memory + (size_t)r * row_bytes, &w, r, te_min(r + 16, rows), f);
-        TE_REQUIRE(bad < 0, ctx, TE_ERROR_VALUE,
-                   "%.120s: tensor %.60s: a scale of group %lld in rows %lld to %lld is not finite, or no number of f16",
-                   from->file->path, scales->name, (long long)bad, (long long)r, (long long)te_min(r + 15, rows - 1));
+        TE_REQUIRE(
+            bad < 0, ctx, TE_ERROR_VALUE,
+            "%.120s: tensor %.60s: a scale of group %lld in rows %lld to %lld is not finite, or no number of f16",
+            from->file->path, scales->name, (long long)bad, (long long)r, (long long)te_min(r + 15, rows - 1));
     }
     part->data = memory, part->format = f;
     return TE_OK;
@@ -317,21 +324,22 @@ TE_API te_status te__quantized_tensor_of(te_weight_part *part, const te__block_b
                   : te__quantized_int4(part, b, n, int4, p, units, ctx);
 }
 /* Bind all parameters of m, an instance of a list for inference that is bound to no memory, to the tensors that the
- * table parts[count] names; the head of this file says which. In a list with the option (weights, quantized), weights of
- * linears and embeddings keep the file's 4 bits, or are cast; in other lists they are converted. Call te_tie afterwards
- * for tied parameters. prefix: what the names of all these tensors begin with. Waits for the stream. After an error m
- * must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE: a
- * tensor or the table has another shape than the parameter, or is not in 4 bits; TE_ERROR_DTYPE; TE_ERROR_VALUE: groups
- * that are no multiple of 32, act-order, scales that are no finite numbers of f16, a number that does not fit the
- * format, an unknown format or expert; TE_ERROR_STATE: m has memory, or its parameters are sharded over ranks;
- * TE_ERROR_MEMORY; TE_ERROR_IO. */
+ * table parts[count] names; the head of this file says which. In a list with the option (weights, quantized), weights
+ * of linears and embeddings keep the file's 4 bits, or are cast; in other lists they are converted. Call te_tie
+ * afterwards for tied parameters. prefix: what the names of all these tensors begin with. Waits for the stream. After
+ * an error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing;
+ * TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter, or is not in 4 bits; TE_ERROR_DTYPE;
+ * TE_ERROR_VALUE: groups that are no multiple of 32, act-order, scales that are no finite numbers of f16, a number that
+ * does not fit the format, an unknown format or expert; TE_ERROR_STATE: m has memory, or its parameters are sharded
+ * over ranks; TE_ERROR_MEMORY; TE_ERROR_IO. */
 TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_packed *parts, int count,
                                    const char *prefix, const te_quantized_source *from, te_context *ctx) {
     te__block_binding b;
     if (w) memset(w, 0, sizeof *w);
     TE_TRY(te__check_context(ctx, "te_quantized_bind"));
     TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->file->path && (parts || !count), ctx,
-               TE_ERROR_NULL, "te_quantized_bind: the instance, the table or the prefix is null, or the file is not open");
+               TE_ERROR_NULL,
+               "te_quantized_bind: the instance, the table or the prefix is null, or the file is not open");
     TE_REQUIRE((unsigned)from->cast < (unsigned)TE_BLOCK_COUNT, ctx, TE_ERROR_VALUE,
                "te_quantized_bind: format %d to cast to is unknown", (int)from->cast);
     b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.caller = "te_quantized_bind";

@@ -25,25 +25,25 @@
 #include "../core/dtype.h" /* te_float_of_f16, te_f16_of_float */
 
 /* X(token, values of a block, bytes of a block). A row of f32, f16 or bf16 may have any number of values. */
-#define TE_BLOCK_FORMATS(X) \
-    X(none, 1, 0) \
-    X(f32, 1, 4) \
-    X(f16, 1, 2) \
-    X(bf16, 1, 2) \
-    X(q8_0, 32, 34) /* f16 d; int8 q[32] */ \
+#define TE_BLOCK_FORMATS(X)                                                                                           \
+    X(none, 1, 0)                                                                                                     \
+    X(f32, 1, 4)                                                                                                      \
+    X(f16, 1, 2)                                                                                                      \
+    X(bf16, 1, 2)                                                                                                     \
+    X(q8_0, 32, 34) /* f16 d; int8 q[32] */                                                                           \
     X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
-    X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
-    X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
-    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q, not q + 16 */ \
-    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */ \
-    X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
-    X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */ \
-    X(mxfp4, 32, 17) /* E8M0 scale 2^(e - 127); 16 bytes with E2M1 numbers, in the order of q4_0 */ \
-    X(int4_64, 64, 34) /* f16 d; for each 32 values 16 bytes as in q4_0 */ \
-    X(int4_128, 128, 66) \
-    X(int4z_32, 32, 20) /* f16 d; u8 z, 0 to 16; u8 0; for each 32 values 16 bytes with q in the order of q4_0 */ \
-    X(int4z_64, 64, 36) \
-    X(int4z_128, 128, 68) \
+    X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */                                                       \
+    X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */              \
+    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q, not q + 16 */                                    \
+    X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */    \
+    X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
+    X(q6_k, 256, 210)  /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */             \
+    X(mxfp4, 32, 17)   /* E8M0 scale 2^(e - 127); 16 bytes with E2M1 numbers, in the order of q4_0 */                 \
+    X(int4_64, 64, 34) /* f16 d; for each 32 values 16 bytes as in q4_0 */                                            \
+    X(int4_128, 128, 66)                                                                                              \
+    X(int4z_32, 32, 20) /* f16 d; u8 z, 0 to 16; u8 0; for each 32 values 16 bytes with q in the order of q4_0 */     \
+    X(int4z_64, 64, 36)                                                                                               \
+    X(int4z_128, 128, 68)                                                                                             \
     X(int8, 32, 32) /* int8 q[32]; behind the blocks of a row the row's scale in f32 (TE_BLOCK_ROW_SCALE bytes) */
 
 #define TE_BLOCK_ENUM(token, values, bytes) TE_BLOCK_##token,
@@ -209,10 +209,14 @@ TE_API void te__codes_mxfp4(te__block_codes *c, const uint8_t *b) {
 /* Unpack the block at b. f: any format with blocks of 32 values or more. The scale of int8, which is that of the row,
  * is left out: it is 1. */
 TE_API void te__block_unpack(te__block_codes *c, const uint8_t *b, te_block_format f) {
-    if (te__block_is_int4(f)) te__codes_int4(c, b, f);
-    else if (f == TE_BLOCK_mxfp4) te__codes_mxfp4(c, b);
-    else if (f == TE_BLOCK_int8) c->scale[0] = 1.0f, c->offset[0] = -0.0f, memcpy(c->q, b, 32);
-    else if (f == TE_BLOCK_q6_k) te__codes_q6_k(c, b);
+    if (te__block_is_int4(f))
+        te__codes_int4(c, b, f);
+    else if (f == TE_BLOCK_mxfp4)
+        te__codes_mxfp4(c, b);
+    else if (f == TE_BLOCK_int8)
+        c->scale[0] = 1.0f, c->offset[0] = -0.0f, memcpy(c->q, b, 32);
+    else if (f == TE_BLOCK_q6_k)
+        te__codes_q6_k(c, b);
     else if (f == TE_BLOCK_q5_k) te__codes_k(c, b, b + 16, b + 48);
     else if (f == TE_BLOCK_q4_k) te__codes_k(c, b, 0, b + 16);
     else {
@@ -236,7 +240,8 @@ TE_API void te__dequantize_columns(float *y, const void *row, int64_t cols, int6
     const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);
     const float of_row = te__row_scale(row, cols, f);
     te__block_codes c;
-    if (f == TE_BLOCK_f32) memcpy(y, b, (size_t)te_max(n, 0) * sizeof *y);
+    if (f == TE_BLOCK_f32)
+        memcpy(y, b, (size_t)te_max(n, 0) * sizeof *y);
     else if (f == TE_BLOCK_f16)
         for (int64_t i = 0; i < n; i++) y[i] = te__read_f16(b + 2 * i);
     else if (f == TE_BLOCK_bf16)
@@ -244,12 +249,11 @@ TE_API void te__dequantize_columns(float *y, const void *row, int64_t cols, int6
     if (values < 32) return;
     for (int64_t i = 0; i < n; i += values, b += bytes) {
         te__block_unpack(&c, b, f);
-        for (int v = 0; v < values; v++)
-            y[i + v] = of_row * c.scale[v / group] * (float)c.q[v] + c.offset[v / group];
+        for (int v = 0; v < values; v++) y[i + v] = of_row * c.scale[v / group] * (float)c.q[v] + c.offset[v / group];
     }
 }
-/* Convert the row of n values at x to y[n]. x need not be aligned; n must be a multiple of te_block_values(f). Except in
- * int8, whose scale lies behind the row, x may also be any n / te_block_values(f) blocks. */
+/* Convert the row of n values at x to y[n]. x need not be aligned; n must be a multiple of te_block_values(f). Except
+ * in int8, whose scale lies behind the row, x may also be any n / te_block_values(f) blocks. */
 TE_API void te_dequantize_row(float *y, const void *x, int64_t n, te_block_format f) {
     if (n > 0) te__dequantize_columns(y, x, n, 0, n, f);
 }
@@ -427,16 +431,18 @@ TE_API void te__quantize_q6_k(uint8_t *y, const float *x) {
 /* Quantize n finite values, a multiple of te_block_values, to blocks at y. The formats of 32 values are rounded to
  * nearest exactly as the Python package gguf and ggml's reference do. The k-quants, which that package does not write,
  * are rounded to nearest with each group's scale found by a search (te__group_search) or, in q6_k, from the group's
- * largest value; llama.cpp's own search finds somewhat better scales. int4 is rounded as q4_0. Because d is in f16, very
- * large values do not fit: in q8_0, those of a magnitude of 65504 * 127 or more. */
+ * largest value; llama.cpp's own search finds somewhat better scales. int4 is rounded as q4_0. Because d is in f16,
+ * very large values do not fit: in q8_0, those of a magnitude of 65504 * 127 or more. */
 TE_API void te_quantize_row(void *y, const float *x, int64_t n, te_block_format f) {
     uint8_t *b = (uint8_t *)y;
     const int values = te_block_values(f), bytes = te_block_bytes(f);
     if (f == TE_BLOCK_int8) te__quantize_int8(b, x, n);
     for (int64_t i = 0; bytes && f != TE_BLOCK_int8 && i < n; i += values, b += bytes) {
         if (te__block_is_int4(f)) {
-            if (te__block_has_zero_point(f)) te__quantize_int4z(b, x + i, values);
-            else te__quantize_symmetric(b, x + i, 4, values);
+            if (te__block_has_zero_point(f))
+                te__quantize_int4z(b, x + i, values);
+            else
+                te__quantize_symmetric(b, x + i, 4, values);
             continue;
         }
         switch ((int)f) {

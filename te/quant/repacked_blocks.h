@@ -8,21 +8,20 @@
  *     TE_TRY(te_repack_weight(part, memory, &file, cols, &ctx));
  *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));            // te/plan/bind.h
  *
- * Blocks of 18, 20, 22, 34 or 210 bytes are aligned to two bytes only, so a thread would have to load two bytes at a
- * time. Therefore 16 blocks, those of 16 rows in the same columns, are repacked into a cell. In a cell, codes and
- * scales are separate, and each thread of a warp loads its operands of mma.m16n8k16 as one aligned word or vector. A
- * cell has as many bytes as its 16 blocks:
+ * Most blocks are aligned to one or two bytes only. Therefore 16 blocks, those of 16 rows in the same columns, are
+ * repacked into a cell of as many bytes, in which codes and scales are separate, and each thread of a warp loads its
+ * operands of mma.m16n8k16 as one aligned word or vector:
  *     low     for each group of 32 columns 256 bytes: four bits of all codes (q8_0, int8: 512 bytes, the whole codes).
  *             Of int4 in blocks of 64 and 128, each lane has 16 bytes with the codes of two groups
  *     high    for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes): the codes' other bits
- *     scales  for each row the block's bytes other than codes. Formats of 32 values: rows 0, 8, 1, 9, 2, 10, ..
+ *     scales  for each row the block's bytes other than codes. Formats of 32 to 128 values: rows 0, 8, 1, 9, 2, 10, ..
  * The cells of a part are in row-major order. Rows are padded with zeros to a multiple of 16. Behind the cells of 16
  * rows of int8 lie the 16 scales of these rows, in f32.
  *
  * Of a group (32 columns), each lane of a warp loads 16 codes: with r = lane / 4 and t = lane % 4, those of the rows r
- * and r + 8 in the columns 8 t .. 8 t + 7; in q6_k, where 16 columns have a common scale, in 4 t .. 4 t + 3 and 16 + 4
- * t .. 16 + 4 t + 3. In this file's functions, i is the index of a code among the eight that the lane loads of a row,
- * and upper is 1 for row r + 8. Codes i and i + 1, with an even i, lie 16 bits apart: one mask extracts both.
+ * and r + 8 in the columns 8 t .. 8 t + 7; in q6_k in 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. i is the index of a
+ * code among the eight that the lane loads of a row. Codes i and i + 1, with an even i, lie 16 bits apart: one mask
+ * extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -51,11 +50,15 @@ typedef struct te__repacked_header {
 /* Return whether a format can be repacked; f32, f16 and bf16 cannot. */
 TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
 TE_BOTH int te__cell_is_8bit(te_block_format f) { return f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8; }
-/* The number that is added to the codes q of the block at b (te__block_codes), so that a cell stores no negative code. */
+/* The number that is added to the codes q of the block at b (te__block_codes), so that a cell stores no negative code.
+ */
 TE_API int te__cell_zero(const uint8_t *b, te_block_format f) {
     if (te__block_has_zero_point(f)) return b[2];
-    return te__cell_is_8bit(f) ? 128 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32
-           : f == TE_BLOCK_q4_0 || te__block_is_int4(f) ? 8 : 0;
+    return te__cell_is_8bit(f)                          ? 128
+           : f == TE_BLOCK_q5_0                         ? 16
+           : f == TE_BLOCK_q6_k                         ? 32
+           : f == TE_BLOCK_q4_0 || te__block_is_int4(f) ? 8
+                                                        : 0;
 }
 /* The number of bytes in which a cell stores the low bits of the codes of a group, 16 rows by 32 columns, and
  * (te__cell_high_bytes) the codes' high bits. */
@@ -73,10 +76,10 @@ TE_BOTH int te__cell_low_at(te_block_format f, int group) {
 }
 TE_BOTH int te__cell_low_lane(te_block_format f) { return te__cell_is_8bit(f) || te__cell_pairs_groups(f) ? 16 : 8; }
 
-/* Store the E2M1 number with twice the value `twice` in 16 bits, which hold four: number 0 has its sign in bit 15, where
- * bf16 has it, and the three other bits in 8 to 6, the lowest bits of bf16's exponent and the highest of its mantissa. So
- * the number is 2^-126 times its value in bf16. The others have theirs where they take the fewest shifts to get there
- * (te__cell_mxfp4). */
+/* Store the E2M1 number with twice the value `twice` in 16 bits, which hold four: number 0 has its sign in bit 15,
+ * where bf16 has it, and the three other bits in 8 to 6, the lowest bits of bf16's exponent and the highest of its
+ * mantissa. So the number is 2^-126 times its value in bf16. The others have theirs where they take the fewest shifts
+ * to get there (te__cell_mxfp4). */
 TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     static const uint8_t sign[4] = {15, 12, 14, 13}, rest[4] = {6, 3, 0, 9};
     const int magnitude = twice < 0 ? -twice : twice;

@@ -180,8 +180,7 @@ TE_API void te__x86_part(const te__by_integers_args *args, const te__activations
         const int rows = (int)te_min(TE__X86_ROWS, to - j);
         te__x86_skinny(out, (const uint8_t *)part->data + (size_t)j * stride, stride, rows, a, part->format);
         for (int i = 0; i < (int)a->m; i++)
-            for (int r = 0; r < rows; r++)
-                te__quantized_store(args, m0 + i, j + r, out[i * TE__X86_ROWS + r]);
+            for (int r = 0; r < rows; r++) te__quantized_store(args, m0 + i, j + r, out[i * TE__X86_ROWS + r]);
     }
 }
 #endif

@@ -42,8 +42,8 @@ TE_FN __m512i te__avx512_codes(te__x86_group a, te__x86_group b, te_block_format
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), q);
     }
     if (te__block_has_zero_point(f))
-        return _mm512_add_epi8(q, te__avx512_pair(_mm256_set1_epi8((char)(16 - a.block[2])),
-                                                  _mm256_set1_epi8((char)(16 - b.block[2]))));
+        return _mm512_add_epi8(
+            q, te__avx512_pair(_mm256_set1_epi8((char)(16 - a.block[2])), _mm256_set1_epi8((char)(16 - b.block[2]))));
     if (f != TE_BLOCK_q5_0 && f != TE_BLOCK_q5_1) return q;
     uint32_t low, high;
     memcpy(&low, a.codes - 4, 4), memcpy(&high, b.codes - 4, 4);
@@ -73,8 +73,8 @@ typedef struct te__avx512_four {
     __m512i q[2];
     __m256 d;
 } te__avx512_four; /* four groups */
-/* Unpack the `count` (1 to 4) groups of the weight's row at w from number `at` on. If there are fewer than four, the last
- * one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
+/* Unpack the `count` (1 to 4) groups of the weight's row at w from number `at` on. If there are fewer than four, the
+ * last one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
 TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int64_t at, int count, te_block_format f) {
     te__x86_group b[4];
     te__avx512_four u;

@@ -53,11 +53,11 @@ struct te__cells_of {
         SPAN = PAIRS ? (int)GROUPS : 1, /* groups with a common scale, if that is not the row's */
         /* where the lowest bit of a code of the second row lies in a 16-bit half, once its bits are merged */
         UPPER_AT = IS_8BIT ? 0 : 4 - HIGH / 64,
-        ZERO_LOG = IS_8BIT                                                               ? 7 /* of te__cell_zero .. */
+        ZERO_LOG = IS_8BIT                                                                 ? 7 /* of te__cell_zero .. */
                    : F == TE_BLOCK_q4_0 || F == TE_BLOCK_int4_64 || F == TE_BLOCK_int4_128 ? 3
-                   : F == TE_BLOCK_q5_0                                                  ? 4
-                   : F == TE_BLOCK_q6_k                                                  ? 5
-                                                                                         : -1, /* it is 0, or a block's */
+                   : F == TE_BLOCK_q5_0                                                    ? 4
+                   : F == TE_BLOCK_q6_k                                                    ? 5
+                                        : -1, /* it is 0, or a block's */
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
         HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
         /* the first column of a lane in a group is T_COLUMNS (lane % 4), and its fifth column is HALF further */
@@ -134,8 +134,8 @@ TE_FN void te__cell_mxfp4(uint32_t q[2][4], const uint32_t word[2]) {
 template <te_block_format F>
 TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
-    const char *at = step + group / cells::GROUPS * cells::CELL + cells::GROUPS * cells::LOW +
-                     group % cells::GROUPS * cells::HIGH;
+    const char *at =
+        step + group / cells::GROUPS * cells::CELL + cells::GROUPS * cells::LOW + group % cells::GROUPS * cells::HIGH;
     if (F == TE_BLOCK_q6_k) return *(const uint32_t *)(const void *)(at + lane * 4);
     if (!te__cells_of<F>::HIGH) return 0;
     return __byte_perm(*(const uint16_t *)(const void *)(at + lane * 2), 0, 0x4140);
@@ -150,7 +150,8 @@ template <te_block_format F>
 TE_FN uint4 te__cell_words(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
     const int in_cell = group % cells::GROUPS;
-    const char *low = step + group / cells::GROUPS * cells::CELL + te__cell_low_at(F, in_cell) + lane * te__cell_low_lane(F);
+    const char *low =
+        step + group / cells::GROUPS * cells::CELL + te__cell_low_at(F, in_cell) + lane * te__cell_low_lane(F);
     if (cells::IS_8BIT) return *(const uint4 *)(const void *)low;
     const uint2 w = *(const uint2 *)(const void *)low;
     return make_uint4(w.x, w.y, 0, 0);
@@ -162,8 +163,8 @@ TE_FN uint4 te__cell_words_of_pair(const char *step, int group, int lane) {
     return *(const uint4 *)(const void *)(step + group / cells::GROUPS * cells::CELL +
                                           te__cell_low_at(F, group % cells::GROUPS) + lane * 16);
 }
-/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. w: te__cell_words; minus_zero: that of
- * both rows. */
+/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. w: te__cell_words; minus_zero: that
+ * of both rows. */
 template <te_block_format F, te_dtype M>
 TE_FN void te__cell_codes(uint32_t q[2][4], const uint4 w, const uint32_t minus_zero[2], const char *step, int group,
                           int lane) {
@@ -211,8 +212,8 @@ TE_FN float te__float_of_e8m0(uint32_t e) { return __uint_as_float(max(e << 23, 
  * groups are 0. scale[i][1]: of the second half of group i; offset: 0 if the format has none; zero_point[i]: d and the
  * zero point of int4z. of_rows: the scales of the rows of int8. */
 template <te_block_format F>
-TE_FN void te__cell_scales(float scale[4][2], float offset[4], uint32_t zero_point[4], const char *step, int groups, int row,
-                           int half, const char *of_rows) {
+TE_FN void te__cell_scales(float scale[4][2], float offset[4], uint32_t zero_point[4], const char *step, int groups,
+                           int row, int half, const char *of_rows) {
     typedef te__cells_of<F> cells;
     const char *at = step + cells::SCALES;
     TE_UNROLL for (int i = 0; i < 4; i++) zero_point[i] = 0;
@@ -245,11 +246,11 @@ TE_FN void te__cell_scales(float scale[4][2], float offset[4], uint32_t zero_poi
             const int paired = row % 8 * 2 + row / 8;
             uint32_t w = 0;
             if (half * 4 + i < groups)
-                w = F == TE_BLOCK_mxfp4                    ? *(const uint8_t *)(p + paired)
+                w = F == TE_BLOCK_mxfp4                   ? *(const uint8_t *)(p + paired)
                     : cells::OFFSET || cells::ZERO_POINTS ? *(const uint32_t *)(const void *)(p + paired * 4)
                                                           : *(const uint16_t *)(const void *)(p + paired * 2);
-            scale[i][0] = scale[i][1] = F == TE_BLOCK_mxfp4 ? (w == 255 ? NAN : te__float_of_e8m0(w))
-                                                            : te__float_of_half(w & 0xffffu);
+            scale[i][0] = scale[i][1] =
+                F == TE_BLOCK_mxfp4 ? (w == 255 ? NAN : te__float_of_e8m0(w)) : te__float_of_half(w & 0xffffu);
             offset[i] = cells::OFFSET ? te__float_of_half(w >> 16) : 0.0f, zero_point[i] = w;
         }
     }
@@ -319,7 +320,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     const char *const of_tile = a.cells + tile * te__cells_of_rows<F>(a.k), *at = of_tile + (int64_t)step * cells::STEP;
     const char *const of_rows = of_tile + (te__cells_of_rows<F>(a.k) - cells::ROW_SCALES);
     TE_UNROLL for (int upper = 0; upper < 2; upper++)
-        te__cell_scales<F>(scale[upper], offset[upper], zero_point[upper], at, groups, lane / 4 + 8 * upper, half, of_rows);
+        te__cell_scales<F>(scale[upper], offset[upper], zero_point[upper], at, groups, lane / 4 + 8 * upper, half,
+                           of_rows);
     TE_UNROLL for (int i = 0; i < 4; i++) {
         const int group = half * 4 + i, col = step * TE_STEP_K + group * TE_CELL_GROUP + lane % 4 * cells::T_COLUMNS;
         uint32_t q[2][4];

@@ -78,7 +78,7 @@ struct te__quantized_memory {
         /* bytes for each warp, where the scales of a step of a k-quant are first converted; rows are padded so that
          * they lie in different banks */
         EXPANDED_GROUP = 8 * 16 + 16,
-        EXPANDED = (int)te__cells_of<F>::IS_K ? (int)GROUPS *(int)EXPANDED_GROUP : 0,
+        EXPANDED = (int)te__cells_of<F>::IS_K ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */
         X_BARRIER = (int)TE_QUANTIZED_WARPS * (int)TE_QUANTIZED_MAX_STAGES * 8, /* behind those of the stages */
         SCALES = (int)X_BARRIER + 64,
@@ -473,8 +473,8 @@ TE_FN void te__quantized_store(const te__quantized *p, int first, const float *s
         if (at >= p->rows) continue;
         const int64_t to = (int64_t)i * p->ld + at;
         if (p->row_scales)
-            v *= *(const float *)(const void *)(p->cells + (int64_t)(first / TE_CELL_ROWS + 1) *
-                                                               (p->row_bytes + p->row_scales) -
+            v *= *(const float *)(const void *)(p->cells +
+                                                (int64_t)(first / TE_CELL_ROWS + 1) * (p->row_bytes + p->row_scales) -
                                                 p->row_scales + e % TE_CELL_ROWS * TE_BLOCK_ROW_SCALE);
         v = alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
         if (p->beta != 0) v += p->beta * te__quantized_get<T>(p->c, to, p->out_f32);
@@ -610,7 +610,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
     int step_k, step_bytes, cell, values, row_scales; /* constants of the format */
-    int fixed;                                         /* bytes of shared memory besides A and the rings */
+    int fixed;                                        /* bytes of shared memory besides A and the rings */
     uint64_t set;
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;

@@ -82,16 +82,18 @@ typedef struct te__x86_block {
 
 /* Where the codes of a block begin, behind its scales and, in q5_0 and q5_1, the codes' highest bits. */
 TE_FN int te__x86_codes_at(te_block_format f) {
-    return f == TE_BLOCK_int8 ? 0
-           : f == TE_BLOCK_mxfp4 ? 1
+    return f == TE_BLOCK_int8                                  ? 0
+           : f == TE_BLOCK_mxfp4                               ? 1
            : f == TE_BLOCK_q4_1 || te__block_has_zero_point(f) ? 4
-           : f == TE_BLOCK_q5_0 ? 6
-           : f == TE_BLOCK_q5_1 ? 8
-                                : 2;
+           : f == TE_BLOCK_q5_0                                ? 6
+           : f == TE_BLOCK_q5_1                                ? 8
+                                                               : 2;
 }
 /* The number of values of a block, and its number of bytes; as te_block_values, but known at compile time. */
 TE_FN int te__x86_values(te_block_format f) {
-    return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4z_64 ? 64 : f == TE_BLOCK_int4_128 || f == TE_BLOCK_int4z_128 ? 128 : 32;
+    return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4z_64     ? 64
+           : f == TE_BLOCK_int4_128 || f == TE_BLOCK_int4z_128 ? 128
+                                                               : 32;
 }
 TE_FN int te__x86_bytes(te_block_format f) {
     const int codes = f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8 ? 32 : te__x86_values(f) / 2;
@@ -102,8 +104,8 @@ TE_FN int te__x86_bytes(te_block_format f) {
  * an offset m instead (value = d code + m). To the codes of int4z 16 minus the zero point of the block is added when
  * they are unpacked; those of mxfp4 are twice the value, plus 16. */
 TE_FN int te__x86_zero_bits(te_block_format f) {
-    return te__block_has_offset(f) || f == TE_BLOCK_q6_k ? -1
-           : f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8 ? 7
+    return te__block_has_offset(f) || f == TE_BLOCK_q6_k                              ? -1
+           : f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8                                 ? 7
            : f == TE_BLOCK_q5_0 || f == TE_BLOCK_mxfp4 || te__block_has_zero_point(f) ? 4
                                                                                       : 3;
 }
@@ -151,9 +153,12 @@ TE_FN __m256i te__x86_codes_32(te__x86_group g, te_block_format f) {
 }
 TE_FN te__x86_block te__x86_unpack(te__x86_group g, te_block_format f) {
     te__x86_block u;
-    if (f == TE_BLOCK_int8) u.d = _mm256_set1_ps(1.0f);
-    else if (f == TE_BLOCK_mxfp4) u.d = _mm256_set1_ps(te__half_of_e8m0(g.block[0]));
-    else u.d = te__x86_f16(g.block);
+    if (f == TE_BLOCK_int8)
+        u.d = _mm256_set1_ps(1.0f);
+    else if (f == TE_BLOCK_mxfp4)
+        u.d = _mm256_set1_ps(te__half_of_e8m0(g.block[0]));
+    else
+        u.d = te__x86_f16(g.block);
     u.m = te__x86_zero_bits(f) < 0 ? te__x86_f16(g.block + 2) : u.d;
     u.q = te__x86_codes_32(g, f);
     return u;
@@ -179,9 +184,9 @@ TE_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activations *a,
     sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
     return bits < 0 ? _mm256_fmadd_ps(u.m, te__x86_first(a->scaled_sum[at]), sum) : sum;
 }
-/* For formats with blocks of 32, 64 or 128 values: sets out[i] to the dot product of the weight's row at w and row row[i]
- * of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. Groups with even and with odd numbers
- * are added to separate sums, because two independent chains of additions hide the latency of an addition. */
+/* For formats with blocks of 32, 64 or 128 values: sets out[i] to the dot product of the weight's row at w and row
+ * row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. Groups with even and with odd
+ * numbers are added to separate sums, because two independent chains of additions hide the latency of an addition. */
 TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                               te_block_format f) {
     const int64_t groups = a->k / TE__GROUP;
