@@ -56,8 +56,11 @@ TE_FN __m256 te__avx512_scales(const te__x86_group b[4], te_block_format f) {
     uint16_t h[4];
     if (f == TE_BLOCK_int8) return _mm256_set1_ps(1.0f);
     if (f == TE_BLOCK_mxfp4) {
-        for (int i = 0; i < 4; i++) w[i] = te_bits_of_float(te__half_of_e8m0(b[i].block[0]));
-        return _mm256_castps128_ps256(_mm_castsi128_ps(_mm_setr_epi32((int)w[0], (int)w[1], (int)w[2], (int)w[3])));
+        const __m128i e = _mm_setr_epi32(b[0].block[0], b[1].block[0], b[2].block[0], b[3].block[0]);
+        __m128i half = _mm_slli_epi32(_mm_sub_epi32(e, _mm_set1_epi32(1)), 23); /* as te__half_of_e8m0 */
+        half = _mm_mask_sllv_epi32(half, _mm_cmplt_epi32_mask(e, _mm_set1_epi32(2)), _mm_set1_epi32(0x00200000), e);
+        half = _mm_mask_mov_epi32(half, _mm_cmpeq_epi32_mask(e, _mm_set1_epi32(255)), _mm_set1_epi32(0x7fc00000));
+        return _mm256_castps128_ps256(_mm_castsi128_ps(half));
     }
     for (int i = 0; i < 4; i++) memcpy(&w[i], b[i].block, 4), memcpy(&h[i], b[i].block, 2);
     if (te__x86_zero_bits(f) < 0) return _mm256_cvtph_ps(_mm_setr_epi32((int)w[0], (int)w[1], (int)w[2], (int)w[3]));
@@ -73,11 +76,27 @@ typedef struct te__avx512_four {
     __m512i q[2];
     __m256 d;
 } te__avx512_four; /* four groups */
+/* Unpack the block of 128 values at b, which is in int4_128 or int4z_128. */
+TE_FN te__avx512_four te__avx512_unpack_128(const uint8_t *b, te_block_format f) {
+    const __m512i low4 = _mm512_set1_epi8(15), x = te__avx512_load(b + te__x86_codes_at(f));
+    /* 16 bytes of each group: its first 16 codes in the low halves, the others in the high ones */
+    const __m512i low = _mm512_and_si512(x, low4), high = _mm512_and_si512(_mm512_srli_epi16(x, 4), low4);
+    te__avx512_four u;
+    u.q[0] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high);
+    u.q[1] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
+    if (te__block_has_zero_point(f)) {
+        const __m512i zero = _mm512_set1_epi8((char)(16 - b[2]));
+        u.q[0] = _mm512_add_epi8(u.q[0], zero), u.q[1] = _mm512_add_epi8(u.q[1], zero);
+    }
+    u.d = te__x86_f16(b);
+    return u;
+}
 /* Unpack the `count` (1 to 4) groups of the weight's row at w from number `at` on. If there are fewer than four, the
  * last one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
 TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int64_t at, int count, te_block_format f) {
     te__x86_group b[4];
     te__avx512_four u;
+    if (te__x86_values(f) == 128) return te__avx512_unpack_128(w + at / 4 * te__x86_bytes(f), f);
     for (int i = 0; i < 4; i++) b[i] = te__x86_group_at(w, at + (i < count ? i : count - 1), f);
     u.q[0] = te__avx512_codes(b[0], b[1], f), u.q[1] = te__avx512_codes(b[2], b[3], f);
     u.d = te__avx512_scales(b, f);
