@@ -35,11 +35,11 @@ struct file {
 };
 
 // A weight in 4 bits: codes [rows][cols], and for each group of columns and row a zero point and a scale in f16.
-struct int4 {
+struct packed_weight {
     int64_t group, groups;
     std::vector<int> q, zero;
     std::vector<uint16_t> scale;
-    int4(int64_t g, bool symmetric, source &s) : group(g), groups(COLS / g) {
+    packed_weight(int64_t g, bool symmetric, source &s) : group(g), groups(COLS / g) {
         for (int i = 0; i < ROWS * COLS; i++) q.push_back(s.below(16));
         for (int64_t i = 0; i < groups * ROWS; i++) {
             zero.push_back(symmetric ? 8 : 1 + s.below(15));
@@ -141,7 +141,7 @@ TEST_CASE("GPTQ and AWQ: the values of the file, bit by bit, in the largest bloc
     for (const auto &size : sizes)
         for (const bool symmetric : {true, false})
             for (int form = 0; form < 4; form++) { // GPTQ without and with g_idx, GPTQ version 2, AWQ
-                const int4 w(size.group, symmetric, s);
+                const packed_weight w(size.group, symmetric, s);
                 file f;
                 if (form == 3) w.awq(f);
                 else w.gptq(f, form == 2 ? 2 : 1, form == 1);
@@ -160,7 +160,7 @@ TEST_CASE("GPTQ and AWQ: the values of the file, bit by bit, in the largest bloc
                 CHECK(o.format(table) == (symmetric ? size.symmetric : size.affine));
             }
     // a stored zero point of 15 in GPTQ version 1 is 16
-    int4 w(128, false, s);
+    packed_weight w(128, false, s);
     w.zero[5] = 16;
     file f;
     w.gptq(f, 1, false), add_norm(f);
@@ -257,7 +257,7 @@ TEST_CASE("casts of plain weights, and their errors") {
 
 TEST_CASE("files that are no such weights are refused by name") {
     source s(fresh_seed());
-    const int4 w(128, false, s), eight(16, false, s);
+    const packed_weight w(128, false, s), eight(16, false, s);
     const auto refuse = [&](const std::function<void(file &)> &fill, te_status status, const char *word) {
         file f;
         fill(f), add_norm(f);
@@ -273,7 +273,7 @@ TEST_CASE("files that are no such weights are refused by name") {
     refuse([&](file &f) { f.add("up.qweight", "I32", {COLS / 8, ROWS}, some(COLS / 8 * ROWS)), f.add("up.qzeros", "I32", {1, ROWS / 8}, some(6)), w.scales(f); }, TE_ERROR_SHAPE, "up.qzeros is I32 [1, 6], it should be I32 [2, 6]");
     refuse([&](file &f) { f.add("up.qweight", "I32", {COLS / 8, ROWS}, some(COLS / 8 * ROWS)), f.add("up.qzeros", "I32", {2, ROWS / 8}, some(12)), f.add("up.scales", "F16", {3, 32}, w.scale); }, TE_ERROR_SHAPE, "up.scales is F16 [3, 32], it should be F16 [groups, 48]");
     refuse([&](file &f) { f.add("up.qweight", "I32", {COLS / 8, ROWS}, some(COLS / 8 * ROWS)), f.add("up.qzeros", "I32", {2, ROWS / 8}, some(12)), f.add("up.scales", "I16", {2, ROWS}, w.scale); }, TE_ERROR_SHAPE, "up.scales is I16 [2, 48]");
-    int4 infinite = w;
+    packed_weight infinite = w;
     infinite.scale[ROWS + 20] = 0x7c00;
     refuse([&](file &f) { infinite.awq(f); }, TE_ERROR_VALUE, "a scale of group 1 in rows 16 to 31 is not finite");
     refuse([&](file &f) { f.add("up.weight", "F32", {ROWS, COLS - 1}, some(ROWS * (COLS - 1))); }, TE_ERROR_SHAPE, "up.weight is F32 [48, 255], it should be [48, 256]");
