@@ -430,6 +430,14 @@ TEST_CASE("products of any activations") { // the host rounds them to 8 bits
             for (double &v : x) v *= std::ldexp(1.0, (int)std::log2(unit));
             check_product(te_block_name(f), multiply(one(f, 5, 256, s), x, 3, TE_f32, false));
         }
+    // the smallest scales of mxfp4, of which 2^-127 and half of it are no normal numbers
+    std::vector<weight> small = one(TE_BLOCK_mxfp4, 21, 256, s);
+    for (size_t b = 1; b < small[0].bytes.size(); b += 17) small[0].bytes[b] = (uint8_t)s.below(4);
+    for (const int64_t m : {1, 5, 33}) {
+        reference::vec x = s.draw((size_t)m * 256, TE_bf16);
+        for (double &v : x) v = std::ldexp(v, 100);
+        check_product("mxfp4, small scales", multiply(small, x, m, TE_f32, false));
+    }
 }
 
 TEST_CASE("a weight of parts in several formats") {
