@@ -70,9 +70,9 @@ typedef struct te__quantized {
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
-        /* Blocks that fit on a multiprocessor: with two, those of the next kernel of a pass start while this one ends.
-         */
-        BLOCKS = N == 1 && !(int)te__cells_of<F>::IS_K ? 2 : 1,
+        /* 2: the compiler uses at most 64 registers, with which one column tile is up to 8% faster. The k-quants need
+         * more */
+        MIN_BLOCKS = N == 1 && !(int)te__cells_of<F>::IS_K ? 2 : 1,
         STEP_K = te__cells_of<F>::IS_8BIT ? 128 : TE_STEP_K, /* columns of a step */
         GROUPS = STEP_K / TE_CELL_GROUP,
         SPAN = F == TE_BLOCK_int8 ? (int)GROUPS : (int)te__cells_of<F>::SPAN, /* groups that are added without scales */
@@ -537,8 +537,8 @@ TE_FN void te__quantized_clear(char *stage, int bytes) {
 }
 /* F: the format of W; T: of A; N: column tiles, 1, 2 or 4. */
 template <te_block_format F, te_dtype T, int N>
-TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__quantized_memory<F, N>::BLOCKS))
-    te__quantized_kernel(const __grid_constant__ te__quantized p, const int early) {
+TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__quantized_memory<F, N>::MIN_BLOCKS))
+    te__quantized_kernel(const __grid_constant__ te__quantized p) {
     extern __shared__ uint4 te_quantized_memory[];
     typedef te__quantized_memory<F, N> memory;
     typedef te__cells_of<F> cells;
@@ -568,13 +568,11 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__qu
     __syncwarp();
     te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
     if (!p.early_weights) te_kernel_wait();
-    /* the first stage; then A, which would wait behind all stages; then the other stages. If the kernel has to wait for
-     * A itself, all stages come first */
-    const int first_stages = p.early_weights ? p.stages : 1;
-    TE_UNROLL_1 for (int i = 0; i < first_stages; i++) te__quantized_load<F, N>(&loads, &p, &at, &ring, i);
-    te__kernel_begin_early(early);
+    /* the first stage; then A, which would wait behind all stages; then the other stages */
+    te__quantized_load<F, N>(&loads, &p, &at, &ring, 0);
+    te_kernel_begin();
     te__quantized_load_x<T>(x, &p, at.begin * memory::STEP_K, end_k, memory::STEP_K, x_bar);
-    TE_UNROLL_1 for (int i = first_stages; i < p.stages; i++) te__quantized_load<F, N>(&loads, &p, &at, &ring, i);
+    TE_UNROLL_1 for (int i = 1; i < p.stages; i++) te__quantized_load<F, N>(&loads, &p, &at, &ring, i);
     __syncthreads();
     if (T != TE_f32) te__quantized_barrier_wait(x_bar, 0);
     TE_UNROLL_1 for (int tile = at.tile; tile < p.tiles; tile += at.next_tile) {
@@ -617,7 +615,6 @@ typedef struct te__quantized_kernel_entry {
     const void *kernel;
     int step_k, step_bytes, cell, values, row_scales; /* constants of the format */
     int fixed;                                        /* bytes of shared memory besides A and the rings */
-    int blocks;                                       /* that fit on a multiprocessor */
     uint64_t set;
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;
@@ -632,7 +629,6 @@ TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
                                                te__cells_of<F>::VALUES,
                                                te__cells_of<F>::ROW_SCALES,
                                                memory::X,
-                                               memory::BLOCKS,
                                                0,
                                                {0}};
     return &entry;
@@ -679,9 +675,8 @@ TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context
 }
 /* Choose how the work is divided, and set what depends on it, by a model of the time in clock cycles, whose constants
  * were measured on an H200. Memory and the warps work at the same time; A is read from the L2. Returns the bytes of
- * shared memory, or 0 if max_shared bytes do not suffice. */
-TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e, int max_shared,
-                                const te_context *ctx) {
+ * shared memory. */
+TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e, const te_context *ctx) {
     enum {
         MEMORY_RATE = 17,    /* bytes of a cycle for each multiprocessor, if all read */
         L2_RATE = 24,        /* the same of the L2 */
@@ -697,7 +692,7 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
     };
     const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS);
     const int column = 2 * e->step_k * p->columns, pad = TE_QUANTIZED_X_PAD * p->columns;
-    const int free = max_shared - e->fixed - pad; /* for A and the rings */
+    const int free = (int)ctx->shared_bytes - e->fixed - pad; /* for A and the rings */
     const int groups = e->step_k / TE_CELL_GROUP,
               column_tiles = (int)te_ceil_div(p->columns, TE_QUANTIZED_TILE_COLUMNS);
     const int issue =
@@ -726,7 +721,6 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
             least = cost, p->across = across, p->split = split, p->tiles = tiles, p->buffered = buffered;
         }
     }
-    if (least < 0) return 0;
     p->split_inverse = 256 / p->split + 1, p->across_inverse = 256 / p->across + 1;
     p->stride = TE_QUANTIZED_WARPS / p->across;
     p->steps_of_block = p->steps / p->split, p->more_steps = p->steps % p->split;
@@ -754,10 +748,7 @@ TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, 
     p.row_bytes = p.k / e->values * e->cell, p.row_scales = e->row_scales, p.steps = (int)te_ceil_div(g->k, e->step_k),
     p.early_weights = te__launch_follows_kernel(ctx);
     for (p.columns = 1; p.columns < columns;) p.columns *= 2;
-    /* two blocks of a multiprocessor, each of which takes 1 KB besides its own shared memory */
-    const int whole = (int)ctx->shared_bytes, half = (whole + 1024) / 2 - 1024;
-    int shared = p.early_weights && e->blocks > 1 ? te__quantized_choose(&p, e, half, ctx) : 0;
-    if (!shared) shared = te__quantized_choose(&p, e, whole, ctx);
+    const int shared = te__quantized_choose(&p, e, ctx);
     const int blocks = p.split > 1 ? p.tiles * p.split : (int)te_min(p.tiles, e->clusters[1]);
     return te__cuda_launch(ctx,
                            te__launch_of(e->kernel, "product of a quantized weight", te__grid_of(blocks, 1),
