@@ -296,3 +296,37 @@ TEST_CASE("files that are no such weights are refused by name") {
     in_bf16(lost);
     opened(lost).refused(table, TE_ERROR_VALUE, "a scale of group 0 in rows 0 to 15 is not finite, or no number of f16");
 }
+
+TEST_CASE("a file with random changes is read or refused") { // sanitizers find reads outside of it
+    source s(fresh_seed());
+    const packed_weight w(64, false, s);
+    file forms[3];
+    w.gptq(forms[0], 1, true), w.awq(forms[1]);
+    forms[2].add("up_blocks", "U8", {2, ROWS, COLS / 32, 16}, std::vector<uint8_t>(2 * ROWS * COLS / 2)), forms[2].add("up_scales", "U8", {2, ROWS, COLS / 32}, std::vector<uint8_t>(2 * ROWS * COLS / 32));
+    static const te_packed blocks[] = {{"norm.weight", "n", "weight", 0, 0}, {"up", "up", "weight", 0, 0}};
+    int read = 0;
+    for (file &f : forms) add_norm(f);
+    for (int i = 0; i < (brief() ? 300 : 3000); i++) {
+        const std::string whole = forms[i % 3].bytes();
+        std::vector<char> bytes(whole.begin(), whole.end());
+        const size_t header = 8 + forms[i % 3].header.size();
+        for (int k = s.below(4); k >= 0; k--) { // mostly digits, of shapes and offsets
+            const size_t at = 8 + (size_t)s.below((int)header - 8);
+            if (bytes[at] >= '0' && bytes[at] <= '9') bytes[at] = (char)('0' + s.below(10));
+            else if (s.below(8) == 0) bytes[at] = (char)s.below(128);
+            else bytes[(size_t)s.below((int)bytes.size() - (int)header) + header] = (char)s.below(256);
+        }
+        const context c;
+        te_context *const ctx = (te_context *)&c.c;
+        te_safetensors f;
+        if (te_safetensors_open_memory(&f, bytes.data(), bytes.size(), ctx) != TE_OK) continue;
+        te_quantized_source from = te_quantized_source_of(&f);
+        from.expert = s.below(2);
+        file_few m;
+        te_block_weights weights;
+        REQUIRE(file_few_bind(&m, nullptr, ctx) == TE_OK);
+        if (te_quantized_bind(&weights, &m.model, i % 3 == 2 ? blocks : table, 2, "", &from, ctx) == TE_OK) read++, te_block_weights_release(&weights, ctx);
+        te_safetensors_close(&f);
+    }
+    CHECK(read > 0);
+}
