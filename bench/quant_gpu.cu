@@ -5,8 +5,8 @@
 //     ./quant_gpu [out in [part of a format's name]]        default: 4096 x 14336, all formats
 //
 // There are as many copies of the weight as need 256 MiB, more than the L2 holds, and each product reads the next one. `of read` is the time
-// of the fastest plain kernel that reads as many bytes, divided by the time of the product. `in a pass`: the product follows another kernel
-// of a pass, so it loads its weight before that one ends.
+// of the fastest plain kernel that reads as many bytes, divided by the time of the product. `in a pass`: the products of a round are the
+// kernels of one pass, so each loads its weight before the one in front of it ends.
 #include "bench.h"
 #include "te/infer.h" // te__quantized_run
 
@@ -42,9 +42,9 @@ static void bench_format(te_block_format f, int64_t out, int64_t in) {
             [&](int i) { bench_stream<1, 0, 4>(to, from(i), n); }, [&](int i) { bench_stream<1, 0, 8>(to, from(i), n); }};
         const bench_result alone = bench_time(run, (double)bytes, 1, 4 * copies, reads);
         const bench_result pass = bench_time([&](int i) {
-            if (i % 4 == 0) te__launch_record_begin(&bench_ctx);
+            if (i % (4 * copies) == 0) te__launch_record_begin(&bench_ctx);
             run(i);
-            if (i % 4 == 3) bench_check(te__launch_record_end(&bench_ctx, TE_OK), "pass");
+            if (i % (4 * copies) == 4 * copies - 1) bench_check(te__launch_record_end(&bench_ctx, TE_OK), "pass");
         }, (double)bytes, 1, 4 * copies);
         printf("%-5s %lld x %lld %4d rows %8.2f us %7.1f GB/s, %.2f of read (%.2f us); in a pass %8.2f us, %.2f of read; %.1f TFLOP/s\n", te_block_name(f),
                (long long)out, (long long)in, m, alone.us, (double)bytes / alone.us * 1e-3, alone.beside_us / alone.us, alone.beside_us, pass.us,

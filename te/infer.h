@@ -30,6 +30,7 @@
 #include "graph/graph.h"            /* te_graph_capture, te_graph_replay */
 #include "io/cache_file.h"          /* te_cache_save, te_cache_load */
 #include "io/gguf_weights.h"        /* te_gguf_map, te_gguf_bind: models in GGUF files */
+#include "io/quantized_file.h"      /* te_quantized_bind: GPTQ, AWQ and MXFP4 in safetensors files; casts */
 #include "io/safetensors.h"         /* te_safetensors_map, te_safetensors_open_memory */
 #include "io/weights.h"             /* te_weights_load, te_weights_use */
 #include "layers.h"                 /* ready-made lists: TE_LLAMA_BLOCK, ... */

@@ -50,7 +50,8 @@ bool says(const context &c, const char *word) {
 namespace {
 
 const te_block_format formats[] = {TE_BLOCK_f32,  TE_BLOCK_f16,  TE_BLOCK_bf16, TE_BLOCK_q8_0, TE_BLOCK_q4_0, TE_BLOCK_q4_1,
-                                   TE_BLOCK_q5_0, TE_BLOCK_q5_1, TE_BLOCK_q4_k, TE_BLOCK_q5_k, TE_BLOCK_q6_k};
+                                   TE_BLOCK_q5_0, TE_BLOCK_q5_1, TE_BLOCK_q4_k, TE_BLOCK_q5_k, TE_BLOCK_q6_k,
+                                   TE_BLOCK_mxfp4, TE_BLOCK_int4_64, TE_BLOCK_int4_128, TE_BLOCK_int4z_32, TE_BLOCK_int4z_64, TE_BLOCK_int4z_128, TE_BLOCK_int8};
 
 // ---- the formats' definitions ------------------------------------------------------------------------------------------
 
@@ -79,6 +80,17 @@ term value_at(const uint8_t *b, int i, te_block_format f) {
     case TE_BLOCK_q4_1: return {f16_at(b) * nibble(b + 4, i % 16, i >= 16), f16_at(b + 2)};
     case TE_BLOCK_q5_0: return {f16_at(b) * (nibble(b + 6, i % 16, i >= 16) + 16 * bit(b + 2, i) - 16), 0};
     case TE_BLOCK_q5_1: return {f16_at(b) * (nibble(b + 8, i % 16, i >= 16) + 16 * bit(b + 4, i)), f16_at(b + 2)};
+    case TE_BLOCK_mxfp4: {
+        const int code = nibble(b + 1, i % 16, i >= 16), exponent = code / 2 % 4;
+        const double magnitude = exponent ? std::ldexp(1 + code % 2 * 0.5, exponent - 1) : code % 2 * 0.5;
+        return {std::ldexp(code >= 8 && code > 8 ? -magnitude : magnitude, b[0] - 127), 0};
+    }
+    case TE_BLOCK_int4_64:
+    case TE_BLOCK_int4_128: return {f16_at(b) * (nibble(b + 2 + i / 32 * 16, i % 16, i % 32 >= 16) - 8), 0};
+    case TE_BLOCK_int4z_32:
+    case TE_BLOCK_int4z_64:
+    case TE_BLOCK_int4z_128: return {f16_at(b) * (nibble(b + 4 + i / 32 * 16, i % 16, i % 32 >= 16) - b[2]), 0};
+    case TE_BLOCK_int8: return {(double)(int8_t)b[i], 0}; // times the scale of the row
     case TE_BLOCK_q6_k: { // two halves of 128 values; in each, four rows of 32 values share 64 low and 32 high bytes
         const int half = i / 128, row = i % 128 / 32, at = i % 32;
         const int low = nibble(b + 64 * half, at + 32 * (row % 2), row >= 2), high = b[128 + 32 * half + at] >> 2 * row & 3;
@@ -98,6 +110,9 @@ term value_at(const uint8_t *b, int i, te_block_format f) {
 
 bool has_offset(te_block_format f) { return f == TE_BLOCK_q4_1 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k; }
 
+bool is_k(te_block_format f) { return f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k; }
+bool has_zero(te_block_format f) { return f == TE_BLOCK_int4z_32 || f == TE_BLOCK_int4z_64 || f == TE_BLOCK_int4z_128; }
+
 // Random bytes of `rows` rows, with scales between 2^-6 and 2^-3.
 struct weight {
     te_block_format format;
@@ -105,24 +120,34 @@ struct weight {
     size_t row_bytes;
     std::vector<uint8_t> bytes; // one byte in front, so that the data are not aligned
     weight(te_block_format f, int64_t r, int64_t c, source &s) : format(f), rows(r), cols(c), row_bytes(te_block_row_bytes(f, c)), bytes(1 + (size_t)r * te_block_row_bytes(f, c)) {
-        const size_t block = (size_t)te_block_bytes(f), count = (bytes.size() - 1) / block;
+        const size_t block = (size_t)te_block_bytes(f), count = f == TE_BLOCK_int8 ? 0 : (bytes.size() - 1) / block;
         for (uint8_t &b : bytes) b = (uint8_t)s.below(256);
         for (size_t i = 0; i < count; i++) {
             uint8_t *b = bytes.data() + 1 + i * block;
             const auto scale = [&](size_t at) { b[at + 1] = (uint8_t)(0x24 + s.below(12) + 0x80 * s.below(2)); };
             if (f == TE_BLOCK_q6_k) scale(208);
+            else if (f == TE_BLOCK_mxfp4) b[0] = (uint8_t)(120 + s.below(5));
             else if (f == TE_BLOCK_f32) {
                 const float v = (float)s.draw(1, TE_f32)[0];
                 memcpy(b, &v, 4);
             } else if (f == TE_BLOCK_bf16) b[1] = (uint8_t)(0x3c + s.below(4) + 0x80 * s.below(2));
             else scale(0);
             if (has_offset(f)) scale(2);
+            if (has_zero(f)) b[2] = (uint8_t)s.below(17), b[3] = 0;
+        }
+        for (int64_t i = 0; f == TE_BLOCK_int8 && i < r; i++) {
+            const float v = (float)std::ldexp(1 + s.below(1 << 20) * 0x1p-20, -6 + s.below(3)) * (s.below(2) ? 1 : -1);
+            memcpy(bytes.data() + 1 + (size_t)(i + 1) * row_bytes - 4, &v, 4);
         }
     }
     const uint8_t *data() const { return bytes.data() + 1; }
     term at(int64_t row, int64_t col) const {
         const int values = te_block_values(format);
-        return value_at(data() + (size_t)row * row_bytes + (size_t)(col / values) * (size_t)te_block_bytes(format), (int)(col % values), format);
+        term t = value_at(data() + (size_t)row * row_bytes + (size_t)(col / values) * (size_t)te_block_bytes(format), (int)(col % values), format);
+        float of_row = 1;
+        if (format == TE_BLOCK_int8) memcpy(&of_row, data() + (size_t)(row + 1) * row_bytes - 4, 4);
+        t.product *= of_row;
+        return t;
     }
     te_weight_part part() const { return {data(), format, rows}; }
 };
@@ -179,7 +204,7 @@ reference::vec exact_rows(int64_t m, int64_t k, source &s) {
 }
 // How far an activation in 8 bits is from x: half a step, and the rounding of the scale to f16.
 reference::vec activation_error(const reference::vec &x, int64_t k, te_block_format f) {
-    const size_t block = te_block_values(f) == 1 ? 0 : (size_t)te_block_values(f);
+    const size_t block = te_block_values(f) == 1 ? 0 : te_block_values(f) == 256 ? 256 : 32;
     reference::vec e(x.size(), 0.0);
     for (size_t i = 0; block && i < x.size(); i += block) {
         double amax = 0;
@@ -286,7 +311,7 @@ std::vector<weight> one(te_block_format f, int64_t n, int64_t k, source &s) {
 TEST_CASE("values of each format are those of its definition, bit by bit") {
     source s(fresh_seed());
     CHECK(std::string(te_block_name(TE_BLOCK_q6_k)) == "q6_k");
-    CHECK(std::string(te_block_name((te_block_format)15)) == "unknown");
+    CHECK(std::string(te_block_name((te_block_format)99)) == "unknown");
     CHECK(te_block_bytes(TE_BLOCK_COUNT) == 0);
     CHECK(te_block_row_bytes(TE_BLOCK_q5_k, 1024) == 4 * 176);
     for (const te_block_format f : formats) {
@@ -328,9 +353,10 @@ TEST_CASE("rows are quantized to the nearest codes") {
 
     // Each value is within half a step of its code, and the rounding of scales. q4_0 and q5_0 clamp values near the largest magnitude of
     // the other sign, by up to one step. The scales of k-quants are rounded to 6 or 8 bits, so these are compared by their RMS.
-    const double steps[] = {0, 0, 0, 0.51 / 127, 1.02 / 8, 0.51 * 2 / 15, 1.02 / 16, 0.51 * 2 / 31};
+    // In int8 amax is that of the row. In mxfp4 a value is within a quarter of amax: the step is 1/2 of its power of two, and 7.9 becomes 6.
+    const double steps[] = {0, 0, 0, 0.51 / 127, 1.02 / 8, 0.51 * 2 / 15, 1.02 / 16, 0.51 * 2 / 31, 0, 0, 0, 0.251, 1.02 / 8, 1.02 / 8, 0.51 * 2 / 15, 0.51 * 2 / 15, 0.51 * 2 / 15, 0.51 / 127};
     source s(fresh_seed());
-    for (int c = 0; c < 11; c++) {
+    for (int c = 0; c < (int)(sizeof formats / sizeof formats[0]); c++) {
         const te_block_format f = formats[c];
         const reference::vec v = s.draw(4096, TE_f32);
         std::vector<float> in(v.begin(), v.end()), out(4096);
@@ -340,14 +366,15 @@ TEST_CASE("rows are quantized to the nearest codes") {
         double squares = 0, worst = 0;
         for (size_t i = 0; i < 4096; i++) {
             double amax = 0;
-            for (size_t j = i / 32 * 32; j < i / 32 * 32 + 32; j++) amax = std::max(amax, (double)std::fabs(in[j]));
-            const double e = std::fabs((double)out[i] - (double)in[i]), step = c < 3 ? 0 : c < 8 ? steps[c] * amax : 1e9;
+            const size_t group = f == TE_BLOCK_int8 ? 4096 : c > 10 ? (size_t)te_block_values(f) : 32;
+            for (size_t j = i / group * group; j < i / group * group + group; j++) amax = std::max(amax, (double)std::fabs(in[j]));
+            const double e = std::fabs((double)out[i] - (double)in[i]), step = c < 3 ? 0 : is_k(f) ? 1e9 : steps[c] * amax;
             const double of_dtype = c == 1 ? std::fabs(in[i]) * std::ldexp(1.0, -11) + std::ldexp(1.0, -25) : c == 2 ? std::fabs(in[i]) * std::ldexp(1.0, -8) : 0;
             squares += e * e, worst = std::max(worst, e - step - of_dtype - (c < 3 ? 0 : amax * std::ldexp(1.0, -10)));
         }
         INFO(te_block_name(f) << ": relative error " << std::sqrt(squares / 4096));
         CHECK(worst <= 0);
-        if (c >= 8) CHECK(std::sqrt(squares / 4096) < (f == TE_BLOCK_q4_k ? 0.085 : f == TE_BLOCK_q5_k ? 0.043 : 0.022));
+        if (is_k(f)) CHECK(std::sqrt(squares / 4096) < (f == TE_BLOCK_q4_k ? 0.085 : f == TE_BLOCK_q5_k ? 0.043 : 0.022));
         const std::vector<float> zeros(4096, 0.0f);
         te_quantize_row(bytes.data(), zeros.data(), 4096, f);
         te_dequantize_row(out.data(), bytes.data(), 4096, f);
@@ -370,9 +397,13 @@ TEST_CASE("products of all formats, from 1 to many rows") {
             }
     // k of one block, or of an odd number of blocks; of one column for floats
     for (const int64_t k : {32, 96, 544, 2080})
-        for (const te_block_format f : {TE_BLOCK_q8_0, TE_BLOCK_q4_0, TE_BLOCK_q4_1, TE_BLOCK_q5_0, TE_BLOCK_q5_1})
+        for (const te_block_format f : {TE_BLOCK_q8_0, TE_BLOCK_q4_0, TE_BLOCK_q4_1, TE_BLOCK_q5_0, TE_BLOCK_q5_1, TE_BLOCK_mxfp4, TE_BLOCK_int4z_32, TE_BLOCK_int8})
             for (const int64_t m : {1, 6, 29})
                 check_product(std::string(te_block_name(f)) + " k " + std::to_string(k), multiply(one(f, 21, k, s), exact_rows(m, k, s), m, TE_f32, true));
+    for (const int64_t k : {128, 384, 1152})
+        for (const te_block_format f : {TE_BLOCK_int4_64, TE_BLOCK_int4_128, TE_BLOCK_int4z_64, TE_BLOCK_int4z_128})
+            for (const int64_t m : {1, 6, 29})
+                check_product(std::string(te_block_name(f)) + " k " + std::to_string(k - k % te_block_values(f)), multiply(one(f, 21, k - (k > 128 && te_block_values(f) == 64) * 64, s), exact_rows(m, k - (k > 128 && te_block_values(f) == 64) * 64, s), m, TE_f32, true));
     const std::vector<int64_t> odd = TE_CUDA ? std::vector<int64_t>() : std::vector<int64_t>{1, 7, 33, 1025};
     for (const int64_t k : odd)
         for (const te_block_format f : {TE_BLOCK_f32, TE_BLOCK_f16, TE_BLOCK_bf16})
@@ -399,6 +430,14 @@ TEST_CASE("products of any activations") { // the host rounds them to 8 bits
             for (double &v : x) v *= std::ldexp(1.0, (int)std::log2(unit));
             check_product(te_block_name(f), multiply(one(f, 5, 256, s), x, 3, TE_f32, false));
         }
+    // the smallest scales of mxfp4, of which 2^-127 and half of it are no normal numbers
+    std::vector<weight> small = one(TE_BLOCK_mxfp4, 21, 256, s);
+    for (size_t b = 1; b < small[0].bytes.size(); b += 17) small[0].bytes[b] = (uint8_t)s.below(4);
+    for (const int64_t m : {1, 5, 33}) {
+        reference::vec x = s.draw((size_t)m * 256, TE_bf16);
+        for (double &v : x) v = std::ldexp(v, 100);
+        check_product("mxfp4, small scales", multiply(small, x, m, TE_f32, false));
+    }
 }
 
 TEST_CASE("a weight of parts in several formats") {
@@ -678,7 +717,7 @@ TEST_CASE("te_repack_weight is for CUDA") {
 #endif
 
 // A repacked value, found as the kernels find it: lane 4 (row % 8) + t has columns 8 t to 8 t + 7 of a group, in q6_k four from 4 t on and
-// four from 16 + 4 t on.
+// four from 16 + 4 t on. In blocks of 64 and 128 values a lane has the bytes of two groups beside each other.
 TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
     source s(fresh_seed());
     for (const te_block_format f : formats) {
@@ -687,18 +726,24 @@ TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
         const int64_t rows = 21, cols = 3 * values;
         const weight w(f, rows, cols, s);
         std::vector<uint8_t> cells(te__cells_bytes(rows, cols, f));
-        CHECK(cells.size() == 32 * te_block_row_bytes(f, cols));
+        CHECK(cells.size() == 32 * w.row_bytes);
         te__repack_rows(cells.data(), w.data(), rows, cols, f);
-        const size_t low_bytes = f == TE_BLOCK_q8_0 ? 512 : 256, high_bytes = f == TE_BLOCK_q6_k ? 128 : (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k) ? 64 : 0;
+        const bool is_8bit = f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8, of_pairs = values == 64 || values == 128;
+        const size_t low_bytes = is_8bit ? 512 : 256, tile_bytes = 16 * w.row_bytes, high_bytes = f == TE_BLOCK_q6_k ? 128 : (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k) ? 64 : 0;
         int wrong = 0;
         for (int64_t r = 0; r < 32; r++)
             for (int64_t col = 0; col < cols; col++) {
-                const uint8_t *cell = cells.data() + (size_t)(r / 16 * 3 + col / values) * 16 * (size_t)te_block_bytes(f);
+                const uint8_t *cell = cells.data() + (size_t)(r / 16) * tile_bytes + (size_t)(col / values) * 16 * (size_t)te_block_bytes(f);
                 const int group = (int)(col % values / 32), half = f == TE_BLOCK_q6_k, t = (int)(half ? col / 4 % 4 : col % 32 / 8), i = (int)(half ? col % 4 + col % 32 / 16 * 4 : col % 8), upper = (int)(r % 16 / 8), lane = (int)(r % 8) * 4 + t;
-                const uint8_t *low = cell + (size_t)group * low_bytes, *high = cell + (size_t)groups * low_bytes + (size_t)group * high_bytes;
+                const uint8_t *low = of_pairs ? cell + group / 2 * 512 + group % 2 * 8 + lane * 8 : cell + (size_t)group * low_bytes, *high = cell + (size_t)groups * low_bytes + (size_t)group * high_bytes;
                 const int four = low[lane * 8 + i / 4 * 4 + i % 2 * 2 + i / 2 % 2] >> 4 * upper & 15;
                 int code = four;
-                if (f == TE_BLOCK_q8_0) code = low[lane * 16 + i / 2 * 4 + i % 2 * 2 + upper];
+                if (is_8bit) code = low[lane * 16 + i / 2 * 4 + i % 2 * 2 + upper];
+                if (f == TE_BLOCK_mxfp4) { // bits 15 and 8 to 6, or others, of the half of the word of both rows
+                    const int number = i / 2 % 2 * 2 + upper, half = low[lane * 8 + i / 4 * 4 + i % 2 * 2] + 256 * low[lane * 8 + i / 4 * 4 + i % 2 * 2 + 1];
+                    const int signs[] = {15, 12, 14, 13}, rests[] = {6, 3, 0, 9};
+                    code = (half >> signs[number] & 1) * 8 + (half >> rests[number] & 7);
+                }
                 if (high_bytes == 64) {
                     const int one = high[lane * 2 + i % 2] >> (i / 2 * 2 + 1 - upper) & 1;
                     code = upper ? 2 * four + one : four + 16 * one;
@@ -711,10 +756,16 @@ TEST_CASE("repacked blocks have the codes and the bytes of the blocks") {
                 if (r < rows) {
                     te__block_codes codes;
                     te__block_unpack(&codes, w.data() + (size_t)r * w.row_bytes + (size_t)(col / values) * (size_t)te_block_bytes(f), f);
-                    expected = codes.q[col % values] + (f == TE_BLOCK_q8_0 ? 128 : f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0);
+                    const uint8_t *b = w.data() + (size_t)r * w.row_bytes + (size_t)(col / values) * (size_t)te_block_bytes(f);
+                    if (f == TE_BLOCK_mxfp4) code = nibble(b + 1, (int)(col % 16), col % 32 >= 16) == 8 && code == 0 ? 8 : code, expected = nibble(b + 1, (int)(col % 16), col % 32 >= 16);
+                    else expected = codes.q[col % values] + (is_8bit ? 128 : has_zero(f) ? b[2] : f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4_128 ? 8 : f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0);
                 }
                 wrong += code != expected;
             }
+        for (size_t r = 0; f == TE_BLOCK_int8 && r < 32; r++) {
+            const uint8_t zeros[4] = {0}, *const scale = cells.data() + (r / 16 + 1) * tile_bytes - 64 + r % 16 * 4;
+            wrong += memcmp(scale, (int64_t)r < rows ? w.data() + (r + 1) * w.row_bytes - 4 : zeros, 4) != 0;
+        }
         INFO(te_block_name(f));
         CHECK(wrong == 0);
     }

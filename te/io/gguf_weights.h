@@ -26,10 +26,8 @@
 #ifndef TE_GGUF_WEIGHTS_H
 #define TE_GGUF_WEIGHTS_H
 
-#include "../fuse/quantized_weights.h" /* te_use_quantized, te_repack_weight, te_dequantize_row */
-#include "../plan/bind.h"           /* te_shard_layout_of */
-#include "gguf.h"                   /* te_gguf */
-#include "packed.h"                 /* te_packed, te__packed_param */
+#include "block_weights.h" /* te_block_weights, te__block_weights_bind */
+#include "gguf.h"          /* te_gguf */
 
 typedef enum te_gguf_use {
     TE_GGUF_IN_PLACE, /* weights that the list's kernels can read in the file's format keep this format */
@@ -40,14 +38,8 @@ typedef struct te_gguf_source {
     te_gguf_use use;
 } te_gguf_source;
 
-/* The memory that te_gguf_bind allocates for an instance. The struct must not be moved, because the instance's
- * parameters point to it. */
-typedef struct te_gguf_weights {
-    te_weight_part *part;        /* [number of entries of the table]: the tensors, grouped by parameter */
-    te_quantized_weight *weight; /* [number of parameters]: each parameter's weight, whose parts are its tensors in
-                                  * `part` */
-    void *memory;                /* target memory for the converted and the repacked parameters */
-} te_gguf_weights;
+/* The memory that te_gguf_bind allocates for an instance. */
+typedef te_block_weights te_gguf_weights;
 
 enum { TE_GGUF_MAX_TENSOR_NAME = 256 }; /* max number of bytes of prefix and name together, with the closing NUL */
 
@@ -67,6 +59,7 @@ TE_API te_block_format te_gguf_format(te_gguf_type type) {
     case TE_GGUF_Q4_K: return TE_BLOCK_q4_k;
     case TE_GGUF_Q5_K: return TE_BLOCK_q5_k;
     case TE_GGUF_Q6_K: return TE_BLOCK_q6_k;
+    case TE_GGUF_MXFP4: return TE_BLOCK_mxfp4;
     default: return TE_BLOCK_none;
     }
 }
@@ -83,21 +76,11 @@ TE_API te__gguf_shape_text te__gguf_shape(const te_gguf_tensor *t) {
     return s;
 }
 
-/* The arguments of one call of te_gguf_bind. */
-typedef struct te__gguf_binding {
-    te_gguf_weights *w;
-    te_model *m;
-    const te_packed *parts;
-    int count;
-    const char *prefix;
-    te_gguf_source from;
-} te__gguf_binding;
-
 /* Find the tensor that parts[n] names, and check its shape: [units, p->cols]; if parameter p has one row, [units]. */
-TE_API te_status te__gguf_tensor_of(te_gguf_tensor **found, const te__gguf_binding *b, int n, const te_param *p,
+TE_API te_status te__gguf_tensor_of(te_weight_part *part, const te__block_binding *b, int n, const te_param *p,
                                     int64_t units, te_context *ctx) {
     char name[TE_GGUF_MAX_TENSOR_NAME];
-    const te_gguf *f = b->from.file;
+    const te_gguf *f = (const te_gguf *)b->source;
     const int64_t rows = p->rows == 1 ? 1 : units, cols = p->rows == 1 ? units : p->cols;
     const int length = snprintf(name, sizeof name, "%s%s", b->prefix, b->parts[n].name);
     TE_REQUIRE(length >= 0 && length < TE_GGUF_MAX_TENSOR_NAME, ctx, TE_ERROR_OVERFLOW,
@@ -111,157 +94,13 @@ TE_API te_status te__gguf_tensor_of(te_gguf_tensor **found, const te__gguf_bindi
                (long long)rows, (long long)cols);
     TE_REQUIRE(te_gguf_format(t->type) != TE_BLOCK_none, ctx, TE_ERROR_DTYPE,
                "%.120s: tensor %.60s is %s, a type that is not supported", f->path, name, te__gguf_shape(t).text);
-    *found = f->tensor + (t - f->tensor);
+    part->data = t->data, part->format = te_gguf_format(t->type), f->tensor[t - f->tensor].uses++;
     return TE_OK;
 }
-TE_API int te__gguf_is_of(const te_packed *part, const te_param *p) {
-    return !strcmp(part->op, p->op) && !strcmp(part->field, p->field);
-}
-/* Find the tensors of parameter k, and describe them in w->part, from w->part[first] on. *next: the index after the
- * last of these parts. */
-TE_API te_status te__gguf_collect(const te__gguf_binding *b, int k, int first, int *next, te_context *ctx) {
-    const te_param *p = &b->m->param[k];
-    const int64_t extent = p->rows == 1 ? p->cols : p->rows;
-    int64_t left = extent;
-    *next = first;
-    for (int n = 0; n < b->count; n++) {
-        const te_packed *part = &b->parts[n];
-        te_gguf_tensor *t = 0;
-        if (!te__gguf_is_of(part, p)) continue;
-        TE_REQUIRE(!part->transposed, ctx, TE_ERROR_VALUE,
-                   "te_gguf_bind: %.60s: is transposed in the table; weights of a GGUF file are [out, in]", part->name);
-        const int64_t units = part->rows ? part->rows : left;
-        TE_REQUIRE(units > 0 && units <= left, ctx, TE_ERROR_SHAPE,
-                   "te_gguf_bind: %.60s has %lld rows, of %s.%s %lld are left", part->name, (long long)units, p->op,
-                   p->field, (long long)left);
-        TE_TRY(te__gguf_tensor_of(&t, b, n, p, units, ctx));
-        te_weight_part *to = &b->w->part[(*next)++];
-        to->data = t->data, to->format = te_gguf_format(t->type), to->rows = units;
-        left -= units, t->uses++;
-    }
-    TE_REQUIRE(left == 0, ctx, TE_ERROR_SHAPE, "te_gguf_bind: %s: the table names %lld of %lld rows of %s.%s",
-               b->m->plan->name, (long long)(extent - left), (long long)extent, p->op, p->field);
-    b->w->weight[k].part = b->w->part + first, b->w->weight[k].parts = *next - first;
-    return TE_OK;
-}
-
-/* ---- converted parameters ---------------------------------------------------------------------------------------- */
-
-/* Return whether the tensor in the file can serve as parameter p as it is: it is a single tensor of p's dtype, and it
- * is aligned. */
-TE_API int te__gguf_is_plain(const te_quantized_weight *w, const te_param *p) {
-    const te_block_format f = w->part[0].format;
-    const int same = (f == TE_BLOCK_f32 && p->dtype == TE_f32) || (f == TE_BLOCK_f16 && p->dtype == TE_f16) ||
-                     (f == TE_BLOCK_bf16 && p->dtype == TE_bf16);
-    return same && w->parts == 1 && (uintptr_t)w->part[0].data % TE_ACCESS == 0;
-}
-/* Return whether parameter k keeps the format that it has in the file. The host then reads it in the file; for a GPU it
- * is repacked. */
-TE_API int te__gguf_stays(const te__gguf_binding *b, int k) {
-    const te_param *p = &b->m->param[k];
-    const te_quantized_weight *w = &b->w->weight[k];
-    int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
-    int repacks = 1;
-    for (int i = 0; i < w->parts; i++) repacks = repacks && te__can_repack(w->part[i].format);
-    if (b->from.use != TE_GGUF_IN_PLACE) return 0;
-    if (on_device) return p->takes_quantized && repacks;
-    return p->takes_quantized || te__gguf_is_plain(w, p);
-}
-/* The bytes of target memory to allocate for parameter k, converted or repacked; 0: it is read in the file. */
-TE_API size_t te__gguf_memory_bytes(const te__gguf_binding *b, int k) {
-    const te_param *p = &b->m->param[k];
-    int on_device = TE_CUDA;
-    if (!te__gguf_stays(b, k))
-        return (size_t)te_round_up(te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * (int64_t)te_dtype_bytes(p->dtype),
-                                   TE_REPACKED_ALIGN);
-    return on_device ? te_repacked_bytes(&b->w->weight[k], p->cols) : 0;
-}
-/* Convert `rows` rows of a part to p's dtype. to: output, [rows, cols], host memory; row: memory for [cols] floats. */
-TE_API te_status te__gguf_convert(char *to, float *row, const te_weight_part *part, int64_t rows, int64_t cols,
-                                  const te_param *p, te_context *ctx) {
-    const size_t row_bytes = te_block_row_bytes(part->format, cols);
-    for (int64_t r = 0; r < rows; r++) {
-        te_dequantize_row(row, (const char *)part->data + (size_t)r * row_bytes, cols, part->format);
-        for (int64_t i = 0; i < cols; i++) {
-            TE_REQUIRE(p->dtype == TE_f32 || !(fabsf(row[i]) <= 3.402823466e38f) ||
-                           fabsf(te_round_to(row[i], p->dtype)) <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
-                       "te_gguf_bind: a value of %s.%s, %g, does not fit %s", p->op, p->field, (double)row[i],
-                       te_dtype_name(p->dtype));
-            te_store(to, r * cols + i, row[i], p->dtype);
-        }
-    }
-    return TE_OK;
-}
-/* Convert all parts of parameter k into target memory. */
-TE_API te_status te__gguf_load(const te__gguf_binding *b, int k, char *to, te_context *ctx) {
-    const te_param *p = &b->m->param[k];
-    const te_quantized_weight *w = &b->w->weight[k];
-    const int64_t max_rows = te_max((int64_t)1, (1 << 20) / p->cols); /* in the staging buffer */
-    const size_t size = te_dtype_bytes(p->dtype);
-    float *row = (float *)malloc((size_t)p->cols * sizeof *row);
-    char *staging = (char *)malloc((size_t)(max_rows * p->cols) * size);
-    te_status status = row && staging ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "te_gguf_bind: cannot allocate");
-    for (int i = 0; i < w->parts && status == TE_OK; i++) {
-        te_weight_part part = w->part[i];
-        const int64_t cols = p->rows == 1 ? part.rows : p->cols, total = p->rows == 1 ? 1 : part.rows;
-        for (int64_t r = 0; r < total && status == TE_OK; r += max_rows) {
-            const int64_t rows = te_min(max_rows, total - r);
-            const size_t bytes = (size_t)(rows * cols) * size;
-            part.data = (const char *)w->part[i].data + (size_t)r * te_block_row_bytes(part.format, cols);
-            status = te__gguf_convert(staging, row, &part, rows, cols, p, ctx);
-            if (status == TE_OK) status = te_copy(ctx, to, staging, bytes);
-            if (status == TE_OK) status = te_synchronize(ctx);
-            to += bytes;
-        }
-    }
-    free(row), free(staging);
-    return status;
-}
-
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 /* Free what te_gguf_bind has allocated. The instance must be bound again before it is used. */
-TE_API void te_gguf_release(te_gguf_weights *w, te_context *ctx) {
-    if (!w) return;
-    te_release(ctx, w->memory);
-    free(w->part), free(w->weight);
-    memset(w, 0, sizeof *w);
-}
-TE_API te_status te__gguf_bind(const te__gguf_binding *b, te_context *ctx) {
-    int next = 0;
-    size_t bytes = 0;
-    for (int k = 0; k < b->m->param_count; k++) {
-        const te_param *p = &b->m->param[k];
-        if (p->tied) continue;
-        TE_REQUIRE(!p->data && !p->quantized, ctx, TE_ERROR_STATE,
-                   "te_gguf_bind: %s.%s has memory; bind its instance to none", p->op, p->field);
-        TE_TRY(te__gguf_collect(b, k, next, &next, ctx));
-        bytes += te__gguf_memory_bytes(b, k);
-    }
-    if (bytes) TE_TRY(te_allocate(ctx, &b->w->memory, bytes));
-    char *at = (char *)b->w->memory;
-    for (int k = 0; k < b->m->param_count; k++) { /* this loop changes no te_param, so after an error in it all
-                                                   * parameters are still unbound */
-        if (b->m->param[k].tied || !te__gguf_memory_bytes(b, k)) continue;
-        te_weight_part *part = b->w->part + (b->w->weight[k].part - b->w->part);
-        char *const to = at;
-        at += te__gguf_memory_bytes(b, k);
-        if (!te__gguf_stays(b, k)) TE_TRY(te__gguf_load(b, k, to, ctx));
-        else TE_TRY(te_repack_weight(part, to, &b->w->weight[k], b->m->param[k].cols, ctx));
-    }
-    at = (char *)b->w->memory;
-    for (int k = 0; k < b->m->param_count; k++) {
-        te_param *p = &b->m->param[k];
-        const te_quantized_weight *w = &b->w->weight[k];
-        if (p->tied) continue;
-        char *const memory = at;
-        at += te__gguf_memory_bytes(b, k);
-        if (!te__gguf_stays(b, k)) p->data = memory;
-        else if (te__gguf_is_plain(w, p)) p->data = (void *)(uintptr_t)w->part[0].data, p->constant = 1;
-        else TE_TRY(te_use_quantized(p, w, ctx));
-    }
-    return TE_OK;
-}
+TE_API void te_gguf_release(te_gguf_weights *w, te_context *ctx) { te_block_weights_release(w, ctx); }
 /* Bind all parameters of m, an instance of a list for inference that is bound to no memory, to the tensors that the
  * table parts[count] names. Call te_tie afterwards for tied parameters. The tensors of a parameter must together have
  * all of its rows. prefix: what the names of all these tensors begin with. Waits for the stream. After an error m must
@@ -271,26 +110,13 @@ TE_API te_status te__gguf_bind(const te__gguf_binding *b, te_context *ctx) {
  * parameters are sharded over ranks; TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *parts, int count, const char *prefix,
                               const te_gguf_source *from, te_context *ctx) {
-    te__gguf_binding b;
+    te__block_binding b;
     TE_TRY(te__check_context(ctx, "te_gguf_bind"));
     TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->file->path && (parts || !count), ctx,
                TE_ERROR_NULL, "te_gguf_bind: the instance, the table or the prefix is null, or the file is not open");
-    memset(w, 0, sizeof *w);
-    TE_TRY(te__check_bound(m->plan, m, ctx));
-    TE_REQUIRE(te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_STATE, "te_gguf_bind: the context has a tensor group");
-    TE_REQUIRE(!m->plan->training, ctx, TE_ERROR_STATE, "te_gguf_bind: %s: is no list for inference", m->plan->name);
-    TE_REQUIRE(count >= 0 && count <= 1 << 20, ctx, TE_ERROR_SHAPE, "te_gguf_bind: %d parts", count);
-    for (int i = 0; i < count; i++)
-        TE_REQUIRE(parts[i].name && te__packed_param(m, &parts[i]), ctx, TE_ERROR_VALUE,
-                   "te_gguf_bind: %.60s: %s has no parameter %.60s.%.60s", parts[i].name ? parts[i].name : "?",
-                   m->plan->name, parts[i].op, parts[i].field);
-    w->part = (te_weight_part *)calloc((size_t)count + 1, sizeof *w->part);
-    w->weight = (te_quantized_weight *)calloc((size_t)m->param_count + 1, sizeof *w->weight);
-    b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.from = *from;
-    const te_status status = w->part && w->weight ? te__gguf_bind(&b, ctx)
-                                                  : te_fail(ctx, TE_ERROR_MEMORY, "te_gguf_bind: cannot allocate");
-    if (status != TE_OK) te_gguf_release(w, ctx);
-    return status;
+    b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.caller = "te_gguf_bind";
+    b.converts = from->use != TE_GGUF_IN_PLACE, b.tensor_of = te__gguf_tensor_of, b.source = from->file;
+    return te__block_weights_bind(&b, ctx);
 }
 /* Check that te_gguf_bind has used every tensor of the file, so that no weight of the model was forgotten. The text of
  * the error, TE_ERROR_FORMAT, names a tensor that was not used. */

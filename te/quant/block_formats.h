@@ -1,5 +1,5 @@
-/* block_formats.h -- weights of 4 to 8 bits in the block formats of GGUF files, byte for byte: conversions from and to
- * float, and te_quantized_weight, a weight whose rows are in these formats.
+/* block_formats.h -- weights of 4 to 8 bits in blocks: the formats of GGUF files, byte for byte, and those of GPTQ, AWQ
+ * and MXFP4 checkpoints; conversions from and to float, and te_quantized_weight, a weight whose rows are in them.
  *
  * Do this:
  *     te_dequantize_row(y, blocks, 768, TE_BLOCK_q4_k);            // the 768 values of a row
@@ -10,10 +10,12 @@
  * A row consists of blocks of 32 or 256 values. q8_0, q4_0 and q5_0: value = d q, with an integer q of 8, 4 or 5 bits,
  * and d in f16. q4_1 and q5_1: value = d q + m. The k-quants have blocks of 256 values in groups, and each group has a
  * scale of its own. q4_k and q5_k: value = d scale q - dmin min, with scale and min of 6 bits for 32 values; q6_k:
- * value = d scale q, with a scale of 8 bits for 16 values. All values are exact in f32, or are rounded once.
+ * value = d scale q, with a scale of 8 bits for 16 values. The names of the int4 formats contain the number of values
+ * of a block: int4 has value = d (q - 8), int4z has value = d (q - z) with an integer z, the zero point, of each block.
+ * int4 in blocks of 32 is q4_0. int8 has one scale for each row. All values are exact in f32, or are rounded once.
  *
  * Source: ggml-common.h and ggml-quants.c of llama.cpp, and the Python package gguf, whose values tests/quant_gguf.sh
- * compares bit by bit.
+ * compares bit by bit; mxfp4: OCP Microscaling Formats (MX) v1.0. te/io/quantized_file.h reads GPTQ and AWQ.
  */
 #ifndef TE_BLOCK_FORMATS_H
 #define TE_BLOCK_FORMATS_H
@@ -23,19 +25,26 @@
 #include "../core/dtype.h" /* te_float_of_f16, te_f16_of_float */
 
 /* X(token, values of a block, bytes of a block). A row of f32, f16 or bf16 may have any number of values. */
-#define TE_BLOCK_FORMATS(X) \
-    X(none, 1, 0) \
-    X(f32, 1, 4) \
-    X(f16, 1, 2) \
-    X(bf16, 1, 2) \
-    X(q8_0, 32, 34) /* f16 d; int8 q[32] */ \
+#define TE_BLOCK_FORMATS(X)                                                                                           \
+    X(none, 1, 0)                                                                                                     \
+    X(f32, 1, 4)                                                                                                      \
+    X(f16, 1, 2)                                                                                                      \
+    X(bf16, 1, 2)                                                                                                     \
+    X(q8_0, 32, 34) /* f16 d; int8 q[32] */                                                                           \
     X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
-    X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */ \
-    X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */ \
-    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q, not q + 16 */ \
-    X(q4_k, 256, 144) /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */ \
-    X(q5_k, 256, 176) /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
-    X(q6_k, 256, 210) /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */
+    X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */                                                       \
+    X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */              \
+    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q, not q + 16 */                                    \
+    X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */    \
+    X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
+    X(q6_k, 256, 210)  /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */             \
+    X(mxfp4, 32, 17)   /* E8M0 scale 2^(e - 127); 16 bytes with E2M1 numbers, in the order of q4_0 */                 \
+    X(int4_64, 64, 34) /* f16 d; for each 32 values 16 bytes as in q4_0 */                                            \
+    X(int4_128, 128, 66)                                                                                              \
+    X(int4z_32, 32, 20) /* f16 d; u8 z, 0 to 16; u8 0; for each 32 values 16 bytes with q in the order of q4_0 */     \
+    X(int4z_64, 64, 36)                                                                                               \
+    X(int4z_128, 128, 68)                                                                                             \
+    X(int8, 32, 32) /* int8 q[32]; behind the blocks of a row the row's scale in f32 (TE_BLOCK_ROW_SCALE bytes) */
 
 #define TE_BLOCK_ENUM(token, values, bytes) TE_BLOCK_##token,
 typedef enum te_block_format { TE_BLOCK_FORMATS(TE_BLOCK_ENUM) TE_BLOCK_COUNT } te_block_format;
@@ -43,7 +52,8 @@ typedef enum te_block_format { TE_BLOCK_FORMATS(TE_BLOCK_ENUM) TE_BLOCK_COUNT } 
 
 enum {
     TE_BLOCK_MAX_VALUES = 256, /* the largest number of values of a block */
-    TE_BLOCK_MAX_GROUPS = 16   /* the largest number of groups of a block: a group is the values with a common scale */
+    TE_BLOCK_MAX_GROUPS = 16,  /* the largest number of groups of a block (te__block_group) */
+    TE_BLOCK_ROW_SCALE = 4     /* bytes of the scale behind each row of int8 */
 };
 
 /* The name of a format, such as "q4_k"; "unknown" for a number that is no format. */
@@ -66,10 +76,14 @@ TE_API int te_block_bytes(te_block_format f) {
 #undef TE_BLOCK_BYTES
     return (unsigned)f < (unsigned)TE_BLOCK_COUNT ? count[f] : 0;
 }
-/* The number of bytes of a row of `cols` values; cols must be a multiple of te_block_values. */
-TE_API size_t te_block_row_bytes(te_block_format f, int64_t cols) {
+/* The number of bytes of the blocks of the first `cols` values of a row. */
+TE_API size_t te__blocks_bytes(te_block_format f, int64_t cols) {
     const int values = te_block_values(f);
     return values && cols > 0 ? (size_t)(cols / values) * (size_t)te_block_bytes(f) : 0;
+}
+/* The number of bytes of a row of `cols` values; cols must be a multiple of te_block_values. */
+TE_API size_t te_block_row_bytes(te_block_format f, int64_t cols) {
+    return te__blocks_bytes(f, cols) + (f == TE_BLOCK_int8 && cols > 0 ? TE_BLOCK_ROW_SCALE : 0);
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -102,7 +116,28 @@ TE_API float te__read_f16(const uint8_t *p) { return te_float_of_f16(te__read_u1
 TE_API uint32_t te__read_u32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
-/* The number of values in a group, which have a common scale. */
+TE_API float te__read_f32(const uint8_t *p) { return te_float_of_bits(te__read_u32(p)); }
+/* The scale of a row of int8, which lies behind the row's `cols` codes; 1 in all other formats. */
+TE_API float te__row_scale(const void *row, int64_t cols, te_block_format f) {
+    return f == TE_BLOCK_int8 ? te__read_f32((const uint8_t *)row + cols) : 1.0f;
+}
+/* Whether the format is int4z, whose blocks have zero points, or int4 in blocks of 64 or 128. */
+TE_BOTH int te__block_has_zero_point(te_block_format f) {
+    return f == TE_BLOCK_int4z_32 || f == TE_BLOCK_int4z_64 || f == TE_BLOCK_int4z_128;
+}
+TE_BOTH int te__block_is_int4(te_block_format f) {
+    return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4_128 || te__block_has_zero_point(f);
+}
+/* E8M0: half of 2^(e - 127), by which integers of te__e2m1_twice are multiplied; NaN for e = 255. */
+TE_API float te__half_of_e8m0(uint8_t e) {
+    return te_float_of_bits(e == 255 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
+}
+/* Twice the value of an E2M1 number. */
+TE_API int8_t te__e2m1_twice(int code) {
+    static const int8_t twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    return twice[code & 15];
+}
+/* The number of values in a group, which have a common scale. Blocks of 64 and 128 values are several groups. */
 TE_API int te__block_group(te_block_format f) { return f == TE_BLOCK_q6_k ? 16 : te_block_values(f) > 1 ? 32 : 1; }
 /* Return whether the format has offsets besides scales. */
 TE_API int te__block_has_offset(te_block_format f) {
@@ -159,9 +194,29 @@ TE_API void te__codes_q6_k(te__block_codes *c, const uint8_t *b) {
         }
     }
 }
-/* Unpack the block at b. f: any format with blocks of 32 or 256 values. */
+TE_API void te__codes_int4(te__block_codes *c, const uint8_t *b, te_block_format f) {
+    const int affine = te__block_has_zero_point(f), zero = affine ? b[2] : 8;
+    for (int g = 0; g < te_block_values(f) / 32; g++) {
+        c->scale[g] = te__read_f16(b), c->offset[g] = -0.0f;
+        te__codes_32(c->q + 32 * g, b + (affine ? 4 : 2) + 16 * g, 0, zero);
+    }
+}
+TE_API void te__codes_mxfp4(te__block_codes *c, const uint8_t *b) {
+    c->scale[0] = te__half_of_e8m0(b[0]), c->offset[0] = -0.0f;
+    te__codes_32(c->q, b + 1, 0, 0);
+    for (int i = 0; i < 32; i++) c->q[i] = te__e2m1_twice(c->q[i]);
+}
+/* Unpack the block at b. f: any format with blocks of 32 values or more. The scale of int8, which is that of the row,
+ * is left out: it is 1. */
 TE_API void te__block_unpack(te__block_codes *c, const uint8_t *b, te_block_format f) {
-    if (f == TE_BLOCK_q6_k) te__codes_q6_k(c, b);
+    if (te__block_is_int4(f))
+        te__codes_int4(c, b, f);
+    else if (f == TE_BLOCK_mxfp4)
+        te__codes_mxfp4(c, b);
+    else if (f == TE_BLOCK_int8)
+        c->scale[0] = 1.0f, c->offset[0] = -0.0f, memcpy(c->q, b, 32);
+    else if (f == TE_BLOCK_q6_k)
+        te__codes_q6_k(c, b);
     else if (f == TE_BLOCK_q5_k) te__codes_k(c, b, b + 16, b + 48);
     else if (f == TE_BLOCK_q4_k) te__codes_k(c, b, 0, b + 16);
     else {
@@ -178,13 +233,15 @@ TE_API void te__block_unpack(te__block_codes *c, const uint8_t *b, te_block_form
 
 /* ---- to float ---------------------------------------------------------------------------------------------------- */
 
-/* Convert the n values of the n / te_block_values(f) blocks at x to y[n]. x need not be aligned; n must be a multiple
- * of te_block_values(f). */
-TE_API void te_dequantize_row(float *y, const void *x, int64_t n, te_block_format f) {
-    const uint8_t *b = (const uint8_t *)x;
+/* Convert the values k to k + n of the row of `cols` values at `row` to y[n]. k and n: multiples of te_block_values(f).
+ */
+TE_API void te__dequantize_columns(float *y, const void *row, int64_t cols, int64_t k, int64_t n, te_block_format f) {
+    const uint8_t *b = (const uint8_t *)row + te__blocks_bytes(f, k);
     const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);
+    const float of_row = te__row_scale(row, cols, f);
     te__block_codes c;
-    if (f == TE_BLOCK_f32) memcpy(y, x, (size_t)te_max(n, 0) * sizeof *y);
+    if (f == TE_BLOCK_f32)
+        memcpy(y, b, (size_t)te_max(n, 0) * sizeof *y);
     else if (f == TE_BLOCK_f16)
         for (int64_t i = 0; i < n; i++) y[i] = te__read_f16(b + 2 * i);
     else if (f == TE_BLOCK_bf16)
@@ -192,8 +249,13 @@ TE_API void te_dequantize_row(float *y, const void *x, int64_t n, te_block_forma
     if (values < 32) return;
     for (int64_t i = 0; i < n; i += values, b += bytes) {
         te__block_unpack(&c, b, f);
-        for (int k = 0; k < values; k++) y[i + k] = c.scale[k / group] * (float)c.q[k] + c.offset[k / group];
+        for (int v = 0; v < values; v++) y[i + v] = of_row * c.scale[v / group] * (float)c.q[v] + c.offset[v / group];
     }
+}
+/* Convert the row of n values at x to y[n]. x need not be aligned; n must be a multiple of te_block_values(f). Except
+ * in int8, whose scale lies behind the row, x may also be any n / te_block_values(f) blocks. */
+TE_API void te_dequantize_row(float *y, const void *x, int64_t n, te_block_format f) {
+    if (n > 0) te__dequantize_columns(y, x, n, 0, n, f);
 }
 /* Return the part of w that contains the weight's row *row, and set *row to the index of this row in the part. Returns
  * null if w has fewer rows. */
@@ -229,17 +291,58 @@ TE_API void te__pack_32(uint8_t *low, uint8_t *high, const uint8_t *q) {
     for (int i = 0; i < 32; i++) bits |= (uint32_t)(q[i] >> 4 & 1) << i;
     for (int i = 0; high && i < 4; i++) high[i] = (uint8_t)(bits >> 8 * i & 255);
 }
-/* Quantize a block to q4_0 or q5_0. d is such that the value of the largest magnitude gets the lowest code. */
-TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits) {
-    uint8_t q[32];
+/* Quantize a block of `values` values to q4_0, q5_0 or int4. d is such that the value of the largest magnitude gets the
+ * lowest code. */
+TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits, int values) {
+    uint8_t q[TE_BLOCK_MAX_VALUES];
     const int half = 1 << (bits - 1);
-    const float d = te__largest_of(x, 32) / (float)-half, inverse = d != 0.0f ? 1.0f / d : 0.0f;
-    for (int i = 0; i < 32; i++) {
+    const float d = te__largest_of(x, values) / (float)-half, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    for (int i = 0; i < values; i++) {
         const float scaled = x[i] * inverse;
         q[i] = (uint8_t)te__code_of(scaled, (float)half + 0.5f, 2 * half - 1);
     }
     te__write_f16(y, d);
-    te__pack_32(y + (bits == 5 ? 6 : 2), bits == 5 ? y + 2 : 0, q);
+    for (int i = 0; i < values; i += 32) te__pack_32(y + (bits == 5 ? 6 : 2) + i / 2, bits == 5 ? y + 2 : 0, q + i);
+}
+/* Quantize a block to int4z: d covers the values and 0, so that 0 stays 0, and z is the code of 0. */
+TE_API void te__quantize_int4z(uint8_t *y, const float *x, int values) {
+    uint8_t q[TE_BLOCK_MAX_VALUES];
+    float low = 0.0f, high = 0.0f;
+    for (int i = 0; i < values; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
+    te__write_f16(y, (high - low) / 15.0f);
+    const float d = te__read_f16(y), inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    const int zero = te__code_of(-low * inverse, 0.5f, 15);
+    for (int i = 0; i < values; i++) q[i] = (uint8_t)te__code_of(x[i] * inverse, (float)zero + 0.5f, 15);
+    y[2] = (uint8_t)zero, y[3] = 0;
+    for (int i = 0; i < values; i += 32) te__pack_32(y + 4 + i / 2, 0, q + i);
+}
+/* Quantize a block to mxfp4. The scale is the largest power of two by which the largest value fits E2M1, 4 times the
+ * scale or more; values above 6 times the scale become 6, as the MX specification says. Each value becomes the nearest
+ * E2M1 number, of two equally near ones that with an even code. */
+TE_API void te__quantize_mxfp4(uint8_t *y, const float *x) {
+    static const float between[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f}; /* of codes i and i + 1 */
+    uint8_t q[32];
+    int exponent;
+    const float amax = fabsf(te__largest_of(x, 32));
+    (void)frexpf(amax, &exponent); /* 2^(exponent - 1) <= amax < 2^exponent */
+    const int e = amax > 0.0f ? (int)te_max(0, te_min(254, exponent - 3 + 127)) : 0;
+    for (int i = 0; i < 32; i++) {
+        const float v = fabsf(ldexpf(x[i], 127 - e));
+        int code = 0;
+        while (code < 7 && (v > between[code] || (v == between[code] && code % 2 == 1))) code++;
+        q[i] = (uint8_t)(code | (x[i] < 0.0f && code ? 8 : 0));
+    }
+    y[0] = (uint8_t)e;
+    te__pack_32(y + 1, 0, q);
+}
+/* Quantize a row of n values to int8: the largest magnitude becomes 127. */
+TE_API void te__quantize_int8(uint8_t *y, const float *x, int64_t n) {
+    float amax = 0.0f;
+    for (int64_t i = 0; i < n; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+    const float d = amax / 127.0f, inverse = amax > 0.0f && 127.0f / amax < INFINITY ? 127.0f / amax : 0.0f;
+    const uint32_t bits = te_bits_of_float(inverse > 0.0f ? d : 0.0f);
+    for (int64_t i = 0; i < n; i++) y[i] = (uint8_t)(int8_t)nearbyintf(x[i] * inverse);
+    for (int i = 0; i < 4; i++) y[n + i] = (uint8_t)(bits >> 8 * i & 255);
 }
 /* Quantize a block to q4_1 or q5_1: the smallest value gets code 0, and the largest value gets the highest code. */
 TE_API void te__quantize_affine(uint8_t *y, const float *x, int bits) {
@@ -328,12 +431,20 @@ TE_API void te__quantize_q6_k(uint8_t *y, const float *x) {
 /* Quantize n finite values, a multiple of te_block_values, to blocks at y. The formats of 32 values are rounded to
  * nearest exactly as the Python package gguf and ggml's reference do. The k-quants, which that package does not write,
  * are rounded to nearest with each group's scale found by a search (te__group_search) or, in q6_k, from the group's
- * largest value; llama.cpp's own search finds somewhat better scales. Because d is in f16, very large values do not
- * fit: in q8_0, those of a magnitude of 65504 * 127 or more. */
+ * largest value; llama.cpp's own search finds somewhat better scales. int4 is rounded as q4_0. Because d is in f16,
+ * very large values do not fit: in q8_0, those of a magnitude of 65504 * 127 or more. */
 TE_API void te_quantize_row(void *y, const float *x, int64_t n, te_block_format f) {
     uint8_t *b = (uint8_t *)y;
     const int values = te_block_values(f), bytes = te_block_bytes(f);
-    for (int64_t i = 0; bytes && i < n; i += values, b += bytes) {
+    if (f == TE_BLOCK_int8) te__quantize_int8(b, x, n);
+    for (int64_t i = 0; bytes && f != TE_BLOCK_int8 && i < n; i += values, b += bytes) {
+        if (te__block_is_int4(f)) {
+            if (te__block_has_zero_point(f))
+                te__quantize_int4z(b, x + i, values);
+            else
+                te__quantize_symmetric(b, x + i, 4, values);
+            continue;
+        }
         switch ((int)f) {
         case TE_BLOCK_f32: memcpy(b, x + i, sizeof *x); break;
         case TE_BLOCK_f16: te__write_f16(b, x[i]); break;
@@ -343,12 +454,13 @@ TE_API void te_quantize_row(void *y, const float *x, int64_t n, te_block_format 
             break;
         }
         case TE_BLOCK_q8_0: te__quantize_q8_0(b, x + i); break;
-        case TE_BLOCK_q4_0: te__quantize_symmetric(b, x + i, 4); break;
-        case TE_BLOCK_q5_0: te__quantize_symmetric(b, x + i, 5); break;
+        case TE_BLOCK_q4_0: te__quantize_symmetric(b, x + i, 4, 32); break;
+        case TE_BLOCK_q5_0: te__quantize_symmetric(b, x + i, 5, 32); break;
         case TE_BLOCK_q4_1: te__quantize_affine(b, x + i, 4); break;
         case TE_BLOCK_q5_1: te__quantize_affine(b, x + i, 5); break;
         case TE_BLOCK_q4_k: te__quantize_k(b, x + i, 4); break;
         case TE_BLOCK_q5_k: te__quantize_k(b, x + i, 5); break;
+        case TE_BLOCK_mxfp4: te__quantize_mxfp4(b, x + i); break;
         default: te__quantize_q6_k(b, x + i); break;
         }
     }

@@ -8,19 +8,20 @@
  *     TE_TRY(te_repack_weight(part, memory, &file, cols, &ctx));
  *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));            // te/plan/bind.h
  *
- * Blocks of 18, 20, 22, 34 or 210 bytes are aligned to two bytes only, so a thread would have to load two bytes at a
- * time. Therefore 16 blocks, those of 16 rows in the same columns, are repacked into a cell. In a cell, codes and
- * scales are separate, and each thread of a warp loads its operands of mma.m16n8k16 as one aligned word or vector. A
- * cell has as many bytes as its 16 blocks:
- *     low     for each group of 32 columns 256 bytes: four bits of all codes (q8_0: 512 bytes, the whole codes)
+ * Most blocks are aligned to one or two bytes only. Therefore 16 blocks, those of 16 rows in the same columns, are
+ * repacked into a cell of as many bytes, in which codes and scales are separate, and each thread of a warp loads its
+ * operands of mma.m16n8k16 as one aligned word or vector:
+ *     low     for each group of 32 columns 256 bytes: four bits of all codes (q8_0, int8: 512 bytes, the whole codes).
+ *             Of int4 in blocks of 64 and 128, each lane has 16 bytes with the codes of two groups
  *     high    for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes): the codes' other bits
- *     scales  for each row the block's bytes other than codes. Formats of 32 values: rows 0, 8, 1, 9, 2, 10, ..
- * The cells of a part are in row-major order. Rows are padded with zeros to a multiple of 16.
+ *     scales  for each row the block's bytes other than codes. Formats of 32 to 128 values: rows 0, 8, 1, 9, 2, 10, ..
+ * The cells of a part are in row-major order. Rows are padded with zeros to a multiple of 16. Behind the cells of 16
+ * rows of int8 lie the 16 scales of these rows, in f32.
  *
  * Of a group (32 columns), each lane of a warp loads 16 codes: with r = lane / 4 and t = lane % 4, those of the rows r
- * and r + 8 in the columns 8 t .. 8 t + 7; in q6_k, where 16 columns have a common scale, in 4 t .. 4 t + 3 and 16 + 4
- * t .. 16 + 4 t + 3. In this file's functions, i is the index of a code among the eight that the lane loads of a row,
- * and upper is 1 for row r + 8. Codes i and i + 1, with an even i, lie 16 bits apart: one mask extracts both.
+ * and r + 8 in the columns 8 t .. 8 t + 7; in q6_k in 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. i is the index of a
+ * code among the eight that the lane loads of a row. Codes i and i + 1, with an even i, lie 16 bits apart: one mask
+ * extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -48,19 +49,44 @@ typedef struct te__repacked_header {
 
 /* Return whether a format can be repacked; f32, f16 and bf16 cannot. */
 TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
-/* The number that is added to the codes q of a block (te__block_codes), so that a cell stores no negative code. */
-TE_BOTH int te__cell_zero(te_block_format f) {
-    return f == TE_BLOCK_q8_0 ? 128 : f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : f == TE_BLOCK_q6_k ? 32 : 0;
+TE_BOTH int te__cell_is_8bit(te_block_format f) { return f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8; }
+/* The number that is added to the codes q of the block at b (te__block_codes), so that a cell stores no negative code.
+ */
+TE_API int te__cell_zero(const uint8_t *b, te_block_format f) {
+    if (te__block_has_zero_point(f)) return b[2];
+    return te__cell_is_8bit(f)                          ? 128
+           : f == TE_BLOCK_q5_0                         ? 16
+           : f == TE_BLOCK_q6_k                         ? 32
+           : f == TE_BLOCK_q4_0 || te__block_is_int4(f) ? 8
+                                                        : 0;
 }
 /* The number of bytes in which a cell stores the low bits of the codes of a group, 16 rows by 32 columns, and
  * (te__cell_high_bytes) the codes' high bits. */
-TE_BOTH int te__cell_low_bytes(te_block_format f) { return f == TE_BLOCK_q8_0 ? 512 : 256; }
+TE_BOTH int te__cell_low_bytes(te_block_format f) { return te__cell_is_8bit(f) ? 512 : 256; }
 TE_BOTH int te__cell_high_bytes(te_block_format f) {
     return f == TE_BLOCK_q6_k ? 128 : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;
 }
 
 /* ---- repacking --------------------------------------------------------------------------------------------------- */
 
+/* Where the low bits of group `group` of a cell begin, and the number of bytes from one lane's to the next lane's. */
+TE_BOTH int te__cell_pairs_groups(te_block_format f) { return te__block_is_int4(f) && f != TE_BLOCK_int4z_32; }
+TE_BOTH int te__cell_low_at(te_block_format f, int group) {
+    return te__cell_pairs_groups(f) ? group / 2 * 512 + group % 2 * 8 : group * te__cell_low_bytes(f);
+}
+TE_BOTH int te__cell_low_lane(te_block_format f) { return te__cell_is_8bit(f) || te__cell_pairs_groups(f) ? 16 : 8; }
+
+/* Store the E2M1 number with twice the value `twice` in 16 bits, which hold four: number 0 has its sign in bit 15,
+ * where bf16 has it, and the three other bits in 8 to 6, the lowest bits of bf16's exponent and the highest of its
+ * mantissa. So the number is 2^-126 times its value in bf16. The others have theirs where they take the fewest shifts
+ * to get there (te__cell_mxfp4). */
+TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
+    static const uint8_t sign[4] = {15, 12, 14, 13}, rest[4] = {6, 3, 0, 9};
+    const int magnitude = twice < 0 ? -twice : twice;
+    const int code = magnitude <= 4 ? magnitude : magnitude == 6 ? 5 : magnitude == 8 ? 6 : 7;
+    const int bits = (twice < 0) << sign[number] | code << rest[number];
+    half[0] |= (uint8_t)(bits & 255), half[1] |= (uint8_t)(bits >> 8);
+}
 /* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. Codes of four bits and
  * the low or high four bits of longer ones: a byte has those of both rows of a lane, the first row's in its low half.
  * The other bits of a code of five or six bits are its highest ones in the first row, its lowest ones in the second
@@ -70,11 +96,16 @@ TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int co
     const int lane = row % 8 * 4 + (halves ? col / 4 % 4 : col / 8), i = halves ? col % 4 + col / 16 * 4 : col % 8;
     const int more = f == TE_BLOCK_q6_k ? 2 : te__cell_high_bytes(f) ? 1 : 0; /* bits of a code besides four */
     const int four = upper ? code >> more : code & 15, rest = upper ? code & ((1 << more) - 1) : code >> 4;
-    if (f == TE_BLOCK_q8_0) {
-        low[lane * 16 + i / 2 * 4 + i % 2 * 2 + upper] = (uint8_t)code;
+    low += lane * te__cell_low_lane(f);
+    if (te__cell_is_8bit(f)) {
+        low[i / 2 * 4 + i % 2 * 2 + upper] = (uint8_t)code;
         return;
     }
-    low[lane * 8 + i / 4 * 4 + i % 2 * 2 + i / 2 % 2] |= (uint8_t)(four << upper * 4);
+    if (f == TE_BLOCK_mxfp4) {
+        te__cell_store_mxfp4(low + i / 4 * 4 + i % 2 * 2, i / 2 % 2 * 2 + upper, code);
+        return;
+    }
+    low[i / 4 * 4 + i % 2 * 2 + i / 2 % 2] |= (uint8_t)(four << upper * 4);
     if (more == 2) high[lane * 4 + i % 2 * 2 + i / 4] |= (uint8_t)(rest << (i / 2 % 2 * 4 + 2 - 2 * upper));
     if (more == 1) high[lane * 2 + i % 2] |= (uint8_t)(rest << (i / 2 * 2 + 1 - upper));
 }
@@ -100,9 +131,16 @@ TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te
     switch ((int)f) {
     case TE_BLOCK_q8_0:
     case TE_BLOCK_q4_0:
-    case TE_BLOCK_q5_0: memcpy(scales + paired * 2, b, 2); break;
+    case TE_BLOCK_q5_0:
+    case TE_BLOCK_int4_64:
+    case TE_BLOCK_int4_128: memcpy(scales + paired * 2, b, 2); break;
     case TE_BLOCK_q4_1:
-    case TE_BLOCK_q5_1: memcpy(scales + paired * 4, b, 4); break;
+    case TE_BLOCK_q5_1:
+    case TE_BLOCK_int4z_32:
+    case TE_BLOCK_int4z_64:
+    case TE_BLOCK_int4z_128: memcpy(scales + paired * 4, b, 4); break;
+    case TE_BLOCK_mxfp4: scales[paired] = b[0]; break;
+    case TE_BLOCK_int8: break; /* they lie behind the cells of the rows */
     case TE_BLOCK_q6_k:
         memcpy(scales + row * 16, b + 192, 16), memcpy(scales + TE_CELL_ROWS * 16 + row * 2, b + 208, 2);
         break;
@@ -113,14 +151,14 @@ TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te
  * of bytes from one row to the next. */
 TE_API void te__repack_cell(uint8_t *cell, const uint8_t *b, size_t stride, int rows, te_block_format f) {
     const int groups = te_block_values(f) / TE_CELL_GROUP, low = te__cell_low_bytes(f), high = te__cell_high_bytes(f);
-    const int zero = te__cell_zero(f);
     te__block_codes c;
     memset(cell, 0, (size_t)(TE_CELL_ROWS * te_block_bytes(f)));
     for (int row = 0; row < rows; row++, b += stride) {
+        const int zero = te__cell_zero(b, f);
         te__block_unpack(&c, b, f);
         for (int g = 0; g < groups; g++)
             for (int i = 0; i < TE_CELL_GROUP; i++)
-                te__cell_store(cell + g * low, cell + groups * low + g * high, row, i,
+                te__cell_store(cell + te__cell_low_at(f, g), cell + groups * low + g * high, row, i,
                                c.q[g * TE_CELL_GROUP + i] + zero, f);
         te__cell_store_scales(cell + groups * (low + high), row, b, f);
     }
@@ -132,9 +170,17 @@ TE_API size_t te__cells_bytes(int64_t rows, int64_t cols, te_block_format f) {
 /* Repack the matrix [rows, cols] at `from` into cells at `to`. */
 TE_API void te__repack_rows(uint8_t *to, const uint8_t *from, int64_t rows, int64_t cols, te_block_format f) {
     const size_t stride = te_block_row_bytes(f, cols), block = (size_t)te_block_bytes(f);
-    for (int64_t row = 0; row < rows; row += TE_CELL_ROWS)
-        for (size_t at = 0; at < stride; at += block, to += TE_CELL_ROWS * block)
-            te__repack_cell(to, from + (size_t)row * stride + at, stride, (int)te_min(TE_CELL_ROWS, rows - row), f);
+    for (int64_t row = 0; row < rows; row += TE_CELL_ROWS) {
+        const uint8_t *first = from + (size_t)row * stride;
+        const int count = (int)te_min(TE_CELL_ROWS, rows - row);
+        for (size_t at = 0; at < te__blocks_bytes(f, cols); at += block, to += TE_CELL_ROWS * block)
+            te__repack_cell(to, first + at, stride, count, f);
+        if (f != TE_BLOCK_int8) continue;
+        memset(to, 0, TE_CELL_ROWS * TE_BLOCK_ROW_SCALE);
+        for (int r = 0; r < count; r++)
+            memcpy(to + r * TE_BLOCK_ROW_SCALE, first + (size_t)r * stride + cols, TE_BLOCK_ROW_SCALE);
+        to += TE_CELL_ROWS * TE_BLOCK_ROW_SCALE;
+    }
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -142,7 +188,7 @@ TE_API void te__repack_rows(uint8_t *to, const uint8_t *from, int64_t rows, int6
 TE_API te__repacked_header te__repacked_header_of(const te_weight_part *part, int64_t cols) {
     te__repacked_header h;
     memset(&h, 0, sizeof h);
-    memcpy(h.mark, "te repacked 2", 13);
+    memcpy(h.mark, "te repacked 3", 13);
     h.format = (int32_t)part->format, h.rows = part->rows, h.cols = cols;
     return h;
 }

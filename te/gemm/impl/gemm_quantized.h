@@ -39,7 +39,7 @@ TE_API void te__lookup_body(const te__lookup_args *a, te_block b) {
     const uint8_t *x = (const uint8_t *)part->data + (size_t)row * te_block_row_bytes(part->format, a->cols);
     for (int64_t c = 0; c < a->cols; c += TE_BLOCK_MAX_VALUES) {
         const int64_t n = te_min(a->cols - c, TE_BLOCK_MAX_VALUES);
-        te_dequantize_row(v, x + te_block_row_bytes(part->format, c), n, part->format);
+        te__dequantize_columns(v, x, a->cols, c, n, part->format);
         for (int64_t i = 0; i < n; i++) te_store(a->y, b.x * a->cols + c + i, v[i], a->dtype);
     }
 }
@@ -67,7 +67,7 @@ typedef struct te__by_floats_args {
 TE_API void te__by_floats_load(float to[TE__SKINNY_K], const te__by_floats_args *a, int64_t row, int64_t k0, int kk) {
     const te_block_format f = a->part->format;
     const uint8_t *w = (const uint8_t *)a->part->data + (size_t)row * te_block_row_bytes(f, a->g->k);
-    te_dequantize_row(to, w + te_block_row_bytes(f, k0), kk, f);
+    te__dequantize_columns(to, w, a->g->k, k0, kk, f);
     for (int i = kk; i % TE__SKINNY_LANES; i++) to[i] = 0.0f;
 }
 TE_API void te__by_floats_body(const te__by_floats_args *args, te_block block) {
@@ -117,8 +117,14 @@ typedef struct te__by_integers_args {
     int64_t rows;  /* how many rows of this part of the weight each block multiplies; a multiple of 16 */
 } te__by_integers_args;
 
-TE_FN void te__quantized_store(const te_gemm *g, int64_t i, int64_t j, float v) {
-    const int64_t at = i * g->n + j;
+/* Store v, the product of row i of A and row j of the part, which is multiplied by the row's scale in int8. */
+TE_FN void te__quantized_store(const te__by_integers_args *args, int64_t i, int64_t j, float v) {
+    const te_gemm *g = args->g;
+    const te_weight_part *part = args->part;
+    const int64_t at = i * g->n + args->first + j;
+    if (part->format == TE_BLOCK_int8)
+        v *= te__row_scale((const char *)part->data + (size_t)j * te_block_row_bytes(part->format, g->k), g->k,
+                           part->format);
     te_store(g->d, at, g->alpha * v + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
 }
 
@@ -161,7 +167,7 @@ TE_API void te__plain_part(const te__by_integers_args *args, const te__activatio
     float sum[TE__QUANTIZED_M];
     for (int64_t j = from; j < to; j++) {
         te__plain_row(sum, a, (const uint8_t *)part->data + (size_t)j * stride, part->format);
-        for (int i = 0; i < (int)a->m; i++) te__quantized_store(args->g, m0 + i, args->first + j, sum[i]);
+        for (int i = 0; i < (int)a->m; i++) te__quantized_store(args, m0 + i, j, sum[i]);
     }
 }
 #if TE__QUANTIZED_X86
@@ -174,8 +180,7 @@ TE_API void te__x86_part(const te__by_integers_args *args, const te__activations
         const int rows = (int)te_min(TE__X86_ROWS, to - j);
         te__x86_skinny(out, (const uint8_t *)part->data + (size_t)j * stride, stride, rows, a, part->format);
         for (int i = 0; i < (int)a->m; i++)
-            for (int r = 0; r < rows; r++)
-                te__quantized_store(args->g, m0 + i, args->first + j + r, out[i * TE__X86_ROWS + r]);
+            for (int r = 0; r < rows; r++) te__quantized_store(args, m0 + i, j + r, out[i * TE__X86_ROWS + r]);
     }
 }
 #endif
@@ -187,7 +192,7 @@ TE_API void te__x86_panels(const te__by_integers_args *args, const te__activatio
         te__x86_tile(&p, a, args->part, j);
         for (int i = 0; i < (int)a->m; i++)
             for (int r = 0; r < TE__PANEL_ROWS && j + r < to; r++)
-                te__quantized_store(args->g, m0 + i, args->first + j + r, p.sum[i][r]);
+                te__quantized_store(args, m0 + i, j + r, p.sum[i][r]);
     }
 }
 #endif
@@ -257,7 +262,7 @@ TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
             TE_TRY(te__quantized_by_floats(g, a, part, first, ctx));
             continue;
         }
-        const int block = te_block_values(part->format);
+        const int block = te_block_values(part->format) == TE_BLOCK_MAX_VALUES ? TE_BLOCK_MAX_VALUES : (int)TE__GROUP;
         te__activations *rounded = block == TE__GROUP ? &by_32 : &by_256;
         if (!rounded->m) {
             *rounded = te__activations_at(scratch + (block == TE__GROUP ? 0 : l.blocks_256), g->m, g->k, block);

@@ -29,28 +29,41 @@ TE_FN __m512i te__avx512_load(const void *p) { return _mm512_loadu_si512(p); }
 TE_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
-/* Returns the 64 unsigned codes of two blocks of 32 values, the ones at b and at `next`, in format f. */
-TE_FN __m512i te__avx512_codes(const uint8_t *b, const uint8_t *next, te_block_format f) {
-    if (f == TE_BLOCK_q8_0)
-        return _mm512_xor_si512(te__avx512_pair(te__x86_load(b + 2), te__x86_load(next + 2)), _mm512_set1_epi8(-128));
-    const int at = f == TE_BLOCK_q4_0 ? 2 : f == TE_BLOCK_q4_1 ? 4 : f == TE_BLOCK_q5_0 ? 6 : 8;
-    const __m128i first = _mm_loadu_si128((const __m128i *)(b + at)),
-                  second = _mm_loadu_si128((const __m128i *)(next + at));
+/* Returns the 64 unsigned codes of two groups of 32 values. */
+TE_FN __m512i te__avx512_codes(te__x86_group a, te__x86_group b, te_block_format f) {
+    if (te__x86_zero_bits(f) == 7)
+        return _mm512_xor_si512(te__avx512_pair(te__x86_load(a.codes), te__x86_load(b.codes)), _mm512_set1_epi8(-128));
+    const __m128i first = _mm_loadu_si128((const __m128i *)a.codes), second = _mm_loadu_si128((const __m128i *)b.codes);
     __m512i q = _mm512_castsi256_si512(_mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1));
     q = _mm512_srlv_epi64(_mm512_shuffle_i64x2(q, q, 0x50), _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
     q = _mm512_and_si512(q, _mm512_set1_epi8(15));
-    if (f == TE_BLOCK_q4_0 || f == TE_BLOCK_q4_1) return q;
+    if (f == TE_BLOCK_mxfp4) {
+        const __m128i table = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), q);
+    }
+    if (te__block_has_zero_point(f))
+        return _mm512_add_epi8(
+            q, te__avx512_pair(_mm256_set1_epi8((char)(16 - a.block[2])), _mm256_set1_epi8((char)(16 - b.block[2]))));
+    if (f != TE_BLOCK_q5_0 && f != TE_BLOCK_q5_1) return q;
     uint32_t low, high;
-    memcpy(&low, b + (f == TE_BLOCK_q5_0 ? 2 : 4), 4), memcpy(&high, next + (f == TE_BLOCK_q5_0 ? 2 : 4), 4);
+    memcpy(&low, a.codes - 4, 4), memcpy(&high, b.codes - 4, 4);
     return _mm512_mask_add_epi8(q, (uint64_t)high << 32 | low, q, _mm512_set1_epi8(16));
 }
-/* Returns the scales d of the four blocks b[0] to b[3] as floats: d0, d1, d2, d3; or, if the format has an offset m,
+/* Returns the scales d of the four groups b[0] to b[3] as floats: d0, d1, d2, d3; or, if the format has an offset m,
  * scales and offsets in turn: d0, m0, d1, m1, d2, m2, d3, m3. */
-TE_FN __m256 te__avx512_scales(const uint8_t *const b[4], int has_m) {
+TE_FN __m256 te__avx512_scales(const te__x86_group b[4], te_block_format f) {
     uint32_t w[4];
     uint16_t h[4];
-    for (int i = 0; i < 4; i++) memcpy(&w[i], b[i], 4), memcpy(&h[i], b[i], 2);
-    if (has_m) return _mm256_cvtph_ps(_mm_setr_epi32((int)w[0], (int)w[1], (int)w[2], (int)w[3]));
+    if (f == TE_BLOCK_int8) return _mm256_set1_ps(1.0f);
+    if (f == TE_BLOCK_mxfp4) {
+        const __m128i e = _mm_setr_epi32(b[0].block[0], b[1].block[0], b[2].block[0], b[3].block[0]);
+        __m128i half = _mm_slli_epi32(_mm_sub_epi32(e, _mm_set1_epi32(1)), 23); /* as te__half_of_e8m0 */
+        half = _mm_mask_sllv_epi32(half, _mm_cmplt_epi32_mask(e, _mm_set1_epi32(2)), _mm_set1_epi32(0x00200000), e);
+        half = _mm_mask_mov_epi32(half, _mm_cmpeq_epi32_mask(e, _mm_set1_epi32(255)), _mm_set1_epi32(0x7fc00000));
+        return _mm256_castps128_ps256(_mm_castsi128_ps(half));
+    }
+    for (int i = 0; i < 4; i++) memcpy(&w[i], b[i].block, 4), memcpy(&h[i], b[i].block, 2);
+    if (te__x86_zero_bits(f) < 0) return _mm256_cvtph_ps(_mm_setr_epi32((int)w[0], (int)w[1], (int)w[2], (int)w[3]));
     return _mm256_castps128_ps256(
         _mm_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], 0, 0, 0, 0)));
 }
@@ -62,16 +75,31 @@ TE_FN __m512 te__avx512_spread(__m256 v, int first, int second) {
 typedef struct te__avx512_four {
     __m512i q[2];
     __m256 d;
-} te__avx512_four; /* four blocks */
-/* Unpack `count` (1 to 4) consecutive blocks at w. If there are fewer than four, the last one is unpacked again in
- * place of each missing one; te__avx512_step multiplies these by 0. */
-TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int count, te_block_format f) {
-    const int bytes = te__x86_bytes_32(f);
-    const uint8_t *b[4];
+} te__avx512_four; /* four groups */
+/* Unpack the block of 128 values at b, which is in int4_128 or int4z_128. */
+TE_FN te__avx512_four te__avx512_unpack_128(const uint8_t *b, te_block_format f) {
+    const __m512i low4 = _mm512_set1_epi8(15), x = te__avx512_load(b + te__x86_codes_at(f));
+    /* 16 bytes of each group: its first 16 codes in the low halves, the others in the high ones */
+    const __m512i low = _mm512_and_si512(x, low4), high = _mm512_and_si512(_mm512_srli_epi16(x, 4), low4);
     te__avx512_four u;
-    for (int i = 0; i < 4; i++) b[i] = w + (i < count ? i : count - 1) * bytes;
+    u.q[0] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high);
+    u.q[1] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
+    if (te__block_has_zero_point(f)) {
+        const __m512i zero = _mm512_set1_epi8((char)(16 - b[2]));
+        u.q[0] = _mm512_add_epi8(u.q[0], zero), u.q[1] = _mm512_add_epi8(u.q[1], zero);
+    }
+    u.d = te__x86_f16(b);
+    return u;
+}
+/* Unpack the `count` (1 to 4) groups of the weight's row at w from number `at` on. If there are fewer than four, the
+ * last one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
+TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int64_t at, int count, te_block_format f) {
+    te__x86_group b[4];
+    te__avx512_four u;
+    if (te__x86_values(f) == 128) return te__avx512_unpack_128(w + at / 4 * te__x86_bytes(f), f);
+    for (int i = 0; i < 4; i++) b[i] = te__x86_group_at(w, at + (i < count ? i : count - 1), f);
     u.q[0] = te__avx512_codes(b[0], b[1], f), u.q[1] = te__avx512_codes(b[2], b[3], f);
-    u.d = te__avx512_scales(b, te__x86_zero_bits(f) < 0);
+    u.d = te__avx512_scales(b, f);
     return u;
 }
 typedef struct te__avx512_sums {
@@ -113,18 +141,17 @@ TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const t
 TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                  te_block_format f) {
     const int64_t blocks = a->k / TE__GROUP;
-    const int bytes = te__x86_bytes_32(f);
     te__avx512_sums s[TE__X86_COLUMNS];
     int64_t b = 0;
     for (int r = 0; r < count; r++) s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = _mm256_setzero_ps();
-    for (; b + 3 < blocks; b += 4, w += 4 * bytes) {
-        const te__avx512_four u = te__avx512_unpack(w, 4, f);
-        te__x86_prefetch(w, 4 * bytes);
+    for (; b + 3 < blocks; b += 4) {
+        const te__avx512_four u = te__avx512_unpack(w, b, 4, f);
+        te__x86_prefetch(te__x86_group_at(w, b, f).block, 4 * TE__GROUP * te__x86_bytes(f) / te__x86_values(f));
         for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, 4, f);
     }
     if (b < blocks) {
         const int rest = (int)(blocks - b);
-        const te__avx512_four u = te__avx512_unpack(w, rest, f);
+        const te__avx512_four u = te__avx512_unpack(w, b, rest, f);
         for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, rest, f);
     }
     for (int r = 0; r < count; r++) {
@@ -265,7 +292,9 @@ TE_FN void te__x86_skinny_of(float *out, const uint8_t *w, size_t stride, int ro
         }
     }
 }
-#define TE__X86_FORMATS(X) X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k)
+#define TE__X86_FORMATS(X) \
+    X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) \
+    X(mxfp4) X(int4_64) X(int4_128) X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
 #define TE__X86_CASE(f) \
     case TE_BLOCK_##f: te__x86_skinny_of(out, w, stride, rows, a, TE_BLOCK_##f); break;
 TE_API void te__x86_skinny(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
@@ -305,17 +334,20 @@ TE_FN int te__x86_zero(te_block_format f) {
  * weight). f: the weight's format, a compile-time constant. */
 TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
     const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
-    const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : 1, bytes = te_block_bytes(f);
+    const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : te__x86_values(f) / TE__GROUP;
+    const int bytes = te_block_bytes(f), signed_codes = te__x86_zero_bits(f) == 7;
     for (int at = 0; at < kk; at += groups * TE__GROUP, w += bytes) {
         uint8_t scale[8], min[8];
         if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k) te__scales_k(scale, min, w + 4);
-        const float d = te__read_f16(w + (f == TE_BLOCK_q6_k ? 208 : 0)), m = te__read_f16(w + 2);
+        const float d = f == TE_BLOCK_int8    ? 1.0f
+                        : f == TE_BLOCK_mxfp4 ? te__half_of_e8m0(w[0])
+                                              : te__read_f16(w + (f == TE_BLOCK_q6_k ? 208 : 0));
+        const float m = te__read_f16(w + 2);
         for (int g = 0; g < groups; g++) {
             const int group = at / TE__GROUP + g;
             uint32_t q[TE__GROUP / 4];
-            const __m256i codes = is_k ? te__x86_codes_k(w, g, f) : te__x86_unpack(w, f).q;
-            _mm256_storeu_si256((__m256i *)q,
-                                f == TE_BLOCK_q8_0 ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
+            const __m256i codes = is_k ? te__x86_codes_k(w, g, f) : te__x86_codes_32(te__x86_group_at(w, g, f), f);
+            _mm256_storeu_si256((__m256i *)q, signed_codes ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
             for (int i = 0; i < TE__GROUP / 4; i++) memcpy(p->q[group * (TE__GROUP / 4) + i][r], &q[i], 4);
             if (f == TE_BLOCK_q6_k)
                 for (int i = 0; i < 2; i++) p->scale[2 * group + i][r] = d * (float)(int8_t)w[192 + 2 * g + i];
@@ -332,7 +364,7 @@ TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, 
 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k, int64_t k0,
                                int kk) {
     for (int r = 0; r < TE__PANEL_ROWS; r++) {
-        const uint8_t *w = (const uint8_t *)part->data + te_block_row_bytes(part->format, k0) +
+        const uint8_t *w = (const uint8_t *)part->data + te__blocks_bytes(part->format, k0) +
                            (size_t)te_min(row + r, part->rows - 1) * te_block_row_bytes(part->format, k);
         switch ((int)part->format) { TE__X86_FORMATS(TE__X86_CASE) }
     }
@@ -387,11 +419,11 @@ TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_
         for (int r = 0; r < TE__TILE_ROWS; r++) row[r] = (int)te_min(i + r, a->m - 1);
         if (te__block_has_offset(f))
             te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_k);
-        else if (f == TE_BLOCK_q8_0)
+        else if (te__x86_zero_bits(f) == 7)
             te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q8_0);
         else if (f == TE_BLOCK_q6_k)
             te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q6_k);
-        else if (f == TE_BLOCK_q5_0)
+        else if (te__x86_zero_bits(f) == 4)
             te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q5_0);
         else
             te__x86_tile_micro(p, a, row, k0, kk, TE_BLOCK_q4_0);

@@ -5,8 +5,8 @@
  * An integer in the low bits of a 16-bit float is that integer times the format's smallest number, 2^-133 in bf16 and
  * 2^-24 in f16, as long as it has 8 bits in bf16 or 11 in f16: subnormal numbers and the first normal ones are equally
  * spaced. So a mask makes floats of two codes, and one fma for two codes multiplies them by a power of two and
- * subtracts the zero of the format. The powers are chosen so that the results are q times the `unit` of
- * te__cell_unit_log.
+ * subtracts the zero of the format or of the block. The powers are chosen so that the results are q times the `unit` of
+ * te__cell_unit_log. An E2M1 number, whose bits are placed where bf16 has them, is 2^-126 times its value in bf16.
  */
 /* target: cuda */
 #ifndef TE_GEMM_QUANTIZED_CELLS_H
@@ -16,7 +16,7 @@
 #include "../../core/lanes.h"            /* te_block_here */
 #include "../../quant/repacked_blocks.h" /* te__cell_low_bytes */
 
-/* A step: 256 columns of 16 rows, which is one cell of a k-quant or eight cells of the other formats. The last step of
+/* A step: 256 columns of 16 rows, which is one cell of a k-quant, or cells of 32, 64 or 128 columns. The last step of
  * a row may have fewer. */
 enum { TE_STEP_K = 256, TE_STEP_GROUPS = TE_STEP_K / TE_CELL_GROUP };
 
@@ -38,29 +38,38 @@ struct te__cells_of {
         GROUPS = VALUES / TE_CELL_GROUP, /* of a cell */
         CELL = TE_CELL_ROWS * block_bytes(),
         STEP = CELL * (TE_STEP_K / VALUES),
-        LOW = F == TE_BLOCK_q8_0 ? 512 : 256,
+        IS_K = F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k || F == TE_BLOCK_q6_k,
+        IS_8BIT = F == TE_BLOCK_q8_0 || F == TE_BLOCK_int8,
+        ZERO_POINTS = F == TE_BLOCK_int4z_32 || F == TE_BLOCK_int4z_64 || F == TE_BLOCK_int4z_128, /* of blocks */
+        LOW = IS_8BIT ? 512 : 256,
         HIGH = F == TE_BLOCK_q6_k                                               ? 128
                : F == TE_BLOCK_q5_0 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q5_k ? 64
                                                                                 : 0,
         SCALES = GROUPS * (LOW + HIGH), /* where a cell's scales begin */
+        /* bytes of the rows' scales behind the cells of 16 rows */
+        ROW_SCALES = F == TE_BLOCK_int8 ? TE_CELL_ROWS * TE_BLOCK_ROW_SCALE : 0,
+        /* 1: a lane loads the low bits of two groups at once (te__cell_pairs_groups) */
+        PAIRS = GROUPS > 1 && !IS_K,
+        SPAN = PAIRS ? (int)GROUPS : 1, /* groups with a common scale, if that is not the row's */
         /* where the lowest bit of a code of the second row lies in a 16-bit half, once its bits are merged */
-        UPPER_AT = F == TE_BLOCK_q8_0 ? 0 : 4 - HIGH / 64,
-        ZERO_LOG = F == TE_BLOCK_q8_0   ? 7 /* of te__cell_zero; -1: it is 0 */
-                   : F == TE_BLOCK_q4_0 ? 3
-                   : F == TE_BLOCK_q5_0 ? 4
-                   : F == TE_BLOCK_q6_k ? 5
-                                        : -1,
+        UPPER_AT = IS_8BIT ? 0 : 4 - HIGH / 64,
+        ZERO_LOG = IS_8BIT                                                                 ? 7 /* of te__cell_zero .. */
+                   : F == TE_BLOCK_q4_0 || F == TE_BLOCK_int4_64 || F == TE_BLOCK_int4_128 ? 3
+                   : F == TE_BLOCK_q5_0                                                    ? 4
+                   : F == TE_BLOCK_q6_k                                                    ? 5
+                                        : -1, /* it is 0, or a block's */
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
         HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
         /* the first column of a lane in a group is T_COLUMNS (lane % 4), and its fifth column is HALF further */
         T_COLUMNS = HALVES ? 4 : 8,
-        HALF = HALVES ? 16 : 4,
-        /* bytes from group to group of a step: of low and of high bits, which begin at 0 and at HIGH_AT */
-        LOW_STRIDE = GROUPS == 1 ? CELL : LOW,
-        HIGH_STRIDE = GROUPS == 1 ? CELL : HIGH,
-        HIGH_AT = GROUPS * LOW
+        HALF = HALVES ? 16 : 4
     };
 };
+/* The bytes of the cells of 16 rows of k columns, and of their scales. */
+template <te_block_format F>
+TE_FN int64_t te__cells_of_rows(int k) {
+    return (int64_t)(k / te__cells_of<F>::VALUES) * te__cells_of<F>::CELL + te__cells_of<F>::ROW_SCALES;
+}
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
@@ -86,18 +95,47 @@ TE_BOTH constexpr int te__cell_unit_log(te_dtype m) { return m == TE_bf16 ? -6 :
 TE_BOTH constexpr uint32_t te__cell_power(te_dtype m, int e) {
     return (m == TE_bf16 ? (uint32_t)(e + 127) << 7 : (uint32_t)(e + 15) << 10) * 0x10001u;
 }
-/* Two codes, whose lowest bits are number `at` of each half of `bits`, minus the zero of the format, times the unit. */
+/* Minus the zero of the format, times the unit, twice. */
 template <te_block_format F, te_dtype M>
-TE_FN uint32_t te__pair_of_codes(uint32_t bits, const int at) {
+TE_FN uint32_t te__minus_zero(void) {
     const int zero = te__cells_of<F>::ZERO_LOG;
-    return te__fma_pair<M>(bits, te__cell_power(M, (M == TE_bf16 ? 127 : 15) - at),
-                           (zero < 0 ? 0 : te__cell_power(M, zero + te__cell_unit_log(M))) | 0x80008000u);
+    return (zero < 0 ? 0 : te__cell_power(M, zero + te__cell_unit_log(M))) | 0x80008000u;
+}
+/* The same of the zero point of a block, whose d and zero point are the four bytes w. */
+template <te_dtype M>
+TE_FN uint32_t te__minus_zero_point(uint32_t w) {
+    return te__fma_pair<M>(__byte_perm(w, 0, 0x4242), te__cell_power(M, M == TE_bf16 ? 127 : 15) | 0x80008000u,
+                           0x80008000u);
+}
+/* Two codes, whose lowest bits are number `at` of each half of `bits`, times the unit, plus minus_zero. */
+template <te_dtype M>
+TE_FN uint32_t te__pair_of_codes(uint32_t bits, const int at, uint32_t minus_zero) {
+    return te__fma_pair<M>(bits, te__cell_power(M, (M == TE_bf16 ? 127 : 15) - at), minus_zero);
+}
+/* Two E2M1 numbers, whose bits lie as in bf16, times the unit. */
+template <te_dtype M>
+TE_FN uint32_t te__pair_of_e2m1(uint32_t bits) {
+    if (M == TE_f16) bits = te__and_or(bits, 0x80008000u, bits << 3 & 0x0e000e00u);
+    return te__fma_pair<M>(bits, te__cell_power(M, M == TE_bf16 ? 120 : 5), 0x80008000u);
+}
+/* q[upper][i] = pair i of the lane's E2M1 numbers of a row (te__cell_store_mxfp4). */
+template <te_dtype M>
+TE_FN void te__cell_mxfp4(uint32_t q[2][4], const uint32_t word[2]) {
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        const uint32_t w = word[i];
+        q[0][2 * i] = te__pair_of_e2m1<M>(w & 0x81c081c0u);
+        q[1][2 * i] = te__pair_of_e2m1<M>(w << 3 & 0x81c081c0u);
+        q[0][2 * i + 1] = te__pair_of_e2m1<M>(te__and_or(w << 1, 0x80008000u, w << 6 & 0x01c001c0u));
+        q[1][2 * i + 1] = te__pair_of_e2m1<M>(te__and_or(w << 2, 0x80008000u, w >> 3 & 0x01c001c0u));
+    }
 }
 /* The bits of the lane's codes of a group besides four, so placed that a shift by te__cell_high_shift brings those of
  * pair i behind or in front of the four bits of both rows. */
 template <te_block_format F>
 TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
-    const char *at = step + te__cells_of<F>::HIGH_AT + group * te__cells_of<F>::HIGH_STRIDE;
+    typedef te__cells_of<F> cells;
+    const char *at =
+        step + group / cells::GROUPS * cells::CELL + cells::GROUPS * cells::LOW + group % cells::GROUPS * cells::HIGH;
     if (F == TE_BLOCK_q6_k) return *(const uint32_t *)(const void *)(at + lane * 4);
     if (!te__cells_of<F>::HIGH) return 0;
     return __byte_perm(*(const uint16_t *)(const void *)(at + lane * 2), 0, 0x4140);
@@ -107,21 +145,43 @@ TE_FN uint32_t te__cell_high_of_pair(uint32_t high, const int i) {
     const int left = F == TE_BLOCK_q6_k ? 2 - 4 * i : 3 - 2 * i;
     return left > 0 ? high << left : high >> -left;
 }
-/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. step: the first byte of the step. */
-template <te_block_format F, te_dtype M>
-TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, int group, int lane) {
+/* The lane's low bits of a group: in formats of 8 bits four words, in others two. step: the first byte of the step. */
+template <te_block_format F>
+TE_FN uint4 te__cell_words(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
-    const char *low = step + group * cells::LOW_STRIDE;
-    if (F == TE_BLOCK_q8_0) {
-        const uint4 w = *(const uint4 *)(const void *)(low + lane * 16);
+    const int in_cell = group % cells::GROUPS;
+    const char *low =
+        step + group / cells::GROUPS * cells::CELL + te__cell_low_at(F, in_cell) + lane * te__cell_low_lane(F);
+    if (cells::IS_8BIT) return *(const uint4 *)(const void *)low;
+    const uint2 w = *(const uint2 *)(const void *)low;
+    return make_uint4(w.x, w.y, 0, 0);
+}
+/* The lane's low bits of groups `group`, an even number, and group + 1, in a format with PAIRS. */
+template <te_block_format F>
+TE_FN uint4 te__cell_words_of_pair(const char *step, int group, int lane) {
+    typedef te__cells_of<F> cells;
+    return *(const uint4 *)(const void *)(step + group / cells::GROUPS * cells::CELL +
+                                          te__cell_low_at(F, group % cells::GROUPS) + lane * 16);
+}
+/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. w: te__cell_words; minus_zero: that
+ * of both rows. */
+template <te_block_format F, te_dtype M>
+TE_FN void te__cell_codes(uint32_t q[2][4], const uint4 w, const uint32_t minus_zero[2], const char *step, int group,
+                          int lane) {
+    typedef te__cells_of<F> cells;
+    if (cells::IS_8BIT) {
         const uint32_t word[4] = {w.x, w.y, w.z, w.w};
         TE_UNROLL for (int i = 0; i < 4; i++) {
-            q[0][i] = te__pair_of_codes<F, M>(word[i] & 0x00ff00ffu, 0);
-            q[1][i] = te__pair_of_codes<F, M>(__byte_perm(word[i], 0, 0x4341), 0);
+            q[0][i] = te__pair_of_codes<M>(word[i] & 0x00ff00ffu, 0, minus_zero[0]);
+            q[1][i] = te__pair_of_codes<M>(__byte_perm(word[i], 0, 0x4341), 0, minus_zero[1]);
         }
         return;
     }
-    const uint2 w = *(const uint2 *)(const void *)(low + lane * 8);
+    if (F == TE_BLOCK_mxfp4) {
+        const uint32_t word[2] = {w.x, w.y};
+        te__cell_mxfp4<M>(q, word);
+        return;
+    }
     const uint32_t word[4] = {w.x, w.x >> 8, w.y, w.y >> 8}, high = te__cell_high<F>(step, group, lane);
     TE_UNROLL for (int i = 0; i < 4; i++) {
         uint32_t first = word[i] & 0x000f000fu, second = word[i] & 0x00f000f0u;
@@ -130,7 +190,8 @@ TE_FN void te__cell_codes(uint32_t q[2][4], const char *step, int group, int lan
             first = te__and_or(more, F == TE_BLOCK_q6_k ? 0x00300030u : 0x00100010u, first);
             second = te__and_or(more, F == TE_BLOCK_q6_k ? 0x000c000cu : 0x00080008u, second);
         }
-        q[0][i] = te__pair_of_codes<F, M>(first, 0), q[1][i] = te__pair_of_codes<F, M>(second, cells::UPPER_AT);
+        q[0][i] = te__pair_of_codes<M>(first, 0, minus_zero[0]);
+        q[1][i] = te__pair_of_codes<M>(second, cells::UPPER_AT, minus_zero[1]);
     }
 }
 
@@ -145,13 +206,21 @@ TE_FN float te__float_of_half(uint32_t bits) {
 TE_FN float te__float_of_byte(uint32_t w, const int i) {
     return __uint_as_float(__byte_perm(w, 0x4b000000u, 0x7440 + i)) - 8388608.0f; /* 2^23 + byte - 2^23 */
 }
+/* 2^(e - 127), in which a NaN, e = 255, is infinite. */
+TE_FN float te__float_of_e8m0(uint32_t e) { return __uint_as_float(max(e << 23, 0x00400000u)); }
 /* The scales and offsets of one row in groups 4 half to 4 half + 3 of a step, which has `groups` groups; those of other
- * groups are 0. scale[i][1]: of the second half of group i; offset: 0 if the format has none. */
+ * groups are 0. scale[i][1]: of the second half of group i; offset: 0 if the format has none; zero_point[i]: d and the
+ * zero point of int4z. of_rows: the scales of the rows of int8. */
 template <te_block_format F>
-TE_FN void te__cell_scales(float scale[4][2], float offset[4], const char *step, int groups, int row, int half) {
+TE_FN void te__cell_scales(float scale[4][2], float offset[4], uint32_t zero_point[4], const char *step, int groups,
+                           int row, int half, const char *of_rows) {
     typedef te__cells_of<F> cells;
     const char *at = step + cells::SCALES;
-    if (F == TE_BLOCK_q6_k) {
+    TE_UNROLL for (int i = 0; i < 4; i++) zero_point[i] = 0;
+    if (F == TE_BLOCK_int8) {
+        const float of_row = *(const float *)(const void *)(of_rows + row * TE_BLOCK_ROW_SCALE);
+        TE_UNROLL for (int i = 0; i < 4; i++) scale[i][0] = scale[i][1] = of_row, offset[i] = 0;
+    } else if (F == TE_BLOCK_q6_k) {
         const uint2 w = *(const uint2 *)(const void *)(at + row * 16 + half * 8);
         const float d = te__float_of_half(*(const uint16_t *)(const void *)(at + TE_CELL_ROWS * 16 + row * 2));
         const uint32_t word[2] = {w.x ^ 0x80808080u, w.y ^ 0x80808080u}; /* scales are signed */
@@ -173,14 +242,16 @@ TE_FN void te__cell_scales(float scale[4][2], float offset[4], const char *step,
         }
     } else {
         TE_UNROLL for (int i = 0; i < 4; i++) {
-            const char *p = at + (half * 4 + i) * cells::CELL;
+            const char *p = at + (half * 4 + i) / cells::GROUPS * cells::CELL;
             const int paired = row % 8 * 2 + row / 8;
             uint32_t w = 0;
             if (half * 4 + i < groups)
-                w = cells::OFFSET ? *(const uint32_t *)(const void *)(p + paired * 4)
-                                  : *(const uint16_t *)(const void *)(p + paired * 2);
-            scale[i][0] = scale[i][1] = te__float_of_half(w & 0xffffu);
-            offset[i] = cells::OFFSET ? te__float_of_half(w >> 16) : 0.0f;
+                w = F == TE_BLOCK_mxfp4                   ? *(const uint8_t *)(p + paired)
+                    : cells::OFFSET || cells::ZERO_POINTS ? *(const uint32_t *)(const void *)(p + paired * 4)
+                                                          : *(const uint16_t *)(const void *)(p + paired * 2);
+            scale[i][0] = scale[i][1] =
+                F == TE_BLOCK_mxfp4 ? (w == 255 ? NAN : te__float_of_e8m0(w)) : te__float_of_half(w & 0xffffu);
+            offset[i] = cells::OFFSET ? te__float_of_half(w >> 16) : 0.0f, zero_point[i] = w;
         }
     }
 }
@@ -227,6 +298,11 @@ TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float sca
         v[2 * i + 1] = scale[i / 2] * (pair.y * per_unit) + offset;
     }
 }
+/* te__minus_zero of a row whose d and zero point are zero_point. */
+template <te_block_format F>
+TE_FN uint32_t te__dequantize_zero(uint32_t zero_point) {
+    return te__cells_of<F>::ZERO_POINTS ? te__minus_zero_point<TE_bf16>(zero_point) : te__minus_zero<F, TE_bf16>();
+}
 /* y = all rows of the part. Each warp computes 16 rows in four groups. */
 template <te_block_format F>
 TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
@@ -238,16 +314,20 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     const int step = (int)(warp / 2 % steps), half = (int)(warp % 2);
     const int groups = (int)te_min(TE_STEP_GROUPS, (a.k - step * TE_STEP_K) / TE_CELL_GROUP);
     float scale[2][4][2], offset[2][4];
+    uint32_t zero_point[2][4];
     te_kernel_begin();
     if (tile * TE_CELL_ROWS >= a.rows) return;
-    const char *at = a.cells + tile * ((int64_t)(a.k / cells::VALUES) * cells::CELL) + (int64_t)step * cells::STEP;
+    const char *const of_tile = a.cells + tile * te__cells_of_rows<F>(a.k), *at = of_tile + (int64_t)step * cells::STEP;
+    const char *const of_rows = of_tile + (te__cells_of_rows<F>(a.k) - cells::ROW_SCALES);
     TE_UNROLL for (int upper = 0; upper < 2; upper++)
-        te__cell_scales<F>(scale[upper], offset[upper], at, groups, lane / 4 + 8 * upper, half);
+        te__cell_scales<F>(scale[upper], offset[upper], zero_point[upper], at, groups, lane / 4 + 8 * upper, half,
+                           of_rows);
     TE_UNROLL for (int i = 0; i < 4; i++) {
         const int group = half * 4 + i, col = step * TE_STEP_K + group * TE_CELL_GROUP + lane % 4 * cells::T_COLUMNS;
         uint32_t q[2][4];
         if (group >= groups) break;
-        te__cell_codes<F, TE_bf16>(q, at, group, lane);
+        const uint32_t zero[2] = {te__dequantize_zero<F>(zero_point[0][i]), te__dequantize_zero<F>(zero_point[1][i])};
+        te__cell_codes<F, TE_bf16>(q, te__cell_words<F>(at, group, lane), zero, at, group, lane);
         TE_UNROLL for (int upper = 0; upper < 2; upper++) {
             float v[8];
             te__dequantize_group(v, q[upper], scale[upper][i], offset[upper][i]);
@@ -266,16 +346,21 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     const int64_t token = a.tokens[blockIdx.x], row = token - a.first;
     const int unknown = token < 0 || token >= a.size, here = row >= 0 && row < a.rows;
     if (!here && !(unknown && a.first == 0)) return; /* the first part stores the NaN */
-    const char *tile = a.cells + (here ? row : 0) / TE_CELL_ROWS * ((int64_t)(a.k / cells::VALUES) * cells::CELL);
+    const char *tile = a.cells + (here ? row : 0) / TE_CELL_ROWS * te__cells_of_rows<F>(a.k);
+    const char *const of_rows = tile + (te__cells_of_rows<F>(a.k) - cells::ROW_SCALES);
     const int in_cell = (int)((here ? row : 0) % TE_CELL_ROWS), t = (int)threadIdx.x % 4;
     for (int i = (int)threadIdx.x / 4; i < a.k / TE_CELL_GROUP; i += TE_DEQUANTIZE_THREADS / 4) {
         const int step = i / TE_STEP_GROUPS, group = i % TE_STEP_GROUPS, half = group / 4;
         const int groups = (int)te_min(TE_STEP_GROUPS, a.k / TE_CELL_GROUP - step * TE_STEP_GROUPS);
         const char *at = tile + (int64_t)step * cells::STEP;
         float scale[4][2], offset[4], v[8], s[2] = {0, 0}, o = 0;
-        uint32_t q[2][4], codes[4];
-        te__cell_scales<F>(scale, offset, at, groups, in_cell, half);
-        te__cell_codes<F, TE_bf16>(q, at, group, in_cell % 8 * 4 + t);
+        uint32_t q[2][4], codes[4], zero_point[4], zero_of_group = 0;
+        const int of_lane = in_cell % 8 * 4 + t;
+        te__cell_scales<F>(scale, offset, zero_point, at, groups, in_cell, half, of_rows);
+        TE_UNROLL for (int j = 0; j < 4; j++)
+            if (j == group % 4) zero_of_group = zero_point[j];
+        const uint32_t zero[2] = {te__dequantize_zero<F>(zero_of_group), te__dequantize_zero<F>(zero_of_group)};
+        te__cell_codes<F, TE_bf16>(q, te__cell_words<F>(at, group, of_lane), zero, at, group, of_lane);
         TE_UNROLL for (int j = 0; j < 4; j++) {
             codes[j] = in_cell < 8 ? q[0][j] : q[1][j];
             if (j == group % 4) s[0] = scale[j][0], s[1] = scale[j][1], o = offset[j];
@@ -290,7 +375,9 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
 /* ---- formats known at run time ----------------------------------------------------------------------------------- */
 
 /* X(token): the formats of repacked weights. */
-#define TE_CELL_FORMATS(X) X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k)
+#define TE_CELL_FORMATS(X) \
+    X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) \
+    X(mxfp4) X(int4_64) X(int4_128) X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
 
 TE_IF_USED TE_API const void *te__dequantize_kernel_of(te_block_format f, int lookup) {
     switch ((int)f) {

@@ -52,6 +52,7 @@ typedef struct te__quantized {
     int more_steps;    /* so many blocks of a cluster have steps_of_block + 1 steps, the others steps_of_block */
     int steps_of_block;
     int row_bytes;      /* of 16 rows of W */
+    int row_scales;     /* bytes of their scales behind them, in int8 */
     int across;         /* warps of a block that have different rows; so many other warps have the same rows and other
                          * steps; the rest is idle */
     int across_inverse; /* warp * across_inverse >> 8 is the warp / across */
@@ -69,14 +70,18 @@ typedef struct te__quantized {
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
-        STEP_K = F == TE_BLOCK_q8_0 ? 128 : TE_STEP_K, /* columns of a step */
+        /* 2: the compiler uses at most 64 registers, with which one column tile is as fast or up to 4% faster. The
+         * k-quants need more */
+        MIN_BLOCKS = N == 1 && !(int)te__cells_of<F>::IS_K ? 2 : 1,
+        STEP_K = te__cells_of<F>::IS_8BIT ? 128 : TE_STEP_K, /* columns of a step */
         GROUPS = STEP_K / TE_CELL_GROUP,
+        SPAN = F == TE_BLOCK_int8 ? (int)GROUPS : (int)te__cells_of<F>::SPAN, /* groups that are added without scales */
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
         X_STEP = (int)STEP_K * 2,                                                         /* bytes of a column of A */
         /* bytes for each warp, where the scales of a step of a k-quant are first converted; rows are padded so that
          * they lie in different banks */
         EXPANDED_GROUP = 8 * 16 + 16,
-        EXPANDED = (int)te__cells_of<F>::GROUPS > 1 ? (int)GROUPS *(int)EXPANDED_GROUP : 0,
+        EXPANDED = (int)te__cells_of<F>::IS_K ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */
         X_BARRIER = (int)TE_QUANTIZED_WARPS * (int)TE_QUANTIZED_MAX_STAGES * 8, /* behind those of the stages */
         SCALES = (int)X_BARRIER + 64,
@@ -191,7 +196,7 @@ TE_FN void te__quantized_loads_of_tile(te__quantized_loads *l, const te__quantiz
     l->step = at->begin + at->first, l->tile = tile;
     const int first = l->step * memory::STEP;
     l->left = tile < p->tiles && row_tile * TE_CELL_ROWS < p->rows ? p->row_bytes - first : 0;
-    l->from = p->cells + (int64_t)row_tile * p->row_bytes + first;
+    l->from = p->cells + (int64_t)row_tile * (p->row_bytes + p->row_scales) + first;
 }
 /* Start the copy of the warp's next step, if there is one, into stage number `stage`, and go to the step behind it. */
 template <te_block_format F, int N>
@@ -268,11 +273,11 @@ TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* What a group of a k-quant has for rows r and r + 8: two scales; and of q4_k and q5_k for each row its min twice, as
- * an operand of mma times the unit, of q6_k the scales of the second half of the group. */
+/* What a group has for rows r and r + 8: two scales; of q4_k and q5_k for each row its min twice, as an operand of mma
+ * times the unit; of q6_k the scales of the second half of the group; and for each row te__minus_zero. */
 typedef struct te__quantized_scales {
     float2 scale, more;
-    uint32_t min[2];
+    uint32_t min[2], minus_zero[2];
 } te__quantized_scales;
 /* Convert the scales of a step of q4_k or q5_k. Returns minus dmin of rows r and r + 8. */
 template <te_block_format F, te_dtype M>
@@ -287,8 +292,8 @@ TE_FN float2 te__quantized_expand_k(char *to, const char *stage) {
     const uint32_t scale[2] = {te__and_or(high, 0x00300030u, low >> 8 & 0x000f000fu),
                                te__and_or(high >> 2, 0x00300030u, low >> 12 & 0x000f000fu)};
     const uint32_t min[2] = {
-        te__pair_of_codes<TE_BLOCK_q4_k, M>(te__and_or(high << 4, 0x00300030u, low & 0x000f000fu), 0),
-        te__pair_of_codes<TE_BLOCK_q4_k, M>(te__and_or(high << 2, 0x00300030u, low >> 4 & 0x000f000fu), 0)};
+        te__pair_of_codes<M>(te__and_or(high << 4, 0x00300030u, low & 0x000f000fu), 0, 0x80008000u),
+        te__pair_of_codes<M>(te__and_or(high << 2, 0x00300030u, low >> 4 & 0x000f000fu), 0, 0x80008000u)};
     TE_UNROLL for (int i = 0; i < 2; i++) {
         const uint32_t select = i ? 0x7432 : 0x7410, twice = i ? 0x3232 : 0x1010;
         /* d scale = d (2^23 + scale) - d 2^23 */
@@ -306,7 +311,8 @@ TE_FN float2 te__quantized_expand_k(char *to, const char *stage) {
 TE_FN void te__quantized_expand_q6_k(char *to, const char *stage) {
     const int row = (int)threadIdx.x % 16, half = (int)threadIdx.x % 32 / 16;
     float scale[4][2], offset[4];
-    te__cell_scales<TE_BLOCK_q6_k>(scale, offset, stage, TE_STEP_GROUPS, row, half);
+    uint32_t zero_point[4];
+    te__cell_scales<TE_BLOCK_q6_k>(scale, offset, zero_point, stage, TE_STEP_GROUPS, row, half, 0);
     TE_UNROLL for (int i = 0; i < 4; i++) {
         float *at = (float *)(void *)(to + (half * 4 + i) * te__quantized_memory<TE_BLOCK_q6_k, 1>::EXPANDED_GROUP +
                                       row % 8 * 16) +
@@ -315,23 +321,30 @@ TE_FN void te__quantized_expand_q6_k(char *to, const char *stage) {
     }
 }
 /* Load the scales of a group, for r = lane / 4. `more`: their offsets in q4_1 and q5_1. */
-template <te_block_format F>
+template <te_block_format F, te_dtype M>
 TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const char *expanded, const int group) {
     typedef te__cells_of<F> cells;
     const int row = (int)threadIdx.x % 32 / 4;
-    const char *at = stage + group * cells::CELL + cells::SCALES;
+    const char *at = stage + group / cells::GROUPS * cells::CELL + cells::SCALES;
     te__quantized_scales s;
-    s.more = make_float2(0, 0), s.min[0] = s.min[1] = 0;
-    if (cells::GROUPS > 1) {
+    s.more = make_float2(0, 0), s.min[0] = s.min[1] = 0, s.minus_zero[0] = s.minus_zero[1] = te__minus_zero<F, M>();
+    if (cells::IS_K) {
         const uint4 v =
             *(const uint4 *)(const void *)(expanded + group * te__quantized_memory<F, 1>::EXPANDED_GROUP + row * 16);
         s.scale = make_float2(__uint_as_float(v.x), __uint_as_float(v.y)), s.min[0] = v.z, s.min[1] = v.w;
         s.more = make_float2(__uint_as_float(v.z), __uint_as_float(v.w));
-    } else if (cells::OFFSET) {
+    } else if (cells::OFFSET || cells::ZERO_POINTS) {
         const uint2 w = *(const uint2 *)(const void *)(at + row * 8);
         const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
         s.scale = make_float2(first.x, second.x), s.more = make_float2(first.y, second.y);
-    } else
+        if (cells::ZERO_POINTS)
+            s.minus_zero[0] = te__minus_zero_point<M>(w.x), s.minus_zero[1] = te__minus_zero_point<M>(w.y);
+    } else if (F == TE_BLOCK_mxfp4) {
+        const uint32_t w = *(const uint16_t *)(const void *)(at + row * 2);
+        s.scale = make_float2(te__float_of_e8m0(w & 0xffu), te__float_of_e8m0(w >> 8));
+    } else if (F == TE_BLOCK_int8)
+        s.scale = make_float2(1.0f, 1.0f);
+    else
         s.scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
     return s;
 }
@@ -353,39 +366,52 @@ template <te_block_format F, te_dtype M, int N>
 TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, char *expanded) {
     typedef te__cells_of<F> cells;
     typedef te__quantized_memory<F, N> memory;
-    constexpr int MINS = cells::OFFSET && cells::GROUPS > 1; /* q4_k and q5_k */
+    constexpr int MINS = cells::OFFSET && cells::IS_K; /* q4_k and q5_k */
+    constexpr int TWO_CHAINS = memory::SPAN > 1 && N == 1;
+    const int lane = (int)threadIdx.x % 32;
     const uint32_t one = te__cell_power(M, te__cell_unit_log(M)), ones[4] = {one, one, one, one};
     float2 dmin = make_float2(0, 0);
     float offset[N][4]; /* the sums of mins and activations */
     TE_UNROLL for (int tile = 0; tile < N; tile++) TE_UNROLL for (int i = 0; i < 4; i++) offset[tile][i] = 0;
     if (MINS)
         dmin = te__quantized_expand_k<F, M>(expanded, stage);
-    else if (cells::GROUPS > 1)
+    else if (cells::IS_K)
         te__quantized_expand_q6_k(expanded, stage);
-    if (cells::GROUPS > 1) __syncwarp();
+    if (cells::IS_K) __syncwarp();
+    te__quantized_scales s;
+    uint4 words;
+    float part[N][2][4]; /* sums of a span: of the first and of the second half of each group */
     TE_UNROLL for (int group = 0; group < memory::GROUPS; group++) {
-        const te__quantized_scales s = te__quantized_load_scales<F>(stage, expanded, group);
         uint32_t q[2][4];
-        te__cell_codes<F, M>(q, stage, group, (int)threadIdx.x % 32);
+        if (group % memory::SPAN == 0) {
+            s = te__quantized_load_scales<F, M>(stage, expanded, group);
+            TE_UNROLL for (int i = 0; i < 8 * N; i++) part[i / 8][i / 4 % 2][i % 4] = 0;
+        }
+        if (!cells::PAIRS)
+            words = te__cell_words<F>(stage, group, lane);
+        else if (group % 2)
+            words.x = words.z, words.y = words.w;
+        else
+            words = te__cell_words_of_pair<F>(stage, group, lane);
+        te__cell_codes<F, M>(q, words, s.minus_zero, stage, group, lane);
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
                        second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]},
                        min[4] = {s.min[0], s.min[1], s.min[0], s.min[1]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
             const uint4 b = te__quantized_operand<F>(x + group * 64 + tile * x_tile);
-            float part[4] = {0, 0, 0, 0};
-            te__mma_sync(part, first, b.x, b.y, M);
-            if (cells::HALVES) {
-                te__quantized_add(c[tile], part, s.scale);
-                te__mma_sync(part, second, b.z, b.w, M);
-                te__quantized_add(c[tile], part, s.more);
-                continue;
+            /* with one column tile two chains of mma, if they are long */
+            float *const of_second = part[tile][cells::HALVES || TWO_CHAINS];
+            te__mma_sync(part[tile][0], first, b.x, b.y, M);
+            te__mma_sync(of_second, second, b.z, b.w, M);
+            if (cells::OFFSET) {
+                te__mma_sync(offset[tile], MINS ? min : ones, b.x, b.y, M);
+                te__mma_sync(offset[tile], MINS ? min : ones, b.z, b.w, M);
+                if (!MINS) te__quantized_add(c[tile], offset[tile], s.more);
             }
-            te__mma_sync(part, second, b.z, b.w, M);
-            te__quantized_add(c[tile], part, s.scale);
-            if (!cells::OFFSET) continue;
-            te__mma_sync(offset[tile], MINS ? min : ones, b.x, b.y, M);
-            te__mma_sync(offset[tile], MINS ? min : ones, b.z, b.w, M);
-            if (!MINS) te__quantized_add(c[tile], offset[tile], s.more);
+            if (group % memory::SPAN < memory::SPAN - 1) continue;
+            if (TWO_CHAINS) TE_UNROLL for (int i = 0; i < 4; i++) part[tile][0][i] += part[tile][1][i];
+            te__quantized_add(c[tile], part[tile][0], s.scale);
+            if (cells::HALVES) te__quantized_add(c[tile], part[tile][1], s.more);
         }
     }
     TE_UNROLL for (int tile = 0; tile < N; tile++)
@@ -450,6 +476,10 @@ TE_FN void te__quantized_store(const te__quantized *p, int first, const float *s
         float v = T == TE_f32 ? from[0] + (from[TE_CELL_ROWS] + from[2 * TE_CELL_ROWS]) : from[0];
         if (at >= p->rows) continue;
         const int64_t to = (int64_t)i * p->ld + at;
+        if (p->row_scales)
+            v *= *(const float *)(const void *)(p->cells +
+                                                (int64_t)(first / TE_CELL_ROWS + 1) * (p->row_bytes + p->row_scales) -
+                                                p->row_scales + e % TE_CELL_ROWS * TE_BLOCK_ROW_SCALE);
         v = alpha * v + (p->bias ? te__quantized_get<T>(p->bias, at, 0) : 0.0f);
         if (p->beta != 0) v += p->beta * te__quantized_get<T>(p->c, to, p->out_f32);
         te__quantized_put<T>(p->y, to, v, p->out_f32);
@@ -507,7 +537,7 @@ TE_FN void te__quantized_clear(char *stage, int bytes) {
 }
 /* F: the format of W; T: of A; N: column tiles, 1, 2 or 4. */
 template <te_block_format F, te_dtype T, int N>
-TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
+TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__quantized_memory<F, N>::MIN_BLOCKS))
     te__quantized_kernel(const __grid_constant__ te__quantized p) {
     extern __shared__ uint4 te_quantized_memory[];
     typedef te__quantized_memory<F, N> memory;
@@ -564,7 +594,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
             TE_UNROLL_1 for (int step = first + at.first; step < end; step += at.stride) {
                 char *const of_stage = stages + ring.stage * memory::STEP;
                 te__quantized_barrier_wait(ring.bar + (uint32_t)(ring.stage * 8), ring.parity);
-                if (cells::GROUPS == 1 && p.row_bytes - step * memory::STEP < memory::STEP)
+                if (!cells::IS_K && p.row_bytes - step * memory::STEP < memory::STEP)
                     te__quantized_clear<memory::STEP>(of_stage, p.row_bytes - step * memory::STEP);
                 te__quantized_multiply<F, M, N>(c, of_stage, of_x, 8 * x_column, expanded);
                 __syncwarp(); /* all lanes have read the stage and the scales */
@@ -583,7 +613,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, 1)
  * blocks that run at the same time on the last of these devices. */
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
-    int step_k, step_bytes, cell, values, fixed; /* fixed: bytes of shared memory besides A and the rings */
+    int step_k, step_bytes, cell, values, row_scales; /* constants of the format */
+    int fixed;                                        /* bytes of shared memory besides A and the rings */
     uint64_t set;
     int clusters[TE_QUANTIZED_MAX_SPLIT + 1];
 } te__quantized_kernel_entry;
@@ -596,6 +627,7 @@ TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
                                                memory::STEP,
                                                te__cells_of<F>::CELL,
                                                te__cells_of<F>::VALUES,
+                                               te__cells_of<F>::ROW_SCALES,
                                                memory::X,
                                                0,
                                                {0}};
@@ -658,7 +690,7 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
         TILE = 600,          /* and by a block */
         ROUND = 2500         /* cycles for each time that A has to be loaded, if shared memory does not hold it */
     };
-    const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS), ring = TE_QUANTIZED_WARPS * e->step_bytes;
+    const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS);
     const int column = 2 * e->step_k * p->columns, pad = TE_QUANTIZED_X_PAD * p->columns;
     const int free = (int)ctx->shared_bytes - e->fixed - pad; /* for A and the rings */
     const int groups = e->step_k / TE_CELL_GROUP,
@@ -669,6 +701,7 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
     int64_t least = -1;
     for (int across = 1; across <= TE_QUANTIZED_WARPS; across++) {
         const int stride = TE_QUANTIZED_WARPS / across, tiles = (int)te_ceil_div(row_tiles, across);
+        const int ring = across * stride * e->step_bytes; /* bytes of a stage of all warps */
         for (int split = 1; split <= te_min(TE_QUANTIZED_MAX_SPLIT, across); split++) {
             const int steps = (int)te_ceil_div(p->steps, split);
             if (te_ceil_div(across, split) * split * stride > TE_QUANTIZED_SLOTS) continue;
@@ -691,6 +724,7 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
     p->split_inverse = 256 / p->split + 1, p->across_inverse = 256 / p->across + 1;
     p->stride = TE_QUANTIZED_WARPS / p->across;
     p->steps_of_block = p->steps / p->split, p->more_steps = p->steps % p->split;
+    const int ring = p->across * p->stride * e->step_bytes;
     p->stages = (int)te_min(TE_QUANTIZED_MAX_STAGES, (free - p->buffered * column) / ring);
     return e->fixed + pad + p->buffered * column + p->stages * ring;
 }
@@ -711,7 +745,7 @@ TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, 
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? (const char *)g->bias + (size_t)first * in : 0;
     p.out_f32 = g->out == TE_f32, p.alpha = g->alpha, p.beta = g->beta;
     p.m = (int)rows, p.rows = (int)part->rows, p.k = (int)g->k, p.ld = (int)g->n;
-    p.row_bytes = p.k / e->values * e->cell, p.steps = (int)te_ceil_div(g->k, e->step_k),
+    p.row_bytes = p.k / e->values * e->cell, p.row_scales = e->row_scales, p.steps = (int)te_ceil_div(g->k, e->step_k),
     p.early_weights = te__launch_follows_kernel(ctx);
     for (p.columns = 1; p.columns < columns;) p.columns *= 2;
     const int shared = te__quantized_choose(&p, e, ctx);

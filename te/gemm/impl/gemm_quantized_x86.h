@@ -73,21 +73,52 @@ TE_FN __m256 te__x86_f16(const uint8_t *p) {
 }
 TE_FN __m256 te__x86_first(float v) { return _mm256_zextps128_ps256(_mm_set_ss(v)); } /* v, 0, 0, ... */
 
-/* ---- skinny: blocks of 32 values --------------------------------------------------------------------------------- */
+/* ---- skinny: blocks of 32 to 128 values -------------------------------------------------------------------------- */
 
 typedef struct te__x86_block {
     __m256i q;
     __m256 d, m;
 } te__x86_block;
 
-TE_FN int te__x86_bytes_32(te_block_format f) {
-    return f == TE_BLOCK_q8_0 ? 34 : f == TE_BLOCK_q4_0 ? 18 : f == TE_BLOCK_q4_1 ? 20 : f == TE_BLOCK_q5_0 ? 22 : 24;
+/* Where the codes of a block begin, behind its scales and, in q5_0 and q5_1, the codes' highest bits. */
+TE_FN int te__x86_codes_at(te_block_format f) {
+    return f == TE_BLOCK_int8                                  ? 0
+           : f == TE_BLOCK_mxfp4                               ? 1
+           : f == TE_BLOCK_q4_1 || te__block_has_zero_point(f) ? 4
+           : f == TE_BLOCK_q5_0                                ? 6
+           : f == TE_BLOCK_q5_1                                ? 8
+                                                               : 2;
+}
+/* The number of values of a block, and its number of bytes; as te_block_values, but known at compile time. */
+TE_FN int te__x86_values(te_block_format f) {
+    return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4z_64     ? 64
+           : f == TE_BLOCK_int4_128 || f == TE_BLOCK_int4z_128 ? 128
+                                                               : 32;
+}
+TE_FN int te__x86_bytes(te_block_format f) {
+    const int codes = f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8 ? 32 : te__x86_values(f) / 2;
+    return te__x86_codes_at(f) + codes;
 }
 /* Returns log2 of the zero point, the number that is subtracted from each unsigned code (value = d (code - zero)): 7
- * for q8_0, 3 for q4_0, 4 for q5_0; -1 for formats without a zero point, which have an offset m instead (value = d code
- * + m). */
+ * for q8_0 and int8, 3 for q4_0 and int4, 4 for q5_0, int4z and mxfp4; -1 for formats without a zero point, which have
+ * an offset m instead (value = d code + m). To the codes of int4z 16 minus the zero point of the block is added when
+ * they are unpacked; those of mxfp4 are twice the value, plus 16. */
 TE_FN int te__x86_zero_bits(te_block_format f) {
-    return f == TE_BLOCK_q8_0 ? 7 : f == TE_BLOCK_q4_0 ? 3 : f == TE_BLOCK_q5_0 ? 4 : -1;
+    return te__block_has_offset(f) || f == TE_BLOCK_q6_k                              ? -1
+           : f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8                                 ? 7
+           : f == TE_BLOCK_q5_0 || f == TE_BLOCK_mxfp4 || te__block_has_zero_point(f) ? 4
+                                                                                      : 3;
+}
+/* One group of 32 values: the block in which it lies, and where its codes begin. */
+typedef struct te__x86_group {
+    const uint8_t *block, *codes;
+} te__x86_group;
+/* Group number i of the blocks at w, in a format whose blocks have 32, 64 or 128 values. */
+TE_FN te__x86_group te__x86_group_at(const uint8_t *w, int64_t i, te_block_format f) {
+    const int groups = te__x86_values(f) / TE__GROUP;
+    te__x86_group g;
+    g.block = w + i / groups * te__x86_bytes(f), g.codes = g.block + te__x86_codes_at(f) + i % groups * 16;
+    return g;
 }
 TE_FN __m256i te__x86_nibbles(const uint8_t *p) {
     const __m128i x = _mm_loadu_si128((const __m128i *)p);
@@ -107,20 +138,29 @@ TE_FN __m256i te__x86_fifth_bits(__m256i q, const uint8_t *p) {
     return _mm256_or_si256(q, _mm256_and_si256(_mm256_cmpeq_epi8(x, bit), _mm256_set1_epi8(16)));
 #endif
 }
-TE_FN te__x86_block te__x86_unpack(const uint8_t *b, te_block_format f) {
+/* E2M1 numbers, the nibbles q, as twice their values plus 16. */
+TE_FN __m256i te__x86_e2m1(__m256i q) {
+    const __m128i table = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), q);
+}
+/* The 32 codes of a group, as unsigned numbers; those of q8_0 and int8 are signed. */
+TE_FN __m256i te__x86_codes_32(te__x86_group g, te_block_format f) {
+    if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) return te__x86_load(g.codes);
+    const __m256i q = te__x86_nibbles(g.codes);
+    if (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1) return te__x86_fifth_bits(q, g.codes - 4);
+    if (f == TE_BLOCK_mxfp4) return te__x86_e2m1(q);
+    return te__block_has_zero_point(f) ? _mm256_add_epi8(q, _mm256_set1_epi8((char)(16 - g.block[2]))) : q;
+}
+TE_FN te__x86_block te__x86_unpack(te__x86_group g, te_block_format f) {
     te__x86_block u;
-    u.d = te__x86_f16(b), u.m = u.d;
-    if (te__x86_zero_bits(f) < 0) u.m = te__x86_f16(b + 2);
-    if (f == TE_BLOCK_q8_0)
-        u.q = te__x86_load(b + 2);
-    else if (f == TE_BLOCK_q4_0)
-        u.q = te__x86_nibbles(b + 2);
-    else if (f == TE_BLOCK_q4_1)
-        u.q = te__x86_nibbles(b + 4);
-    else if (f == TE_BLOCK_q5_0)
-        u.q = te__x86_fifth_bits(te__x86_nibbles(b + 6), b + 2);
+    if (f == TE_BLOCK_int8)
+        u.d = _mm256_set1_ps(1.0f);
+    else if (f == TE_BLOCK_mxfp4)
+        u.d = _mm256_set1_ps(te__half_of_e8m0(g.block[0]));
     else
-        u.q = te__x86_fifth_bits(te__x86_nibbles(b + 8), b + 4);
+        u.d = te__x86_f16(g.block);
+    u.m = te__x86_zero_bits(f) < 0 ? te__x86_f16(g.block + 2) : u.d;
+    u.q = te__x86_codes_32(g, f);
     return u;
 }
 /* Returns sum plus the dot product of block u, unpacked from a weight in format f, and group number `at` of the
@@ -131,37 +171,37 @@ TE_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activations *a,
     const int bits = te__x86_zero_bits(f);
     __m256i dot = _mm256_setzero_si256();
 #ifndef TE__DPBUSD
-    if (f == TE_BLOCK_q8_0)
+    if (bits == 7)
         dot = te__x86_dot(dot, _mm256_abs_epi8(u.q), _mm256_sign_epi8(y, u.q));
     else
 #endif
     {
         if (bits >= 0)
             dot = _mm256_zextsi128_si256(_mm_slli_epi32(_mm_cvtsi32_si128(a->minus_sum[at]), bits >= 0 ? bits : 0));
-        if (f == TE_BLOCK_q8_0) u.q = _mm256_xor_si256(u.q, _mm256_set1_epi8(-128));
+        if (bits == 7) u.q = _mm256_xor_si256(u.q, _mm256_set1_epi8(-128));
         dot = te__x86_dot(dot, u.q, y);
     }
     sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
     return bits < 0 ? _mm256_fmadd_ps(u.m, te__x86_first(a->scaled_sum[at]), sum) : sum;
 }
-/* For formats with blocks of 32 values: sets out[i] to the dot product of the weight's row at w and row row[i] of the
- * activations, for i < count. count: 1, 2 or 4, a compile-time constant. Blocks with even and with odd numbers are
- * added to separate sums, because two independent chains of additions hide the latency of an addition. */
+/* For formats with blocks of 32, 64 or 128 values: sets out[i] to the dot product of the weight's row at w and row
+ * row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. Groups with even and with odd
+ * numbers are added to separate sums, because two independent chains of additions hide the latency of an addition. */
 TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                               te_block_format f) {
-    const int64_t blocks = a->k / TE__GROUP;
-    const int bytes = te__x86_bytes_32(f);
+    const int64_t groups = a->k / TE__GROUP;
     __m256 even[TE__X86_COLUMNS], odd[TE__X86_COLUMNS];
     for (int r = 0; r < count; r++) even[r] = odd[r] = _mm256_setzero_ps();
-    for (int64_t b = 0; b + 1 < blocks; b += 2, w += 2 * bytes) {
-        const te__x86_block u = te__x86_unpack(w, f), v = te__x86_unpack(w + bytes, f);
-        te__x86_prefetch(w, 2 * bytes);
-        for (int r = 0; r < count; r++) even[r] = te__x86_step(even[r], u, a, row[r] * blocks + b, f);
-        for (int r = 0; r < count; r++) odd[r] = te__x86_step(odd[r], v, a, row[r] * blocks + b + 1, f);
+    for (int64_t b = 0; b + 1 < groups; b += 2) {
+        const te__x86_group first = te__x86_group_at(w, b, f), second = te__x86_group_at(w, b + 1, f);
+        const te__x86_block u = te__x86_unpack(first, f), v = te__x86_unpack(second, f);
+        te__x86_prefetch(first.codes, 2 * TE__GROUP * te__x86_bytes(f) / te__x86_values(f));
+        for (int r = 0; r < count; r++) even[r] = te__x86_step(even[r], u, a, row[r] * groups + b, f);
+        for (int r = 0; r < count; r++) odd[r] = te__x86_step(odd[r], v, a, row[r] * groups + b + 1, f);
     }
-    if (blocks % 2) {
-        const te__x86_block u = te__x86_unpack(w, f);
-        for (int r = 0; r < count; r++) even[r] = te__x86_step(even[r], u, a, row[r] * blocks + blocks - 1, f);
+    if (groups % 2) {
+        const te__x86_block u = te__x86_unpack(te__x86_group_at(w, groups - 1, f), f);
+        for (int r = 0; r < count; r++) even[r] = te__x86_step(even[r], u, a, row[r] * groups + groups - 1, f);
     }
     for (int r = 0; r < count; r++) out[r] = te__x86_total(_mm256_add_ps(even[r], odd[r]));
 }

@@ -1,0 +1,238 @@
+/* block_weights.h -- binds the parameters of a list for inference to tensors of a file, each in a format of blocks, in
+ * floats, or converted. gguf_weights.h and quantized_file.h find or make the tensors. The memory that a binding needs
+ * belongs to a te_block_weights, which te_block_weights_release frees:
+ *     te_block_weights w;                                               // stays as long as the instance
+ *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 4, "model.layers.0.", &from, &ctx));
+ *     te_block_weights_release(&w, &ctx);
+ */
+#ifndef TE_BLOCK_WEIGHTS_H
+#define TE_BLOCK_WEIGHTS_H
+
+#include "../fuse/quantized_weights.h" /* te_use_quantized, te_repack_weight, te_dequantize_row */
+#include "../plan/bind.h"              /* te_shard_layout_of */
+#include "packed.h"                    /* te_packed, te__packed_param */
+
+/* What a binding allocates for an instance. The struct must not be moved, because the instance's parameters point to
+ * it. */
+typedef struct te_block_weights {
+    te_weight_part *part;        /* [number of entries of the table]: the tensors, grouped by parameter */
+    te_quantized_weight *weight; /* [number of parameters]: each parameter's weight, whose parts are its tensors in
+                                  * `part` */
+    void *memory;                /* target memory for the converted and the repacked parameters */
+    void **host; /* [hosts]: host memory of tensors that do not lie in the file as the list needs them */
+    int hosts;
+    double *error; /* [number of entries of the table]: of a tensor that was cast to a format of blocks
+                    * (te_quantized_bind), the root of the mean squared error, divided by that of the
+                    * mean square of the values; else 0 */
+} te_block_weights;
+
+/* The arguments of one binding. tensor_of sets the data and the format of the part that entry n of the table names, the
+ * next `units` rows of p (columns, if p has one row), and checks its shape. */
+typedef struct te__block_binding te__block_binding;
+struct te__block_binding {
+    te_block_weights *w;
+    te_model *m;
+    const te_packed *parts;
+    int count;
+    const char *prefix, *caller; /* caller: the public function, for error texts */
+    int converts;                /* 1: all weights are converted to the list's dtype */
+    te_status (*tensor_of)(te_weight_part *part, const te__block_binding *b, int n, const te_param *p, int64_t units,
+                           te_context *ctx);
+    const void *source; /* of tensor_of */
+};
+
+/* ---- parts ------------------------------------------------------------------------------------------------------- */
+
+TE_API int te__blocks_is_of(const te_packed *part, const te_param *p) {
+    return !strcmp(part->op, p->op) && !strcmp(part->field, p->field);
+}
+/* Find the tensors of parameter k, and describe them in w->part, from w->part[first] on. *next: the index after the
+ * last of these parts. */
+TE_API te_status te__blocks_collect(const te__block_binding *b, int k, int first, int *next, te_context *ctx) {
+    const te_param *p = &b->m->param[k];
+    const int64_t extent = p->rows == 1 ? p->cols : p->rows;
+    int64_t left = extent;
+    *next = first;
+    for (int n = 0; n < b->count; n++) {
+        const te_packed *part = &b->parts[n];
+        if (!te__blocks_is_of(part, p)) continue;
+        TE_REQUIRE(!part->transposed, ctx, TE_ERROR_VALUE,
+                   "%s: %.60s: is transposed in the table; the weights of these files are [out, in]", b->caller,
+                   part->name);
+        const int64_t units = part->rows ? part->rows : left;
+        TE_REQUIRE(units > 0 && units <= left, ctx, TE_ERROR_SHAPE, "%s: %.60s has %lld rows, of %s.%s %lld are left",
+                   b->caller, part->name, (long long)units, p->op, p->field, (long long)left);
+        te_weight_part *to = &b->w->part[(*next)++];
+        TE_TRY(b->tensor_of(to, b, n, p, units, ctx));
+        to->rows = units, left -= units;
+    }
+    TE_REQUIRE(left == 0, ctx, TE_ERROR_SHAPE, "%s: %s: the table names %lld of %lld rows of %s.%s", b->caller,
+               b->m->plan->name, (long long)(extent - left), (long long)extent, p->op, p->field);
+    b->w->weight[k].part = b->w->part + first, b->w->weight[k].parts = *next - first;
+    return TE_OK;
+}
+
+/* ---- converted parameters ---------------------------------------------------------------------------------------- */
+
+/* Return whether the tensor in the file can serve as parameter p as it is: it is a single tensor of p's dtype, and it
+ * is aligned. */
+TE_API int te__blocks_are_plain(const te_quantized_weight *w, const te_param *p) {
+    const te_block_format f = w->part[0].format;
+    const int same = (f == TE_BLOCK_f32 && p->dtype == TE_f32) || (f == TE_BLOCK_f16 && p->dtype == TE_f16) ||
+                     (f == TE_BLOCK_bf16 && p->dtype == TE_bf16);
+    return same && w->parts == 1 && (uintptr_t)w->part[0].data % TE_ACCESS == 0;
+}
+/* Return whether parameter k keeps the format that it has in the file. The host then reads it in the file; for a GPU it
+ * is repacked. */
+TE_API int te__blocks_stay(const te__block_binding *b, int k) {
+    const te_param *p = &b->m->param[k];
+    const te_quantized_weight *w = &b->w->weight[k];
+    int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
+    int repacks = 1;
+    for (int i = 0; i < w->parts; i++) repacks = repacks && te__can_repack(w->part[i].format);
+    if (b->converts) return 0;
+    if (on_device) return p->takes_quantized && repacks;
+    return p->takes_quantized || te__blocks_are_plain(w, p);
+}
+/* The bytes of target memory to allocate for parameter k, converted or repacked; 0: it is read in the file. */
+TE_API size_t te__blocks_memory_bytes(const te__block_binding *b, int k) {
+    const te_param *p = &b->m->param[k];
+    int on_device = TE_CUDA;
+    if (!te__blocks_stay(b, k))
+        return (size_t)te_round_up(te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * (int64_t)te_dtype_bytes(p->dtype),
+                                   TE_REPACKED_ALIGN);
+    return on_device ? te_repacked_bytes(&b->w->weight[k], p->cols) : 0;
+}
+/* Convert `rows` rows of a part to p's dtype. to: output, [rows, cols], host memory; row: memory for [cols] floats. */
+TE_API te_status te__blocks_convert(char *to, float *row, const te_weight_part *part, int64_t rows, int64_t cols,
+                                    const te_param *p, te_context *ctx) {
+    const size_t row_bytes = te_block_row_bytes(part->format, cols);
+    for (int64_t r = 0; r < rows; r++) {
+        te_dequantize_row(row, (const char *)part->data + (size_t)r * row_bytes, cols, part->format);
+        for (int64_t i = 0; i < cols; i++) {
+            TE_REQUIRE(p->dtype == TE_f32 || !(fabsf(row[i]) <= 3.402823466e38f) ||
+                           fabsf(te_round_to(row[i], p->dtype)) <= 3.402823466e38f,
+                       ctx, TE_ERROR_VALUE, "a value of %s.%s, %g, does not fit %s", p->op, p->field, (double)row[i],
+                       te_dtype_name(p->dtype));
+            te_store(to, r * cols + i, row[i], p->dtype);
+        }
+    }
+    return TE_OK;
+}
+/* Convert all parts of parameter k into target memory. */
+TE_API te_status te__blocks_load(const te__block_binding *b, int k, char *to, te_context *ctx) {
+    const te_param *p = &b->m->param[k];
+    const te_quantized_weight *w = &b->w->weight[k];
+    const int64_t max_rows = te_max((int64_t)1, (1 << 20) / p->cols); /* in the staging buffer */
+    const size_t size = te_dtype_bytes(p->dtype);
+    float *row = (float *)malloc((size_t)p->cols * sizeof *row);
+    char *staging = (char *)malloc((size_t)(max_rows * p->cols) * size);
+    te_status status = row && staging ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate", b->caller);
+    for (int i = 0; i < w->parts && status == TE_OK; i++) {
+        te_weight_part part = w->part[i];
+        const int64_t cols = p->rows == 1 ? part.rows : p->cols, total = p->rows == 1 ? 1 : part.rows;
+        for (int64_t r = 0; r < total && status == TE_OK; r += max_rows) {
+            const int64_t rows = te_min(max_rows, total - r);
+            const size_t bytes = (size_t)(rows * cols) * size;
+            part.data = (const char *)w->part[i].data + (size_t)r * te_block_row_bytes(part.format, cols);
+            status = te__blocks_convert(staging, row, &part, rows, cols, p, ctx);
+            if (status == TE_OK) status = te_copy(ctx, to, staging, bytes);
+            if (status == TE_OK) status = te_synchronize(ctx);
+            to += bytes;
+        }
+    }
+    free(row), free(staging);
+    return status;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+TE_API void te__blocks_free_host(te_block_weights *w) {
+    while (w->hosts > 0) free(w->host[--w->hosts]);
+    free(w->host), w->host = 0;
+}
+/* Free what a binding has allocated. The instance must be bound again before it is used. */
+TE_API void te_block_weights_release(te_block_weights *w, te_context *ctx) {
+    if (!w) return;
+    te_release(ctx, w->memory);
+    te__blocks_free_host(w);
+    free(w->part), free(w->weight), free(w->error);
+    memset(w, 0, sizeof *w);
+}
+/* Allocate host memory that is freed with w. */
+TE_API te_status te__blocks_host(void **memory, te_block_weights *w, size_t bytes, te_context *ctx) {
+    void **host = (void **)realloc(w->host, (size_t)(w->hosts + 1) * sizeof *host);
+    *memory = 0;
+    if (host) w->host = host, *memory = malloc(bytes + !bytes);
+    TE_REQUIRE(*memory, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes for a weight", bytes);
+    w->host[w->hosts++] = *memory;
+    return TE_OK;
+}
+TE_API te_status te__blocks_bind(const te__block_binding *b, te_context *ctx) {
+    int next = 0, on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
+    size_t bytes = 0;
+    for (int k = 0; k < b->m->param_count; k++) {
+        const te_param *p = &b->m->param[k];
+        if (p->tied) continue;
+        TE_REQUIRE(!p->data && !p->quantized, ctx, TE_ERROR_STATE, "%s: %s.%s has memory; bind its instance to none",
+                   b->caller, p->op, p->field);
+        TE_TRY(te__blocks_collect(b, k, next, &next, ctx));
+        bytes += te__blocks_memory_bytes(b, k);
+    }
+    if (bytes) TE_TRY(te_allocate(ctx, &b->w->memory, bytes));
+    char *at = (char *)b->w->memory;
+    for (int k = 0; k < b->m->param_count; k++) { /* this loop changes no te_param, so after an error in it all
+                                                   * parameters are still unbound */
+        if (b->m->param[k].tied || !te__blocks_memory_bytes(b, k)) continue;
+        te_weight_part *part = b->w->part + (b->w->weight[k].part - b->w->part);
+        char *const to = at;
+        at += te__blocks_memory_bytes(b, k);
+        if (!te__blocks_stay(b, k))
+            TE_TRY(te__blocks_load(b, k, to, ctx));
+        else
+            TE_TRY(te_repack_weight(part, to, &b->w->weight[k], b->m->param[k].cols, ctx));
+    }
+    at = (char *)b->w->memory;
+    for (int k = 0; k < b->m->param_count; k++) {
+        te_param *p = &b->m->param[k];
+        const te_quantized_weight *w = &b->w->weight[k];
+        if (p->tied) continue;
+        char *const memory = at;
+        at += te__blocks_memory_bytes(b, k);
+        if (!te__blocks_stay(b, k))
+            p->data = memory;
+        else if (te__blocks_are_plain(w, p))
+            p->data = (void *)(uintptr_t)w->part[0].data, p->constant = 1;
+        else
+            TE_TRY(te_use_quantized(p, w, ctx));
+    }
+    if (on_device) te__blocks_free_host(b->w); /* all parameters lie in w->memory */
+    return TE_OK;
+}
+/* Check the arguments of a binding, allocate the tables of b->w, and bind. After an error there is nothing to release.
+ */
+TE_API te_status te__block_weights_bind(te__block_binding *b, te_context *ctx) {
+    const te_model *m = b->m;
+    const te_packed *parts = b->parts;
+    const int count = b->count;
+    te_block_weights *w = b->w;
+    memset(w, 0, sizeof *w);
+    TE_TRY(te__check_bound(m->plan, m, ctx));
+    TE_REQUIRE(te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_STATE, "%s: the context has a tensor group", b->caller);
+    TE_REQUIRE(!m->plan->training, ctx, TE_ERROR_STATE, "%s: %s: is no list for inference", b->caller, m->plan->name);
+    TE_REQUIRE(count >= 0 && count <= 1 << 20, ctx, TE_ERROR_SHAPE, "%s: %d parts", b->caller, count);
+    for (int i = 0; i < count; i++)
+        TE_REQUIRE(parts[i].name && te__packed_param(m, &parts[i]), ctx, TE_ERROR_VALUE,
+                   "%s: %.60s: %s has no parameter %.60s.%.60s", b->caller, parts[i].name ? parts[i].name : "?",
+                   m->plan->name, parts[i].op, parts[i].field);
+    w->part = (te_weight_part *)calloc((size_t)count + 1, sizeof *w->part);
+    w->weight = (te_quantized_weight *)calloc((size_t)m->param_count + 1, sizeof *w->weight);
+    w->error = (double *)calloc((size_t)count + 1, sizeof *w->error);
+    const te_status status = w->part && w->weight && w->error
+                                 ? te__blocks_bind(b, ctx)
+                                 : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate", b->caller);
+    if (status != TE_OK) te_block_weights_release(w, ctx);
+    return status;
+}
+
+#endif

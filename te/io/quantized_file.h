@@ -1,0 +1,364 @@
+/* quantized_file.h -- binds the parameters of models to the tensors of a safetensors file whose weights are in 4 bits,
+ * as GPTQ, AWQ and gpt-oss store them, or are cast to a format of blocks while they are read. Tables as in packed.h.
+ *
+ * Do this:
+ *     static const te_packed parts[] = {{"self_attn.q_proj.weight", "qkv", "weight", 4096, 0}, ...};
+ *     te_block_weights w;                                                // stays as long as the instance
+ *     te_quantized_source from = te_quantized_source_of(&file);          // file: mapped by te_safetensors_map; stays,
+ * too from.cast = TE_BLOCK_int4_128;                                     // for weights that are not in few bits
+ *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 7, "model.layers.0.", &from, &ctx));
+ *     te_quantized_print(stdout, &w, &block.model);                      // formats, and the errors of casts
+ *     te_block_weights_release(&w, &ctx);
+ *
+ * For a name that ends with .weight or has no such end, these tensors are looked for, in this order:
+ *     the name itself             F32, F16 or BF16: cast, if it is a weight of a linear or an embedding, else converted
+ *     <name>_blocks, <name>_scales   MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols /
+ * 32] qweight, qzeros, scales, and g_idx if there is one, instead of weight: GPTQ, qweight I32 [cols / 8, rows], or AWQ
+ *                                 (its form for gemm), I32 [cols, rows / 8]
+ * Their codes and scales stay as they are (values are computed in f32, from codes, zero points and scales in 16 bits):
+ * the formats are int4 or int4z in blocks of 128, 64 or 32, the largest that divides the file's groups, and mxfp4.
+ *
+ * Source: AutoGPTQ's QuantLinear (a stored zero point is one less than the zero point), AutoAWQ's WQLinear_GEMM,
+ * transformers' Mxfp4 integration.
+ */
+#ifndef TE_QUANTIZED_FILE_H
+#define TE_QUANTIZED_FILE_H
+
+#include "block_weights.h" /* te_block_weights, te__block_weights_bind */
+
+typedef struct te_quantized_source {
+    const te_safetensors *file;
+    te_block_format cast; /* of the weights of linears and embeddings that are not in few bits; none: as in the file */
+    int gptq_v2; /* 1: of GPTQ, "checkpoint_format": "gptq_v2" in config.json: zero points are stored as they are */
+    int expert;  /* of MXFP4: the index of the expert */
+} te_quantized_source;
+TE_API te_quantized_source te_quantized_source_of(const te_safetensors *file) {
+    te_quantized_source s;
+    memset(&s, 0, sizeof s);
+    s.file = file, s.cast = TE_BLOCK_none;
+    return s;
+}
+
+enum { TE_QUANTIZED_MAX_NAME = 256, TE__NIBBLES = 8 /* codes of a word of GPTQ and AWQ */ };
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+/* Where a tensor's bytes lie: in the file's memory, or read into memory that belongs to w. */
+TE_API te_status te__quantized_bytes(const uint8_t **at, const te__block_binding *b, const te_safetensor *t,
+                                     te_context *ctx) {
+    const te_safetensors *f = ((const te_quantized_source *)b->source)->file;
+    void *memory = 0;
+    if (f->memory) return *at = (const uint8_t *)f->memory + f->data_at + t->offset, TE_OK;
+    TE_TRY(te__blocks_host(&memory, b->w, (size_t)t->bytes, ctx));
+    *at = (const uint8_t *)memory;
+    return te__safetensors_get(f, memory, (size_t)t->bytes, f->data_at + t->offset, ctx);
+}
+/* Find the tensor whose name is that of entry n of the table, without its last `cut` characters, and `end`. */
+TE_API const te_safetensor *te__quantized_find(const te__block_binding *b, int n, int cut, const char *end) {
+    char name[TE_QUANTIZED_MAX_NAME];
+    const char *of_part = b->parts[n].name;
+    const int length = (int)te_min((int64_t)strlen(of_part), TE_QUANTIZED_MAX_NAME) - cut;
+    const int all = length < 0 ? -1 : snprintf(name, sizeof name, "%s%.*s%s", b->prefix, length, of_part, end);
+    if (all < 0 || all >= TE_QUANTIZED_MAX_NAME) return 0;
+    return te_safetensors_find(((const te_quantized_source *)b->source)->file, name);
+}
+/* The dtype and the shape of a tensor, as a text for messages: "I32 [512, 4096]". */
+typedef struct te__tensor_text {
+    char text[128];
+} te__tensor_text;
+TE_API te__tensor_text te__quantized_shape(const te_safetensor *t) {
+    te__tensor_text s;
+    const int known = (int)t->dtype < (int)TE_SAFETENSORS_DTYPE_COUNT;
+    size_t n = (size_t)snprintf(s.text, sizeof s.text, "%.16s [",
+                                known           ? te_safetensors_dtype_name(t->dtype)
+                                : t->dtype_text ? t->dtype_text
+                                                : "?");
+    for (int i = 0; i < t->rank && i < 4; i++)
+        n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
+    snprintf(s.text + n, sizeof s.text - n, "%s]", t->rank > 4 ? ", .." : "");
+    return s;
+}
+TE_API int te__quantized_is(const te_safetensor *t, te_safetensors_dtype dtype, int64_t rows, int64_t cols) {
+    return t->dtype == dtype && t->rank == 2 && t->shape[0] == rows && t->shape[1] == cols;
+}
+TE_API te_block_format te__quantized_float_format(te_safetensors_dtype t) {
+    return t == TE_SAFETENSORS_F32    ? TE_BLOCK_f32
+           : t == TE_SAFETENSORS_F16  ? TE_BLOCK_f16
+           : t == TE_SAFETENSORS_BF16 ? TE_BLOCK_bf16
+                                      : TE_BLOCK_none;
+}
+
+/* ---- casts ------------------------------------------------------------------------------------------------------- */
+
+/* Cast the matrix [rows, cols] of floats `from` to format f, and set *error as te_block_weights says. to: the part. */
+TE_API te_status te__quantized_cast(te_weight_part *to, double *error, const te_weight_part *from, int64_t cols,
+                                    te_block_format f, const te__block_binding *b, te_context *ctx) {
+    const size_t row_bytes = te_block_row_bytes(f, cols), from_bytes = te_block_row_bytes(from->format, cols);
+    void *memory = 0;
+    float *row = (float *)malloc((size_t)cols * 2 * sizeof *row), *back = row ? row + cols : 0;
+    double errors = 0, squares = 0;
+    te_status status = row ? te__blocks_host(&memory, b->w, row_bytes * (size_t)from->rows, ctx)
+                           : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate a row", b->caller);
+    for (int64_t r = 0; r < from->rows && status == TE_OK; r++) {
+        uint8_t *at = (uint8_t *)memory + (size_t)r * row_bytes;
+        te_dequantize_row(row, (const char *)from->data + (size_t)r * from_bytes, cols, from->format);
+        te_quantize_row(at, row, cols, f);
+        te_dequantize_row(back, at, cols, f);
+        for (int64_t i = 0; i < cols; i++) {
+            const double d = (double)back[i] - (double)row[i];
+            errors += d * d, squares += (double)row[i] * (double)row[i];
+        }
+        if (!(errors < (double)INFINITY))
+            status = te_fail(ctx, TE_ERROR_VALUE, "%s: row %lld has a value that %s cannot hold", b->caller,
+                             (long long)r, te_block_name(f));
+    }
+    free(row);
+    *error = squares > 0 ? sqrt(errors / squares) : 0;
+    to->data = memory, to->format = f, to->rows = from->rows;
+    return status;
+}
+/* A tensor of floats. */
+TE_API te_status te__quantized_plain(te_weight_part *part, const te__block_binding *b, const te_safetensor *t,
+                                     const te_param *p, int64_t units, te_context *ctx) {
+    const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const int64_t rows = p->rows == 1 ? 1 : units, cols = p->rows == 1 ? units : p->cols;
+    const int64_t is_rows = t->rank == 2 ? t->shape[0] : 1, is_cols = t->rank ? t->shape[t->rank == 2] : 1;
+    const te_block_format f = te__quantized_float_format(t->dtype);
+    const uint8_t *data = 0;
+    TE_REQUIRE(t->rank <= 2 && is_rows == rows && is_cols == cols, ctx, TE_ERROR_SHAPE,
+               "%.120s: tensor %.60s is %s, it should be [%lld, %lld]", from->file->path, t->name,
+               te__quantized_shape(t).text, (long long)rows, (long long)cols);
+    TE_REQUIRE(f != TE_BLOCK_none, ctx, TE_ERROR_DTYPE, "%.120s: tensor %.60s is %s; F32, F16 and BF16 are supported",
+               from->file->path, t->name, te__quantized_shape(t).text);
+    TE_TRY(te__quantized_bytes(&data, b, t, ctx));
+    part->data = data, part->format = f, part->rows = rows;
+    if (from->cast == TE_BLOCK_none || !p->takes_quantized || b->converts) return TE_OK;
+    TE_REQUIRE(cols % te_block_values(from->cast) == 0, ctx, TE_ERROR_SHAPE,
+               "%.120s: tensor %.60s is %s; columns must be a multiple of %d, the values of a block of %s",
+               from->file->path, t->name, te__quantized_shape(t).text, te_block_values(from->cast),
+               te_block_name(from->cast));
+    const te_weight_part floats = *part;
+    return te__quantized_cast(part, &b->w->error[part - b->w->part], &floats, cols, from->cast, b, ctx);
+}
+
+/* ---- MXFP4 ------------------------------------------------------------------------------------------------------- */
+
+/* In the file a byte has two adjacent values, the first one in its low half. */
+TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
+                                     const te_param *p, int64_t rows, te_context *ctx) {
+    const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const te_safetensor *scales = te__quantized_find(b, n, 0, "_scales");
+    const int64_t groups = p->cols / 32, experts = t->rank == 4 ? t->shape[0] : 1, blocks = rows * groups;
+    const int s = t->rank == 4; /* dimensions in front of the rows */
+    const uint8_t *q = 0, *e = 0;
+    void *memory = 0;
+    TE_REQUIRE(scales, ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s has no scales", from->file->path, t->name);
+    TE_REQUIRE(p->cols % 32 == 0 && t->dtype == TE_SAFETENSORS_U8 && t->rank == 3 + s && t->shape[s] == rows &&
+                   t->shape[s + 1] == groups && t->shape[s + 2] == 16,
+               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be U8 [experts, %lld, %lld, 16]",
+               from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)groups);
+    TE_REQUIRE(scales->dtype == TE_SAFETENSORS_U8 && scales->rank == 2 + s && (!s || scales->shape[0] == experts) &&
+                   scales->shape[s] == rows && scales->shape[s + 1] == groups,
+               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be U8 [%lld, %lld, %lld]", from->file->path,
+               scales->name, te__quantized_shape(scales).text, (long long)experts, (long long)rows, (long long)groups);
+    TE_REQUIRE(from->expert >= 0 && from->expert < experts, ctx, TE_ERROR_VALUE,
+               "%.120s: tensor %.60s has no expert %d of %lld", from->file->path, t->name, from->expert,
+               (long long)experts);
+    TE_TRY(te__quantized_bytes(&q, b, t, ctx));
+    TE_TRY(te__quantized_bytes(&e, b, scales, ctx));
+    TE_TRY(te__blocks_host(&memory, b->w, (size_t)blocks * 17, ctx));
+    q += (size_t)from->expert * (size_t)blocks * 16, e += (size_t)from->expert * (size_t)blocks;
+    uint8_t *to = (uint8_t *)memory;
+    for (int64_t i = 0; i < blocks; i++, q += 16, to += 17) {
+        uint8_t code[32];
+        TE_REQUIRE(e[i] != 255, ctx, TE_ERROR_VALUE, "%.120s: scale %lld of expert %d of %.60s is NaN",
+                   from->file->path, (long long)i, from->expert, scales->name);
+        for (int k = 0; k < 16; k++) code[2 * k] = q[k] & 15, code[2 * k + 1] = q[k] >> 4;
+        to[0] = e[i];
+        te__pack_32(to + 1, 0, code);
+    }
+    part->data = memory, part->format = TE_BLOCK_mxfp4;
+    return TE_OK;
+}
+
+/* ---- GPTQ and AWQ ------------------------------------------------------------------------------------------------ */
+
+typedef struct te__packed_int4 {
+    const uint8_t *q, *zeros, *scales; /* words of eight codes; scales in 16 or 32 bits */
+    te_safetensors_dtype of_scales;
+    int awq, zero_offset; /* zero_offset: what is added to a stored zero point */
+    int64_t rows, cols, group;
+} te__packed_int4;
+/* Column `col` of eight packed ones: its place in the word. AWQ stores the columns 0, 2, 4, 6, 1, 3, 5, 7. */
+TE_API int te__int4_place(int64_t col, int awq) { return (int)(awq ? col % 2 * 4 + col % 8 / 2 : col % 8); }
+TE_API int te__int4_nibble(const uint8_t *words, int64_t word, int place) {
+    return (int)(te__read_u32(words + 4 * word) >> 4 * place & 15u);
+}
+TE_API int te__int4_code(const te__packed_int4 *w, int64_t row, int64_t col) {
+    if (w->awq) return te__int4_nibble(w->q, col * (w->rows / TE__NIBBLES) + row / TE__NIBBLES, te__int4_place(row, 1));
+    return te__int4_nibble(w->q, col / TE__NIBBLES * w->rows + row, (int)(col % TE__NIBBLES));
+}
+TE_API int te__int4_zero(const te__packed_int4 *w, int64_t row, int64_t group) {
+    return te__int4_nibble(w->zeros, group * (w->rows / TE__NIBBLES) + row / TE__NIBBLES, te__int4_place(row, w->awq)) +
+           w->zero_offset;
+}
+TE_API float te__int4_scale(const te__packed_int4 *w, int64_t row, int64_t group) {
+    const size_t at = (size_t)(group * w->rows + row);
+    return w->of_scales == TE_SAFETENSORS_F16    ? te__read_f16(w->scales + 2 * at)
+           : w->of_scales == TE_SAFETENSORS_BF16 ? te_float_of_bf16(te__read_u16(w->scales + 2 * at))
+                                                 : te__read_f32(w->scales + 4 * at);
+}
+/* The format of blocks that holds w: its blocks are as large as possible, and without zero points if all are 8. none:
+ * its groups are no multiple of 32. */
+TE_API te_block_format te__int4_format(const te__packed_int4 *w) {
+    static const te_block_format formats[3][2] = {{TE_BLOCK_int4_128, TE_BLOCK_int4z_128},
+                                                  {TE_BLOCK_int4_64, TE_BLOCK_int4z_64},
+                                                  {TE_BLOCK_q4_0, TE_BLOCK_int4z_32}};
+    int affine = 0, size = 0;
+    for (int64_t g = 0; g < w->cols / w->group && !affine; g++)
+        for (int64_t r = 0; r < w->rows && !affine; r++) affine = te__int4_zero(w, r, g) != 8;
+    while (size < 3 && w->group % (128 >> size)) size++;
+    return size < 3 ? formats[size][affine] : TE_BLOCK_none;
+}
+/* Write the rows `first` to `end` as blocks at `to`. Returns the index of a group of these rows whose scale f16 does
+ * not hold exactly, or that is not finite; else -1. */
+TE_API int64_t te__int4_rows(uint8_t *to, const te__packed_int4 *w, int64_t first, int64_t end, te_block_format f) {
+    const int values = te_block_values(f), header = te__block_has_zero_point(f) ? 4 : 2;
+    const size_t row_bytes = te_block_row_bytes(f, w->cols), bytes = (size_t)te_block_bytes(f);
+    uint8_t code[TE_BLOCK_MAX_VALUES];
+    for (int64_t k = 0; k < w->cols; k += values)
+        for (int64_t r = first; r < end; r++) {
+            uint8_t *block = to + (size_t)(r - first) * row_bytes + (size_t)(k / values) * bytes;
+            const float scale = te__int4_scale(w, r, k / w->group);
+            te__write_f16(block, scale);
+            if (!(fabsf(scale) < INFINITY) || te__read_f16(block) != scale) return k / w->group;
+            if (header == 4) block[2] = (uint8_t)te__int4_zero(w, r, k / w->group), block[3] = 0;
+            for (int i = 0; i < values; i++) code[i] = (uint8_t)te__int4_code(w, r, k + i);
+            for (int i = 0; i < values; i += 32) te__pack_32(block + header + i / 2, 0, code + i);
+        }
+    return -1;
+}
+/* Check g_idx, the group of each column: with act-order ("desc_act") columns of a group are not adjacent. */
+TE_API te_status te__int4_check_order(const te_safetensor *order, const te__block_binding *b, const te__packed_int4 *w,
+                                      te_context *ctx) {
+    const char *path = ((const te_quantized_source *)b->source)->file->path;
+    const uint8_t *data = 0;
+    TE_REQUIRE(order->dtype == TE_SAFETENSORS_I32 && order->rank == 1 && order->shape[0] == w->cols, ctx,
+               TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be I32 [%lld]", path, order->name,
+               te__quantized_shape(order).text, (long long)w->cols);
+    TE_TRY(te__quantized_bytes(&data, b, order, ctx));
+    for (int64_t i = 0; i < w->cols; i++)
+        TE_REQUIRE(
+            (int64_t)(int32_t)te__read_u32(data + 4 * i) == i / w->group, ctx, TE_ERROR_VALUE,
+            "%.120s: tensor %.60s is that of act-order (desc_act), which is not supported: column %lld is in group "
+            "%d, not %lld",
+            path, order->name, (long long)i, (int)te__read_u32(data + 4 * i), (long long)(i / w->group));
+    return TE_OK;
+}
+/* The tensors of a weight in 4 bits. t: qweight. */
+TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
+                                    const te_param *p, int64_t rows, te_context *ctx) {
+    const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const te_safetensor *zeros = te__quantized_find(b, n, 6, "qzeros"), *scales = te__quantized_find(b, n, 6, "scales");
+    const te_safetensor *order = te__quantized_find(b, n, 6, "g_idx");
+    const int64_t cols = p->cols, groups = scales && scales->rank == 2 ? scales->shape[0] : 0;
+    te__packed_int4 w;
+    void *memory = 0;
+    memset(&w, 0, sizeof w);
+    TE_REQUIRE(zeros && scales, ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s has no %s beside it", from->file->path,
+               t->name, zeros ? "scales" : "qzeros");
+    w.awq = te__quantized_is(t, TE_SAFETENSORS_I32, cols, rows / TE__NIBBLES);
+    TE_REQUIRE(rows % TE__NIBBLES == 0 && cols % TE__NIBBLES == 0 &&
+                   (w.awq || te__quantized_is(t, TE_SAFETENSORS_I32, cols / TE__NIBBLES, rows)),
+               ctx, TE_ERROR_SHAPE,
+               "%.120s: tensor %.60s is %s; for %lld x %lld in 4 bits it should be I32 [%lld, %lld] of GPTQ or [%lld, "
+               "%lld] of AWQ",
+               from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)cols,
+               (long long)cols / TE__NIBBLES, (long long)rows, (long long)cols, (long long)rows / TE__NIBBLES);
+    TE_REQUIRE(groups > 0 && cols % groups == 0 && scales->shape[1] == rows &&
+                   te__quantized_float_format(scales->dtype) != TE_BLOCK_none,
+               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be F16 [groups, %lld]", from->file->path,
+               scales->name, te__quantized_shape(scales).text, (long long)rows);
+    TE_REQUIRE(te__quantized_is(zeros, TE_SAFETENSORS_I32, groups, rows / TE__NIBBLES), ctx, TE_ERROR_SHAPE,
+               "%.120s: tensor %.60s is %s, it should be I32 [%lld, %lld]", from->file->path, zeros->name,
+               te__quantized_shape(zeros).text, (long long)groups, (long long)rows / TE__NIBBLES);
+    w.rows = rows, w.cols = cols, w.group = cols / groups, w.of_scales = scales->dtype;
+    w.zero_offset = !w.awq && !from->gptq_v2;
+    TE_TRY(te__quantized_bytes(&w.q, b, t, ctx));
+    TE_TRY(te__quantized_bytes(&w.zeros, b, zeros, ctx));
+    TE_TRY(te__quantized_bytes(&w.scales, b, scales, ctx));
+    if (order) TE_TRY(te__int4_check_order(order, b, &w, ctx));
+    const te_block_format f = te__int4_format(&w);
+    TE_REQUIRE(f != TE_BLOCK_none, ctx, TE_ERROR_VALUE,
+               "%.120s: tensor %.60s has groups of %lld columns; multiples of 32 are supported", from->file->path,
+               t->name, (long long)w.group);
+    const size_t row_bytes = te_block_row_bytes(f, cols);
+    TE_TRY(te__blocks_host(&memory, b->w, row_bytes * (size_t)rows, ctx));
+    for (int64_t r = 0; r < rows; r += 16) { /* 16 rows at a time, whose words are adjacent in the file */
+        const int64_t bad = te__int4_rows((uint8_t *)memory + (size_t)r * row_bytes, &w, r, te_min(r + 16, rows), f);
+        TE_REQUIRE(
+            bad < 0, ctx, TE_ERROR_VALUE,
+            "%.120s: tensor %.60s: a scale of group %lld in rows %lld to %lld is not finite, or no number of f16",
+            from->file->path, scales->name, (long long)bad, (long long)r, (long long)te_min(r + 15, rows - 1));
+    }
+    part->data = memory, part->format = f;
+    return TE_OK;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+TE_API te_status te__quantized_tensor_of(te_weight_part *part, const te__block_binding *b, int n, const te_param *p,
+                                         int64_t units, te_context *ctx) {
+    const char *name = b->parts[n].name;
+    const char *path = ((const te_quantized_source *)b->source)->file->path;
+    const size_t length = strlen(name);
+    const int is_weight = length >= 6 && !strcmp(name + length - 6, "weight");
+    const te_safetensor *plain = te__quantized_find(b, n, 0, ""), *blocks = te__quantized_find(b, n, 0, "_blocks");
+    const te_safetensor *int4 = is_weight ? te__quantized_find(b, n, 6, "qweight") : 0;
+    if (plain) return te__quantized_plain(part, b, plain, p, units, ctx);
+    TE_REQUIRE(blocks || int4, ctx, TE_ERROR_FORMAT, "%.120s: has no tensor %.60s%.60s, and none of it in 4 bits", path,
+               b->prefix, name);
+    TE_REQUIRE(p->rows > 1, ctx, TE_ERROR_SHAPE, "%.120s: %.60s%.60s is in 4 bits; %s.%s is no matrix", path, b->prefix,
+               name, p->op, p->field);
+    return blocks ? te__quantized_mxfp4(part, b, n, blocks, p, units, ctx)
+                  : te__quantized_int4(part, b, n, int4, p, units, ctx);
+}
+/* Bind all parameters of m, an instance of a list for inference that is bound to no memory, to the tensors that the
+ * table parts[count] names; the head of this file says which. In a list with the option (weights, quantized), weights
+ * of linears and embeddings keep the file's 4 bits, or are cast; in other lists they are converted. Call te_tie
+ * afterwards for tied parameters. prefix: what the names of all these tensors begin with. Waits for the stream. After
+ * an error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing;
+ * TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter, or is not in 4 bits; TE_ERROR_DTYPE;
+ * TE_ERROR_VALUE: groups that are no multiple of 32, act-order, scales that are no finite numbers of f16, a number that
+ * does not fit the format, an unknown format or expert; TE_ERROR_STATE: m has memory, or its parameters are sharded
+ * over ranks; TE_ERROR_MEMORY; TE_ERROR_IO. */
+TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_packed *parts, int count,
+                                   const char *prefix, const te_quantized_source *from, te_context *ctx) {
+    te__block_binding b;
+    if (w) memset(w, 0, sizeof *w);
+    TE_TRY(te__check_context(ctx, "te_quantized_bind"));
+    TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->file->path && (parts || !count), ctx,
+               TE_ERROR_NULL,
+               "te_quantized_bind: the instance, the table or the prefix is null, or the file is not open");
+    TE_REQUIRE((unsigned)from->cast < (unsigned)TE_BLOCK_COUNT, ctx, TE_ERROR_VALUE,
+               "te_quantized_bind: format %d to cast to is unknown", (int)from->cast);
+    b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.caller = "te_quantized_bind";
+    b.converts = 0, b.tensor_of = te__quantized_tensor_of, b.source = from;
+    return te__block_weights_bind(&b, ctx);
+}
+/* Print one line for each weight in few bits: its op, its rows, its format and, if it was cast, the relative error
+ * (te_block_weights.error). m: the instance that te_quantized_bind has bound. */
+TE_API void te_quantized_print(FILE *to, const te_block_weights *w, const te_model *m) {
+    for (int k = 0; k < m->param_count; k++) {
+        const te_param *p = &m->param[k];
+        const te_quantized_weight *weight = p->quantized;
+        for (int i = 0; weight && weight == &w->weight[k] && i < weight->parts; i++) {
+            const double error = w->error[weight->part + i - w->part];
+            fprintf(to, "%s.%s: %lld x %lld %s", p->op, p->field, (long long)weight->part[i].rows, (long long)p->cols,
+                    te_block_name(weight->part[i].format));
+            fprintf(to, error > 0 ? ", relative error %.4f\n" : "\n", error);
+        }
+    }
+}
+
+#endif
