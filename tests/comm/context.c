@@ -148,7 +148,7 @@ static te_status check(const te_plan *plan) {
     static char first[COUNT * 4], again[COUNT * 4];
     const int replicas = comm.data.size / comm.context.size, seq = SEQ / comm.context.size;
     layer w, l;
-    char *rows;
+    char *rows, *y;
     TE_TRY(make(&w, plan, 0));
     TE_TRY(run(&w));
     TE_TRY(make(&l, plan, &w));
@@ -162,12 +162,15 @@ static te_status check(const te_plan *plan) {
     TE_TRY(take(&rows, bytes));
     TE_TRY(take_rows(rows, w.y, WIDTH * w.size, seq));
     TE_TRY(compare(plan->name, "y", l.y, rows, l.rows * WIDTH, plan->dtype, 1));
+    TE_TRY(take(&y, bytes));
+    TE_TRY(te_plan_forward(rows_of(&l, y), 0, rows_of(&l, l.x), plan, &l.model, &l.batch, &ctx));
+    TE_TRY(compare(plan->name, "y of inference", y, rows, l.rows * WIDTH, plan->dtype, 1));
     TE_TRY(take_rows(rows, w.dx, WIDTH * w.size, seq));
     TE_TRY(compare(plan->name, "dx", l.dx, rows, l.rows * WIDTH, plan->dtype, 1));
     for (int k = 0; k < l.model.param_count; k++)
         TE_TRY(compare(plan->name, l.param[k].op, l.param[k].grad, w.param[k].grad, l.param[k].rows * l.param[k].cols,
                        TE_f32, replicas));
-    te_release(&ctx, rows), drop(&w), drop(&l);
+    te_release(&ctx, rows), te_release(&ctx, y), drop(&w), drop(&l);
     return TE_OK;
 }
 

@@ -178,7 +178,8 @@ TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, 
     const int64_t row = te__cp_row(c, i, j), out = row * c->o_cols * (int64_t)c->size, stats = row * c->heads;
     a.qkv = c->q + (size_t)((int64_t)j * c->chunk * c->q_cols) * c->size;
     a.kv = kv, a.batch = 1, a.seq = c->chunk, a.kv_seq = chunks * c->chunk, a.amax = 0;
-    a.out = (char *)c->a->out + out, a.lse = c->a->lse + stats, a.scratch = c->scratch;
+    a.out = (char *)c->a->out + out, a.scratch = c->scratch;
+    a.lse = c->a->lse ? c->a->lse + stats : 0; /* inference stores none */
     if (!c->is_backward) return a;
     a.dout = (const char *)c->a->dout + out, a.delta = c->a->delta + stats;
     a.dqkv = c->dq + (size_t)((int64_t)j * c->chunk * c->q_cols) * c->size;
@@ -364,7 +365,7 @@ TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, int t, te__cp_
     te_attention_args a = te__cp_launch_args(c, i, p.j, te__cp_block(c, t), p.chunks);
     float *const lse = c->lse + (int64_t)p.j * 3 * stats; /* of this launch; behind it the sums of two merges */
     memset(&m, 0, sizeof m);
-    m.out = is_last ? a.out : 0, m.new_lse = is_last ? a.lse : lse + (1 + merged % 2) * stats;
+    m.out = is_last ? a.out : 0, m.new_lse = is_last && a.lse ? a.lse : lse + (1 + merged % 2) * stats;
     m.lse = lse + (1 + (merged + 1) % 2) * stats, m.is_first = merged == 0;
     a.out = c->part, a.lse = lse;
     TE_TRY((p.is_first ? c->k->first : c->k->rest)(c->r->ctx, &a));
