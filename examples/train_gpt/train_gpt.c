@@ -41,7 +41,7 @@
 
 #include "te/te.h"
 #ifdef GPT_CONTEXT /* -DGPT_CONTEXT=ring, or gather: how the processes of --cp exchange keys and values */
-#include "te/context.h"
+#include "te/context_parallel.h"
 #define CONTEXT , (context, GPT_CONTEXT)
 #else
 #define CONTEXT

@@ -1,6 +1,7 @@
 /* comm.h -- communicators. A communicator has four groups of ranks: the world group, which contains all ranks, and the
- * tensor group, the data group and the context group of this rank (te/core/rank_group.h). The collectives of a group use NCCL on CUDA and
- * MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc -showme` prints (host).
+ * tensor group, the data group and the context group of this rank (te/core/rank_group.h). The collectives of a group
+ * use NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc
+ * -showme` prints (host).
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:
  *     te_comm_config config = te_comm_defaults();     // rank and size: from the launcher's environment
@@ -29,7 +30,8 @@ typedef struct te_comm_config {
      * launcher's environment variables give the value (te_comm_rank_from_env) */
     int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` */
-    int context;      /* the number of ranks in a context group, which split each sequence (te/context.h); 1: none do */
+    int context;      /* the number of ranks in a context group, which split each sequence (te/context_parallel.h); 1:
+                       * none do */
     /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks; the file system must be
      * shared by all ranks. Rank 0 makes the file, readable for this user alone, and removes it again. No file of this
      * name may exist, except one that an earlier run of this user made longer than `timeout` ago. A symbolic link is
@@ -56,8 +58,8 @@ enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
  * seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
-    c.rank = -1, c.size = 0, c.tensor = c.context = 1, c.file = 0, c.timeout = 60.0, c.peer_bytes = TE_PEER_DEFAULT_BYTES;
-    c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
+    c.rank = -1, c.size = 0, c.tensor = c.context = 1, c.file = 0, c.timeout = 60.0;
+    c.peer_bytes = TE_PEER_DEFAULT_BYTES, c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
     return c;
 }
 /* A launcher, and the environment variables that it sets. A process was started by this launcher if the three variables
@@ -160,7 +162,8 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     TE_TRY(te__comm_map_overlap_memory(&comm->tensor, config->overlap_bytes, ctx));
     if (context == 1) return TE_OK;
     comm->cp_side = calloc(1, sizeof(te_side_stream));
-    TE_REQUIRE(comm->cp_side, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof(te_side_stream));
+    TE_REQUIRE(comm->cp_side, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes",
+               sizeof(te_side_stream));
     return te_side_stream_open((te_side_stream *)comm->cp_side, ctx);
 }
 /* The common beginning of te_comm_create and te_comm_from_native: checks their common arguments, and clears *comm. */

@@ -6,10 +6,11 @@
  *
  * A rank is a process with a context of its own. Ranks form a grid: the ranks of a tensor group split one replica of a
  * model (tensor and sequence parallelism); the ranks of a data group hold the same part of the model's parameters, and
- * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data group.
- * With context parallelism (te/context.h) c consecutive ranks of a data group are a context group: they split the
- * sequences of one batch, so a data group has size / c replicas. te_comm_create (te/comm/comm.h) creates the groups with
- * NCCL or MPI. Code that needs only the ranks, the sizes of groups and collectives can include this header alone.
+ * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data
+ * group. With context parallelism (te/context_parallel.h) c consecutive ranks of a data group are a context group: they
+ * split the sequences of one batch, so a data group has size / c replicas. te_comm_create (te/comm/comm.h) creates the
+ * groups with NCCL or MPI. Code that needs only the ranks, the sizes of groups and collectives can include this header
+ * alone.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -53,8 +54,8 @@ typedef struct te_transport {
     /* y[count] becomes the sum of x[count] over all ranks. */
     te_status (*all_reduce)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
-    /* Sends and receives the messages of `transfers`. The messages between two ranks arrive in the order of the lists of
-     * both ranks. */
+    /* Sends and receives the messages of `transfers`. The messages between two ranks arrive in the order of the lists
+     * of both ranks. */
     te_status (*exchange)(const struct te_group *g, const te_transfer *transfers, int count, te_context *ctx);
     void (*close)(struct te_group *g);
 } te_transport;
@@ -112,7 +113,7 @@ TE_API const te_group *te_world_group(const te_context *ctx) {
 TE_API const te_group *te_data_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->data : te__group_of_one();
 }
-/* The group of ranks that split the sequences of a batch (context parallelism, te/context.h). */
+/* The group of ranks that split the sequences of a batch (context parallelism, te/context_parallel.h). */
 TE_API const te_group *te_cp_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->context : te__group_of_one();
 }

@@ -53,8 +53,8 @@ typedef struct te_batch {
     int accumulate;        /* 1: backward adds to the gradients in memory; 0: backward overwrites them */
     int position;          /* the position of each sequence's first token, for rope and for learnt position
                             * embeddings */
-    int context;           /* 1: the ranks of the context group split each sequence (te/context.h): a rank's seq rows of a
-                            * sequence are two of its chunks, te_cp_position; 0: a sequence has seq rows in all */
+    int context;           /* 1: the ranks of the context group split each sequence (te/context_parallel.h); the seq rows
+                            * of a rank are two chunks of it (te_cp_position). 0: a sequence has seq rows */
     const int32_t *positions; /* [rows], target memory: the position that rope uses for each row; positions may be in
                                * any order. null: the position is `position` plus the row's index within its sequence.
                                * Backward must get the same positions as forward */
@@ -85,8 +85,8 @@ typedef struct te_batch {
 } te_batch;
 
 /* The chunks of a sequence that a rank of a context group has. A sequence of 2 * ranks chunks of the same length is
- * split so that rank r has chunks r and 2 * ranks - 1 - r: under a causal mask all ranks then have the same work. ranks:
- * 0 or 1: the rank has whole sequences. */
+ * split so that rank r has chunks r and 2 * ranks - 1 - r: under a causal mask all ranks then have the same work.
+ * ranks: 0 or 1: the rank has whole sequences. */
 typedef struct te_cp_shard { int rank, ranks; } te_cp_shard;
 
 /* Returns the position in its sequence of row `row` of the `seq` rows that the rank has of a sequence. */

@@ -71,8 +71,8 @@
  * call returns an error. At most sizes FP8 attention, including the two passes that quantize q, k and v, takes longer
  * than attention in bf16 (attention_sm90_forward_fp8.h). */
 
-/* context: gather or ring: several ranks split each sequence (context parallelism, te/context.h, which a program with
- * this option includes). */
+/* context: gather or ring: several ranks split each sequence (context parallelism, te/context_parallel.h, which a
+ * program with this option includes). */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
@@ -141,7 +141,8 @@
 #define TE__IF_CACHE_KNOWN(op, yes, no) \
     TE__IF_CACHED(op, yes, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, cache, 0)), yes, no))
 #define TE__DISABLED_0 ,
-/* Expands to `yes` if the op has (context, gather) or (context, ring), and te/context.h is included, else to `no`. */
+/* Expands to `yes` if the op has (context, gather) or (context, ring), and te/context_parallel.h is included, else to
+ * `no`. */
 #define TE__IF_CP(op, yes, no) TE_IF_MARKED(TE__CP_HEADER, TE__IF_CP_OPTION, TE__IF_CP_NEVER)(op, yes, no)
 #define TE__IF_CP_OPTION(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_IN_, TE_OPTION(op, context, 0)), yes, no)
 #define TE__IF_CP_NEVER(op, yes, no) no
@@ -149,7 +150,7 @@
 #define TE__CP_IN_ring ,
 #define TE__CP_CHECK(model, op)                                                                                      \
      static_assert(TE__IF_CP(op, 1, 0) == TE__IF_CP_OPTION(op, 1, 0),                                                \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": context needs #include \"te/context.h\"");          \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": context needs te/context_parallel.h");              \
      static_assert(TE__IF_CP_OPTION(op, 1, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, context, 0)), 1, 0)),  \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": context must be 0, gather or ring");                \
      TE__IF_CP(op, TE__CP_CHECK_OPTIONS, TE_NOTHING)(model, op)
@@ -287,11 +288,11 @@
 
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
-/* An attention whose sequences several ranks split (te/context.h). run: takes workspace and, unless r->dry, computes
- * the attention of this rank's rows; the tensors of *a have the rows of all sequences of the batch, and lse and delta are
- * [batch, 2, heads, seq / 2]. first, rest: launch the kernels of cross-attention for a block of keys: with the options of
- * the op, and without its mask and its sinks (null: not needed). scratch_bytes: for backward, the scratch memory of both
- * kernels. */
+/* An attention whose sequences several ranks split (te/context_parallel.h). run: takes workspace and, unless r->dry,
+ * computes the attention of this rank's rows; the tensors of *a have the rows of all sequences of the batch, and lse
+ * and delta are [batch, 2, heads, seq / 2]. first, rest: launch the kernels of cross-attention for a block of keys:
+ * with the options of the op, and without its mask and its sinks (null: not needed). scratch_bytes: for backward, the
+ * scratch memory of both kernels. */
 typedef struct te_cp_kernels {
     te_status (*run)(te_run *r, const te_op *op, const te_attention_args *a, const struct te_cp_kernels *k);
     te_attention_launch_fn first, rest;

@@ -1,6 +1,7 @@
-/* context.c -- context parallelism (te/context.h): attention with (context, gather) and (context, ring) on the ranks of a
- * context group against the same list on whole sequences, which each rank also computes: y, dx, the gradients of all
- * parameters; the same bits in a second run; what is refused. tests/comm.sh runs it as 2 and 4 processes.
+/* context.c -- context parallelism (te/context_parallel.h): attention with (context, gather) and (context, ring) on the
+ * ranks of a context group against the same list on whole sequences, which each rank also computes: y, dx, the
+ * gradients of all parameters; the same bits in a second run; what is refused. tests/comm.sh runs it as 2 and 4
+ * processes.
  *
  *     mpirun -n 4 context 4          context groups of 4 ranks; with 2: two replicas, which have the same sequences
  *
@@ -11,31 +12,33 @@
 #include <unistd.h>
 
 #include "te/te.h"
-#include "te/context.h"
+#include "te/context_parallel.h"
 
 enum { WIDTH = 48, BATCH = 2, SEQ = 528, ROWS = BATCH * SEQ, COUNT = ROWS * WIDTH };
 
-/* X(name, dtype, heads, kv_heads, head_dim, value_dim, options of attention). Chunks have 132 and 66 rows, so windows of
- * 30 and 70 keys begin in a query's own chunk, in the one before, and in the one before that. */
-#define MODELS(X)                                                                                                      \
-    X(gather, f32, 4, 4, 12, 12, (context, gather))                                                                   \
-    X(gather_gqa, f32, 4, 2, 12, 12, (context, gather), (sinks, 1), (softcap, 5.0f))                                   \
-    X(gather_window, f32, 4, 2, 12, 12, (context, gather), (window_left, 70))                                          \
-    X(gather_small, f32, 4, 1, 12, 12, (context, gather), (window_left, 30), (sinks, 1))                               \
-    X(gather_alibi, f32, 4, 2, 12, 12, (context, gather), (alibi, 1), (scale, 0.4f))                                   \
-    X(gather_both, f32, 4, 2, 12, 12, (context, gather), (causal, 0), (sinks, 1))                                      \
-    X(gather_value, f32, 4, 2, 12, 20, (context, gather), (value_dim, 20))                                             \
-    X(gather_bf16, bf16, 4, 2, 64, 64, (context, gather), (sinks, 1))                                                  \
-    X(ring, f32, 4, 4, 12, 12, (context, ring))                                                                        \
-    X(ring_gqa, f32, 4, 2, 12, 12, (context, ring), (sinks, 1), (softcap, 5.0f))                                       \
-    X(ring_varlen, f32, 4, 1, 12, 12, (context, ring), (varlen, 1), (cache, 1))                                        \
-    X(ring_both, f32, 4, 2, 12, 12, (context, ring), (causal, 0), (sinks, 1))                                          \
-    X(ring_value, f32, 4, 2, 12, 20, (context, ring), (value_dim, 20))                                                 \
+/* X(name, dtype, heads, kv_heads, head_dim, value_dim, options of attention). Chunks have 132 and 66 rows, so windows
+ * of 30 and 70 keys begin in a query's own chunk, in the one before, and in the one before that. */
+#ifndef MODELS /* -D'MODELS(X)=..' tests others, on a GPU fewer; `ring` must be one of them */
+#define MODELS(X)                                                                        \
+    X(gather, f32, 4, 4, 12, 12, (context, gather))                                      \
+    X(gather_gqa, f32, 4, 2, 12, 12, (context, gather), (sinks, 1), (softcap, 5.0f))     \
+    X(gather_window, f32, 4, 2, 12, 12, (context, gather), (window_left, 70))            \
+    X(gather_small, f32, 4, 1, 12, 12, (context, gather), (window_left, 30), (sinks, 1)) \
+    X(gather_alibi, f32, 4, 2, 12, 12, (context, gather), (alibi, 1), (scale, 0.4f))     \
+    X(gather_both, f32, 4, 2, 12, 12, (context, gather), (causal, 0), (sinks, 1))        \
+    X(gather_value, f32, 4, 2, 12, 20, (context, gather), (value_dim, 20))               \
+    X(gather_bf16, bf16, 4, 2, 64, 64, (context, gather), (sinks, 1))                    \
+    X(ring, f32, 4, 4, 12, 12, (context, ring))                                          \
+    X(ring_gqa, f32, 4, 2, 12, 12, (context, ring), (sinks, 1), (softcap, 5.0f))         \
+    X(ring_varlen, f32, 4, 1, 12, 12, (context, ring), (varlen, 1), (cache, 1))          \
+    X(ring_both, f32, 4, 2, 12, 12, (context, ring), (causal, 0), (sinks, 1))            \
+    X(ring_value, f32, 4, 2, 12, 20, (context, ring), (value_dim, 20))                   \
     X(ring_bf16, bf16, 4, 2, 64, 64, (context, ring), (sinks, 1), (softcap, 20.0f))
-#define LIST(name, dtype, H, KV, D, V, ...)                                                                           \
-    TE_SEQUENTIAL(name, dtype, (positions, at, SEQ, WIDTH), (rmsnorm, n, WIDTH),                                       \
-                  (linear, qkv, WIDTH, ((H) + (KV)) * (D) + (KV) * (V)), (bias, b, ((H) + (KV)) * (D) + (KV) * (V)),   \
-                  (rope, r, H, KV, D, (value_dim, V)), (attention, a, H, KV, D, __VA_ARGS__),                          \
+#endif
+#define LIST(name, dtype, H, KV, D, V, ...)                                                                          \
+    TE_SEQUENTIAL(name, dtype, (positions, at, SEQ, WIDTH), (rmsnorm, n, WIDTH),                                     \
+                  (linear, qkv, WIDTH, ((H) + (KV)) * (D) + (KV) * (V)), (bias, b, ((H) + (KV)) * (D) + (KV) * (V)), \
+                  (rope, r, H, KV, D, (value_dim, V)), (attention, a, H, KV, D, __VA_ARGS__),                        \
                   (linear, out, (H) * (V), WIDTH))
 MODELS(LIST)
 TE_SEQUENTIAL(plain, f32, (linear, qkv, WIDTH, 3 * WIDTH), (attention, a, 4, 4, 12))
@@ -70,14 +73,12 @@ static te_status take_rows(char *to, const char *from, size_t row_bytes, int seq
     for (int i = 0; i < BATCH; i++)
         for (int row = 0; row < seq; row++) {
             const int64_t at = (int64_t)i * SEQ + te_cp_position(shard, row, seq);
-            TE_TRY(te_copy(&ctx, to + ((size_t)i * (size_t)seq + (size_t)row) * row_bytes, from + (size_t)at * row_bytes,
-                           row_bytes));
+            TE_TRY(te_copy(&ctx, to + ((size_t)i * (size_t)seq + (size_t)row) * row_bytes,
+                           from + (size_t)at * row_bytes, row_bytes));
         }
     return TE_OK;
 }
-static te_tensor rows_of(const layer *l, char *data) {
-    return te_matrix(data, l->model.plan->dtype, l->rows, WIDTH);
-}
+static te_tensor rows_of(const layer *l, char *data) { return te_matrix(data, l->model.plan->dtype, l->rows, WIDTH); }
 static te_status run(layer *l) {
     const te_plan *plan = l->model.plan;
     te_model *models[1] = {&l->model};
@@ -158,7 +159,8 @@ static te_status check(const te_plan *plan) {
         TE_TRY(te_copy(&ctx, k ? again : first, l.dx, bytes));
         TE_TRY(te_synchronize(&ctx));
     }
-    if (memcmp(first, again, bytes)) wrong++, printf("rank %d: %s: another dx in a second run\n", comm.world.rank, plan->name);
+    if (memcmp(first, again, bytes))
+        wrong++, printf("rank %d: %s: another dx in a second run\n", comm.world.rank, plan->name);
     TE_TRY(take(&rows, bytes));
     TE_TRY(take_rows(rows, w.y, WIDTH * w.size, seq));
     TE_TRY(compare(plan->name, "y", l.y, rows, l.rows * WIDTH, plan->dtype, 1));
@@ -179,7 +181,8 @@ static te_status check(const te_plan *plan) {
 static void refused(te_status got, te_status want, const char *words) {
     compared++;
     if (got == want && strstr(te_last_error(&ctx), words)) return;
-    wrong++, printf("rank %d: %s (%s), and not: %s\n", comm.world.rank, te_status_string(got), te_last_error(&ctx), words);
+    wrong++,
+        printf("rank %d: %s (%s), and not: %s\n", comm.world.rank, te_status_string(got), te_last_error(&ctx), words);
 }
 static te_status forward(layer *l, const te_batch *b) {
     l->batch = *b, l->rows = (int64_t)b->batch * b->seq;
@@ -194,7 +197,7 @@ static te_status refusals(void) {
     b.seq = 8, b.context = 1, b.batch = 1;
     refused(forward(&w, &b), TE_ERROR_STATE, "attention a was declared without (context, gather)");
     b.seq = 7;
-    refused(forward(&w, &b), TE_ERROR_SHAPE, "it must be even");
+    refused(forward(&w, &b), TE_ERROR_SHAPE, "batch.seq is 7; with batch.context it must be even");
     b.seq = 8, b.context = 2;
     refused(forward(&w, &b), TE_ERROR_VALUE, "batch.context is 2; it is 0 or 1");
     b.context = 1, b.position = 3;
@@ -202,7 +205,8 @@ static te_status refusals(void) {
     TE_TRY(make(&l, last_plan(), 0));
     b.position = 0;
     refused(te_plan_forward(te_matrix(l.y, TE_f32, 1, WIDTH), &l.saved, te_matrix(l.x, TE_f32, 8, WIDTH), last_plan(),
-                            &l.model, &b, &ctx), TE_ERROR_VALUE, "(last_token, l) needs whole sequences");
+                            &l.model, &b, &ctx),
+            TE_ERROR_VALUE, "(last_token, l) needs whole sequences");
     drop(&l);
     TE_TRY(make(&l, ring_plan(), 0));
     b.seq = SEQ / comm.context.size + 2;
@@ -231,9 +235,11 @@ int main(int argc, char **argv) {
     if (status == TE_OK) status = check(name##_plan());
     MODELS(CHECK)
     if (status == TE_OK) status = refusals();
-    if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
-    else if (!rank) printf("context: %lld values of %d ranks, %d a context group; f32: %.2g off at most\n",
-                           (long long)compared, size, comm.context.size, largest);
+    if (status != TE_OK)
+        printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
+    else if (!rank)
+        printf("context: %lld values of %d ranks, %d a context group; f32: %.2g off at most\n", (long long)compared,
+               size, comm.context.size, largest);
     fflush(stdout);
     te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&ctx);

@@ -1,16 +1,17 @@
-/* attention_cp.h -- attention over sequences that the ranks of a context group split (te/context.h): gather and ring.
+/* attention_cp.h -- attention over sequences that the ranks of a context group split (te/context_parallel.h): gather
+ * and ring.
  *
- * A sequence of n ranks has 2 n chunks of the same length; rank r has chunks r and 2 n - 1 - r (te_cp_position), so that
- * under a causal mask all ranks have the same work. Each sequence of a batch is processed by itself. The kernels are
- * those of cross-attention: their queries are one of this rank's chunks, and their keys are consecutive chunks. Their
- * mask puts the last query at the position of the last key, which is right if the last chunk of keys is that of the
- * queries; keys of earlier chunks need no causal mask.
+ * A sequence of n ranks has 2 n chunks of the same length; rank r has chunks r and 2 n - 1 - r (te_cp_position), so
+ * that under a causal mask all ranks have the same work. Each sequence of a batch is processed by itself. The kernels
+ * are those of cross-attention: their queries are one of this rank's chunks, and their keys are consecutive chunks.
+ * Their mask puts the last query at the position of the last key, which is right if the last chunk of keys is that of
+ * the queries; keys of earlier chunks need no causal mask.
  *
- *   gather   Forward and backward gather the keys and values that the mask lets a rank see: with a window, only those of
- *            the chunks within it. Backward sends the partial gradients of other ranks' chunks back to these ranks.
- *   ring     Blocks of keys and values travel from rank r to r + 1; a rank holds two blocks. While a rank computes with
- *            one block, the next one arrives on a second stream. Partial outputs are merged by their log-sum-exp
- *            (te_cp_merge). In backward the gradients of a block travel with it, in f32, and arrive at its owner last.
+ *   gather   Forward and backward gather the keys and values that the mask lets a rank see: with a window, only those
+ * of the chunks within it. Backward sends the partial gradients of other ranks' chunks back to these ranks. ring Blocks
+ * of keys and values travel from rank r to r + 1; a rank holds two blocks. While a rank computes with one block, the
+ * next one arrives on a second stream. Partial outputs are merged by their log-sum-exp (te_cp_merge). In backward the
+ * gradients of a block travel with it, in f32, and arrive at its owner last.
  *
  * All sums have a fixed order, so that results are the same in every run: gather adds partial gradients in the order of
  * the ranks, ring in the order of its steps.
@@ -25,7 +26,8 @@
 
 enum { TE_CP_THREADS = TE_CUDA ? 256 : 1, TE_CP_VECTORS = 1024 }; /* TE_CP_VECTORS: of eight elements, of one block */
 
-/* y = x[0] + x[1] + .., added in f32 in this order; with `accumulate` y = y + x[0] + .. With one x it copies columns. */
+/* y = x[0] + x[1] + .., added in f32 in this order; with `accumulate` y = y + x[0] + .. With one x it copies columns.
+ */
 typedef struct te_cp_sum_args {
     void *y;
     const void *x[TE_CP_MAX_RANKS];
@@ -63,7 +65,7 @@ typedef struct te_cp_merge_args {
     void *out;             /* [rows, heads * dim]: receives the new output, too; null: it is not the last block */
     float *new_lse;        /* [heads, rows], distinct from lse */
     int rows, heads, dim, is_first; /* is_first: 1: there are no blocks before */
-    te_dtype dtype;        /* of part and out */
+    te_dtype dtype;                 /* of part and out */
 } te_cp_merge_args;
 TE_FN void te__cp_merge_block(const te_cp_merge_args *a, te_block b) {
     int group;
@@ -92,30 +94,30 @@ TE_KERNEL(te_cp_merge, TE_CP_THREADS, te_cp_merge_args, te__cp_merge_block(te_ar
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */
 
-/* The sizes of a call, and the workspace for one sequence. Shapes: L rows of a sequence on this rank, c = L / 2 rows of a
- * chunk; Q, KV, O: columns of q, of k and v, and of the output. */
+/* The sizes of a call, and the workspace for one sequence. Shapes: L rows of a sequence on this rank, c = L / 2 rows of
+ * a chunk; Q, KV, O: columns of q, of k and v, and of the output. */
 typedef struct te__cp_call {
     te_run *r;
     const te_attention_args *a; /* of the whole batch */
     const te_cp_kernels *k;
     const te_group *group;
-    int n, rank, chunk;         /* n: ranks; chunk: rows of a chunk */
+    int n, rank, chunk; /* n: ranks; chunk: rows of a chunk */
     int heads, value_dim, left, is_causal;
     int q_cols, kv_cols, o_cols;
     te_dtype dtype;
-    size_t size;                /* bytes of an element */
+    size_t size; /* bytes of an element */
     int is_backward;
-    char *q;                    /* [L, Q] */
-    char *kv;                   /* gather: [n L, KV], by position, then the partial gradients that arrive; ring: two
-                                 * blocks [L, KV] */
-    char *dkv;                  /* backward; gather: [n L, KV], the partial gradients of the second chunk of queries;
-                                 * ring: [L, KV] of one launch */
-    char *dkv_first;            /* gather, backward: as dkv, of the first chunk of queries, [n c, KV] */
-    char *dq;                   /* backward: [L, Q] */
-    float *dq_sum, *dkv_sum;    /* ring, backward: f32 sums, [L, Q] and two blocks [L, KV] */
-    char *part;                 /* ring, forward: the output of one launch, [c, O] */
-    float *sum, *lse;           /* ring, forward: [L, O]; [3, 2, heads, c], lse: of the last launch, and two sums */
-    void *scratch;              /* of the kernels of backward */
+    char *q;                 /* [L, Q] */
+    char *kv;                /* gather: [n L, KV], by position, then the partial gradients that arrive; ring: two
+                              * blocks [L, KV] */
+    char *dkv;               /* backward; gather: [n L, KV], the partial gradients of the second chunk of queries;
+                              * ring: [L, KV] of one launch */
+    char *dkv_first;         /* gather, backward: as dkv, of the first chunk of queries, [n c, KV] */
+    char *dq;                /* backward: [L, Q] */
+    float *dq_sum, *dkv_sum; /* ring, backward: f32 sums, [L, Q] and two blocks [L, KV] */
+    char *part;              /* ring, forward: the output of one launch, [c, O] */
+    float *sum, *lse;        /* ring, forward: [L, O]; [3, 2, heads, c], lse: of the last launch, and two sums */
+    void *scratch;           /* of the kernels of backward */
 } te__cp_call;
 
 TE_API te__cp_call te__cp_call_of(te_run *r, const te_op *op, const te_attention_args *a, const te_cp_kernels *k) {
@@ -162,7 +164,8 @@ TE_API te_cp_sum_args te__cp_sum_of(void *y, int64_t y_width, te_dtype y_dtype, 
 /* Copies columns of qkv of one sequence to a tensor of their own: q (is_kv 0), or k and v (1) of chunk j. */
 TE_API te_status te__cp_split(const te__cp_call *c, char *to, int i, int j, int is_kv) {
     const int width = c->q_cols + c->kv_cols, cols = is_kv ? c->kv_cols : c->q_cols;
-    const char *from = (const char *)c->a->qkv + (size_t)(te__cp_row(c, i, j) * width + (is_kv ? c->q_cols : 0)) * c->size;
+    const char *from =
+        (const char *)c->a->qkv + (size_t)(te__cp_row(c, i, j) * width + (is_kv ? c->q_cols : 0)) * c->size;
     te_cp_sum_args s = te__cp_sum_of(to, cols, c->dtype, from, width, c->dtype, c->chunk, cols);
     return te__cp_sum_run(c, &s);
 }
@@ -171,8 +174,8 @@ TE_API char *te__cp_gradient(const te__cp_call *c, int i, int j, int is_kv) {
     const int width = c->q_cols + c->kv_cols;
     return (char *)c->a->dqkv + (size_t)(te__cp_row(c, i, j) * width + (is_kv ? c->q_cols : 0)) * c->size;
 }
-/* Returns the arguments of a launch whose queries are chunk j of sequence i. kv: `chunks` consecutive chunks of keys and
- * values. Out, lse and dkv, which differ between the forms, are those of the whole batch or null. */
+/* Returns the arguments of a launch whose queries are chunk j of sequence i. kv: `chunks` consecutive chunks of keys
+ * and values. Out, lse and dkv, which differ between the forms, are those of the whole batch or null. */
 TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, const char *kv, int chunks) {
     te_attention_args a = *c->a;
     const int64_t row = te__cp_row(c, i, j), out = row * c->o_cols * (int64_t)c->size, stats = row * c->heads;
@@ -189,7 +192,9 @@ TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, 
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
 /* The chunks of keys, from `first` to `end` (exclusive), that the queries of a chunk see. */
-typedef struct te__cp_range { int first, end; } te__cp_range;
+typedef struct te__cp_range {
+    int first, end;
+} te__cp_range;
 TE_API te__cp_range te__cp_keys_of(const te__cp_call *c, int chunk) {
     te__cp_range s;
     const int64_t first = (int64_t)chunk * c->chunk - c->left; /* the position of the first key that is seen */
@@ -218,8 +223,8 @@ TE_API char *te__cp_partial(const te__cp_call *c, int chunk) {
     const int64_t at = (int64_t)(chunk - s.first) * c->chunk * c->kv_cols;
     return (is_second ? c->dkv : c->dkv_first) + (size_t)at * c->size;
 }
-/* Exchanges chunks between their owners and the ranks that need them: keys and values to these ranks (is_back 0), or the
- * gradients of these from there to the owners (1). */
+/* Exchanges chunks between their owners and the ranks that need them: keys and values to these ranks (is_back 0), or
+ * the gradients of these from there to the owners (1). */
 TE_API te_status te__cp_gather_exchange(const te__cp_call *c, int is_back) {
     te_transfer transfers[TE_EXCHANGE_MAX];
     int count = 0;
@@ -230,7 +235,7 @@ TE_API te_status te__cp_gather_exchange(const te__cp_call *c, int is_back) {
             te_transfer *t = &transfers[count++];
             t->bytes = (int64_t)c->chunk * c->kv_cols * (int64_t)c->size, t->peer = p == c->rank ? owner : p;
             t->is_received = (p == c->rank) != is_back;
-            t->data = !is_back          ? te__cp_place(c, chunk)
+            t->data = !is_back         ? te__cp_place(c, chunk)
                       : t->is_received ? te__cp_slot(c, p, chunk >= c->n)
                                        : te__cp_partial(c, chunk);
         }
@@ -262,8 +267,8 @@ TE_API te_status te__cp_gather_finish(const te__cp_call *c, int i) {
     const int width = c->q_cols + c->kv_cols;
     for (int j = 0; j < 2; j++) {
         const int chunk = te__cp_chunk(c, c->rank, j);
-        te_cp_sum_args s = te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, 0, c->kv_cols, c->dtype, c->chunk,
-                                         c->kv_cols);
+        te_cp_sum_args s =
+            te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, 0, c->kv_cols, c->dtype, c->chunk, c->kv_cols);
         s.count = 0;
         for (int p = 0; p < c->n; p++)
             if (te__cp_needs(c, p, chunk))
@@ -307,14 +312,16 @@ TE_API te_status te__cp_gather_run(te_run *r, const te_op *op, const te_attentio
 
 /* A launch of a step of the ring: the queries are chunk j of this rank, the keys are `chunks` chunks of the block, from
  * chunk `key` on. is_first: 1: the first block of these queries, their own, with the op's mask and sinks. */
-typedef struct te__cp_pair { int j, key, chunks, is_first; } te__cp_pair;
+typedef struct te__cp_pair {
+    int j, key, chunks, is_first;
+} te__cp_pair;
 /* Stores the launches of step t, in which this rank has the block of rank (rank - t) mod n. Returns their number. */
 TE_API int te__cp_pairs(te__cp_pair pair[2], const te__cp_call *c, int t) {
     const int from = (c->rank - t + c->n) % c->n, is_earlier = from < c->rank;
     int count = 0;
     for (int j = 0; j < 2; j++) {
-        /* a causal mask: the first chunk sees the first chunk of the ranks before, the second one both chunks of the ranks
-         * behind, but only the first chunk of those before */
+        /* a causal mask: the first chunk sees the first chunk of the ranks before, the second one both chunks of the
+         * ranks behind, but only the first chunk of those before */
         if (c->is_causal && t && !is_earlier && j == 0) continue;
         te__cp_pair *p = &pair[count++];
         p->j = j, p->key = 0, p->is_first = t == 0;
@@ -360,7 +367,8 @@ TE_API int te__cp_blocks_of(const te__cp_call *c, int j) { return !c->is_causal 
 /* Runs one launch of forward and merges its output. merged: how many launches of these queries came before. */
 TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, int t, te__cp_pair p, int merged) {
     te_cp_merge_args m;
-    const int64_t stats = (int64_t)c->heads * c->chunk, vectors = (int64_t)c->chunk * c->heads * ((c->value_dim + 7) / 8);
+    const int64_t stats = (int64_t)c->heads * c->chunk,
+                  vectors = (int64_t)c->chunk * c->heads * ((c->value_dim + 7) / 8);
     const int is_last = merged + 1 == te__cp_blocks_of(c, p.j);
     te_attention_args a = te__cp_launch_args(c, i, p.j, te__cp_block(c, t), p.chunks);
     float *const lse = c->lse + (int64_t)p.j * 3 * stats; /* of this launch; behind it the sums of two merges */
@@ -378,8 +386,8 @@ TE_API te_status te__cp_ring_backward(const te__cp_call *c, int i, int t, te__cp
     te_attention_args a = te__cp_launch_args(c, i, p.j, te__cp_block(c, t), p.chunks);
     a.dqkv = c->dq, a.dkv = c->dkv;
     TE_TRY((p.is_first ? c->k->first : c->k->rest)(c->r->ctx, &a));
-    te_cp_sum_args s = te__cp_sum_of(c->dq_sum + (int64_t)p.j * c->chunk * c->q_cols, c->q_cols, TE_f32, c->dq, c->q_cols,
-                                     c->dtype, c->chunk, c->q_cols);
+    te_cp_sum_args s = te__cp_sum_of(c->dq_sum + (int64_t)p.j * c->chunk * c->q_cols, c->q_cols, TE_f32, c->dq,
+                                     c->q_cols, c->dtype, c->chunk, c->q_cols);
     s.accumulate = !p.is_first;
     return te__cp_sum_run(c, &s);
 }
@@ -410,8 +418,8 @@ TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
     for (int j = 0; j < 2; j++) {
         const float *dkv = te__cp_block_sum(c, c->n) + (int64_t)j * c->chunk * c->kv_cols;
         const float *dq = c->dq_sum + (int64_t)j * c->chunk * c->q_cols;
-        te_cp_sum_args s = te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, dkv, c->kv_cols, TE_f32, c->chunk,
-                                         c->kv_cols);
+        te_cp_sum_args s =
+            te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, dkv, c->kv_cols, TE_f32, c->chunk, c->kv_cols);
         TE_TRY(te__cp_sum_run(c, &s));
         s = te__cp_sum_of(te__cp_gradient(c, i, j, 0), width, c->dtype, dq, c->q_cols, TE_f32, c->chunk, c->q_cols);
         TE_TRY(te__cp_sum_run(c, &s));
@@ -453,7 +461,8 @@ TE_API te_status te__cp_ring_run(te_run *r, const te_op *op, const te_attention_
     for (int i = 0; !r->dry && i < a->batch; i++) {
         for (int j = 0; j < 2; j++) {
             TE_TRY(te__cp_split(&c, c.q + (size_t)((int64_t)j * c.chunk * c.q_cols) * c.size, i, j, 0));
-            TE_TRY(te__cp_split(&c, te__cp_block(&c, 0) + (size_t)((int64_t)j * c.chunk * c.kv_cols) * c.size, i, j, 1));
+            TE_TRY(
+                te__cp_split(&c, te__cp_block(&c, 0) + (size_t)((int64_t)j * c.chunk * c.kv_cols) * c.size, i, j, 1));
         }
         TE_TRY(is_backward ? te__cp_ring_backward_steps(&c, i) : te__cp_ring_forward_steps(&c, i));
     }

@@ -190,7 +190,8 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
 typedef struct te__comm_says { int32_t accepts, tensor, context; } te__comm_says;
 
 /* Compares the replies of all ranks, says[size]. If a rank does not accept its config, or has another `tensor` or
- * `context` than rank 0, all ranks return the same error; but a rank that already has an error, `status`, returns that error. */
+ * `context` than rank 0, all ranks return the same error; but a rank that already has an error, `status`, returns that
+ * error. */
 TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status status, te_context *ctx) {
     int refuses = -1, differs = -1, splits = -1;
     for (int i = size - 1; i >= 0; i--) {

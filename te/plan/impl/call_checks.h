@@ -58,7 +58,7 @@ TE_API te_status te__check_cp_batch(const te_plan *plan, const te_batch *b, te_c
     if (!b->context) return TE_OK;
     TE_REQUIRE(b->context == 1, ctx, TE_ERROR_VALUE, "%s: batch.context is %d; it is 0 or 1", name, b->context);
     TE_REQUIRE(b->seq % 2 == 0, ctx, TE_ERROR_SHAPE,
-               "%s: batch.seq is %d; with batch.context a rank has two chunks of each sequence, so it must be even", name,
+               "%s: batch.seq is %d; with batch.context it must be even: a rank has two chunks of each sequence", name,
                b->seq);
     TE_REQUIRE((int64_t)b->seq * g->size <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
                "%s: batch.seq %d on %d ranks is too large", name, b->seq, g->size);
@@ -68,7 +68,8 @@ TE_API te_status te__check_cp_batch(const te_plan *plan, const te_batch *b, te_c
     for (int i = 0; i < plan->op_count; i++) {
         const te_op *op = &plan->op[i];
         TE_REQUIRE(op->out_rows != TE_ROWS_sequences && !(op->flags & (TE_OF_SEQUENCES | TE_IS_CROSS)), ctx,
-                   TE_ERROR_VALUE, "%s: (%s, %s) needs whole sequences, and batch.context is 1", name, op->kind, op->name);
+                   TE_ERROR_VALUE, "%s: (%s, %s) needs whole sequences, and batch.context is 1", name, op->kind,
+                   op->name);
     }
     return TE_OK;
 }

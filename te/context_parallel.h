@@ -1,21 +1,22 @@
-/* context.h -- context parallelism: the ranks of a context group split the sequences of a batch, so that each rank
- * computes, and has activations of, only its part of each sequence. Needed for sequences that are too long for one rank.
+/* context_parallel.h -- context parallelism: the ranks of a context group split the sequences of a batch, so that each
+ * rank computes, and has activations of, only its part of each sequence. Needed for sequences that are too long for one
+ * rank.
  *
  * Do this, on each of the ranks:
  *     #include "te/te.h"
- *     #include "te/context.h"
+ *     #include "te/context_parallel.h"
  *     TE_SEQUENTIAL(block, bf16, .., (attention, at, 32, 8, 128, (context, ring)), ..)
  *     config.context = 4;                        // te_comm_config: 4 ranks split each sequence
- *     te_cp_take(tokens, all, 2, 65536, te_cp_group(&ctx));    // this rank's part of 2 sequences, on the host
+ *     te_cp_take(tokens, all, 2, 65536, te_cp_group(&ctx), &ctx);   // this rank's part of 2 sequences, on the host
  *     batch.batch = 2, batch.seq = 65536 / 4, batch.context = 1;
  *     ... forward, backward, te_reduce_gradients, te_adamw_step as always
  *
  * Each sequence is cut into 2 * ranks chunks of the same length, of which a rank has two (te_cp_position). rope and
  * positions know the places of these rows. Ops that work on each row need not know them. The context group is a part of
- * the data group, over which gradients are summed, so the optimizer, te_buckets and ZeRO-1 need not know it either. With
- * batch.context = 0, and on one rank, the list runs on whole sequences.
+ * the data group, over which gradients are summed, so the optimizer, te_buckets and ZeRO-1 need not know it either.
+ * With batch.context = 0, and on one rank, the list runs on whole sequences.
  *
- *     (context, gather)   gathers keys and values, with a window only those within it; takes memory for a whole sequence
+ * (context, gather)   gathers keys and values, with a window only those within it; takes memory for a whole sequence
  *     (context, ring)     passes keys and values from rank to rank while it computes; takes memory for two ranks' part
  */
 #ifndef TE_CONTEXT_PARALLEL_H
@@ -24,13 +25,13 @@
 #include "attention/impl/attention_cp.h" /* te__cp_gather_run, te__cp_ring_run */
 
 /* Copies this rank's rows of whole sequences (their tokens or labels), on the host. to: [batch, seq / ranks]; from:
- * [batch, seq]; seq: the length of a whole sequence; g: te_cp_group(&ctx). Error: TE_ERROR_SHAPE if seq is no multiple of
- * 2 * ranks; nothing is written then. */
+ * [batch, seq]; seq: the length of a whole sequence; g: te_cp_group(&ctx). Error: TE_ERROR_SHAPE if seq is no multiple
+ * of 2 * ranks; nothing is written then. */
 TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq, const te_group *g, te_context *ctx) {
     TE_REQUIRE(to && from && g, ctx, TE_ERROR_NULL, "te_cp_take: a pointer is null");
     TE_REQUIRE(batch > 0 && seq > 0 && (g->size == 1 || seq % (2 * g->size) == 0), ctx, TE_ERROR_SHAPE,
-               "te_cp_take: %d sequences of %d tokens are not shared out among %d ranks; each has two chunks of the same "
-               "length", batch, seq, g->size);
+               "te_cp_take: %d sequences of %d tokens are not shared out among %d ranks, each of which has two chunks",
+               batch, seq, g->size);
     const te_cp_shard shard = {g->rank, g->size};
     const int rows = seq / g->size;
     for (int i = 0; i < batch; i++)
@@ -63,7 +64,8 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
     (TE_ATTENTION_ALL, TE_ATTENTION_ALL, TE__SOFTCAP(op), 0, 0, 0, 0, 0, 1, TE__BIAS_VARIANT(op),                    \
         TE_OPTION(op, value_dim, 0), 0)
 #define TE__CP_DEFINE(direction, name, dtype, op, variant)                                                           \
-    TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), variant)
+    TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
+                                  variant)
 #define TE__CP_REST(direction, name, dtype, op) \
     TE__CP_DEFINE(direction, name##_rest, dtype, op, TE__CP_VARIANT_REST(op))
 
