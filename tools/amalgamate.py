@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the library as one header: te/te.h and, behind it, te/infer.h and te/moe.h, with every #include of a te/ header replaced by the text of that
+"""Writes the library as one header: te/te.h and, behind it, te/infer.h, te/moe.h and te/context_parallel.h, with every #include of a te/ header replaced by the text of that
 header.
 
     tools/amalgamate.py [FILE]       default: standard output
@@ -134,9 +134,9 @@ def main():
     if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
         sys.exit(__doc__)
     amalgam = Amalgam()
-    for header in ("te/te.h", "te/infer.h", "te/moe.h"):
+    for header in ("te/te.h", "te/infer.h", "te/moe.h", "te/context_parallel.h"):
         amalgam.add(ROOT / header, "amalgamate.py")
-    title = f"/* te {version()} as one header, made from te/te.h, te/infer.h and te/moe.h by tools/amalgamate.py. License: Apache-2.0. */"
+    title = f"/* te {version()} as one header, made from te/te.h, te/infer.h, te/moe.h and te/context_parallel.h by tools/amalgamate.py. License: Apache-2.0. */"
     text = "\n".join([title, *amalgam.lines]) + "\n"
     if len(sys.argv) > 1:
         pathlib.Path(sys.argv[1]).write_text(text)

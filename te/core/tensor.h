@@ -53,8 +53,8 @@ typedef struct te_batch {
     int accumulate;        /* 1: backward adds to the gradients in memory; 0: backward overwrites them */
     int position;          /* the position of each sequence's first token, for rope and for learnt position
                             * embeddings */
-    int context;           /* 1: the ranks of the context group split each sequence (te/context_parallel.h); the seq rows
-                            * of a rank are two chunks of it (te_cp_position). 0: a sequence has seq rows */
+    int context;           /* 1: the ranks of te_cp_group split each sequence (te/context_parallel.h); the seq rows of a
+                            * rank are two chunks of it (te_cp_position). 0: a sequence has seq rows */
     const int32_t *positions; /* [rows], target memory: the position that rope uses for each row; positions may be in
                                * any order. null: the position is `position` plus the row's index within its sequence.
                                * Backward must get the same positions as forward */

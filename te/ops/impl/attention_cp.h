@@ -20,7 +20,7 @@
 #define TE_ATTENTION_CP_H
 
 #include "../../core/rank_group.h" /* te_group_exchange */
-#include "../../ops/attention.h"   /* te_cp_kernels, te_attention_args */
+#include "../attention.h"   /* te_cp_kernels, te_attention_args */
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
