@@ -11,7 +11,7 @@ if ! command -v mpicc mpirun >/dev/null; then
     exit 0
 fi
 source tools/progress.sh
-progress_total 250
+progress_total 270
 progress 90 "compile the programs of the ranks"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -21,13 +21,13 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
 compilers=()
-for program in create ranks peers shards buckets layers norm_last products fp8_collectives; do
+for program in create ranks peers shards buckets layers norm_last products fp8_collectives context; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
 done
 "${CC:-gcc}" -std=c11 -pedantic -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -DGPT_RANKS=2 \
-    '-DGPT_SIZES(X)=X(tiny, 2, 32, 2, 64, 256) X(odd, 1, 48, 3, 64, 256)' -I. "${compile[@]}" examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
+    -DGPT_CONTEXT=ring '-DGPT_SIZES(X)=X(tiny, 2, 32, 2, 64, 256) X(odd, 1, 48, 3, 64, 256)' -I. "${compile[@]}" examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
 compilers+=($!)
 "${CC:-gcc}" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
     examples/performance/performance.c -o "$work/performance" -lm "${link[@]}" &
@@ -84,6 +84,12 @@ for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$wor
 # Blocks that are lists which end in the next block's norm, against one list.
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/norm_last"; done
 
+progress 20 "sequences that several ranks split"
+for grid in "2 2" "4 4" "4 2"; do # ranks, ranks of a context group
+    read -r n group <<<"$grid"
+    timeout 120 mpirun --oversubscribe -n "$n" "$work/context" "$group"
+done
+
 progress 25 "gradients reduced while backward runs, and train_gpt on several ranks"
 # Gradients reduced while backward runs: ranks, tensor ranks.
 buckets() { # N ARGUMENT...
@@ -98,7 +104,7 @@ for n in 1 2; do buckets "$n" refuse; done
 
 # train_gpt: data parallel and tensor parallel, against one process with the whole batch.
 train_gpt() { # TP DP FOLDER ARGUMENT...
-    timeout 120 mpirun --oversubscribe -n $(($1 * $2)) "$work/train_gpt" --tp "$1" --dp "$2" --batch $((4 / $2)) --accumulate 2 --seq 16 \
+    timeout 120 mpirun --oversubscribe -n $(($1 * $2 * ${context:-1})) "$work/train_gpt" --tp "$1" --cp "${context:-1}" --dp "$2" --batch $((4 / $2)) --accumulate 2 --seq 16 \
         --log 1 --validate 4 --sample 0 --seed 2 --out "$work/$3" "${@:4}" te/core >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
 }
 alike() { # FOLDER FOLDER VALUES LIMIT WHAT: two curves
@@ -119,6 +125,12 @@ for grid in "1 2" "1 4" "2 2 --sp"; do # sharded optimizer states
     read -r tp dp sp <<<"$grid"
     train_gpt "$tp" "$dp" gpt_zero1 --steps 8 --zero1 $sp
     alike gpt_one gpt_zero1 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp} --zero1"
+done
+for grid in "1 2 1" "1 4 1" "1 2 2 --zero1" "2 2 1 --sp"; do # context parallel: --tp, --cp, --dp
+    read -r tp cp dp option <<<"$grid"
+    rm -rf "$work/gpt_context"
+    context=$cp train_gpt "$tp" "$dp" gpt_context --steps 8 $option
+    alike gpt_one gpt_context 10 1e-6 "--tp $tp --cp $cp --dp $dp${option:+ $option}"
 done
 train_gpt 1 1 gpt_many --steps 8 --resume # resumes at the last step: loads a checkpoint of the same lists
 train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
@@ -165,6 +177,8 @@ misuse 3 "--tp 2 --dp 2 wants 4 processes, and here are 3; mpirun -n 4" --tp 2 -
 misuse 2 "2 processes, each a run of its own; --dp 2, or --tp N, makes them one"
 misuse 1 "--tp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --tp 2
 misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
+misuse 1 "--cp: a process has two chunks of a sequence" --cp 2 --seq 18
+misuse 1 "--tp 1 --cp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --cp 2
 misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon
 
 # One layer, parallelised in seven ways on 4 ranks.

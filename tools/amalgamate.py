@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the library as one header: te/te.h and, behind it, te/infer.h, te/moe.h and te/microscaling.h, with every #include of a te/ header replaced by
-the text of that header.
+"""Writes the library as one header: te/te.h and, behind it, the headers of HEADERS, with every #include of a te/ header replaced by the text of that
+header.
 
     tools/amalgamate.py [FILE]       default: standard output
 
@@ -16,6 +16,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADERS = "te/te.h", "te/infer.h", "te/moe.h", "te/microscaling.h", "te/context_parallel.h"
 INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 COMPUTED = re.compile(r'\s*#\s*include\s+[^"<\s]')
 CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
@@ -134,9 +135,9 @@ def main():
     if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
         sys.exit(__doc__)
     amalgam = Amalgam()
-    for header in ("te/te.h", "te/infer.h", "te/moe.h", "te/microscaling.h"):
+    for header in HEADERS:
         amalgam.add(ROOT / header, "amalgamate.py")
-    title = f"/* te {version()} as one header, made from te/te.h, te/infer.h, te/moe.h and te/microscaling.h by tools/amalgamate.py. License: Apache-2.0. */"
+    title = f"/* te {version()} as one header, made from {', '.join(HEADERS)} by tools/amalgamate.py. License: Apache-2.0. */"
     text = "\n".join([title, *amalgam.lines]) + "\n"
     if len(sys.argv) > 1:
         pathlib.Path(sys.argv[1]).write_text(text)

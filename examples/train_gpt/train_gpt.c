@@ -17,6 +17,7 @@
  *     mpirun -n 4 ./train_gpt --tp 2 --sp --dp 2
  *                                          two replicas of two processes each, which shard heads, MLP and vocabulary
  *                                          and, by --sp, tokens; built with -DGPT_RANKS=2, too
+ *     mpirun -n 4 ./train_gpt --cp 4       four processes that split each sequence; built with -DGPT_CONTEXT=ring, too
  *
  * SIGINT, SIGTERM, SIGHUP and a closed pipe behind stdout stop it after a step; it then writes a checkpoint. A second
  * SIGINT or SIGTERM ends it at once. An optimizer step whose gradients are not finite is skipped, and weights that are
@@ -39,6 +40,12 @@
 #include <unistd.h>
 
 #include "te/te.h"
+#ifdef GPT_CONTEXT /* -DGPT_CONTEXT=ring, or gather: how the processes of --cp exchange keys and values */
+#include "te/context_parallel.h"
+#define CONTEXT , (context, GPT_CONTEXT)
+#else
+#define CONTEXT
+#endif
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* the model: embedding, block and head, each a list of ops, for every size that --size can choose; the same again,   */
@@ -75,7 +82,7 @@
 /* [block] */
 #define GPT_BLOCK(H, HEADS)                                                                                 \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                     \
-    (attention, attn, HEADS, HEADS, (H) / (HEADS)),                                                         \
+    (attention, attn, HEADS, HEADS, (H) / (HEADS) CONTEXT),                                                 \
     (linear, proj, H, H), (bias, proj_b, H), DROPOUT(drop1) (add, x1),                                      \
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, 4 * (H)), (bias, fc1_b, 4 * (H)), (gelu, act),        \
     (linear, fc2, 4 * (H), H), (bias, fc2_b, H), DROPOUT(drop2) (add, x2)
@@ -111,7 +118,7 @@
     (fork, x1), (layernorm, ln1, H), (ENTER, enter1), GPT_BLOCK_BEHIND_NORM(H, HEADS, ENTER, LEAVE, N)
 #define GPT_BLOCK_BEHIND_NORM(H, HEADS, ENTER, LEAVE, N)                                                    \
     (linear, qkv, H, 3 * (H) / (N), (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / (N)),            \
-    (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS)),                                         \
+    (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS) CONTEXT),                                 \
     (linear, proj, (H) / (N), H, (shard, rows)), (LEAVE, leave1), (bias, proj_b, H),                        \
     DROPOUT(drop1) (add, x1),                                                                               \
     (fork, x2), (layernorm, ln2, H), (ENTER, enter2), (linear, fc1, H, 4 * (H) / (N), (shard, columns)),    \
@@ -183,10 +190,21 @@ static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* small helpers                                                                                                      */
 
+typedef struct options {
+    const char *size, *out, *prompt, *tune, *init, *recipe, *optimizer, *moments, *sums;
+    const char **path; /* [paths]: files and folders of the text */
+    int paths;
+    long steps, batch, seq, accumulate, tp, cp, dp, log, validate, sample, save;
+    double lr, temperature;
+    long seed, sp, zero1, resume, force, plan;
+} options;
+
 static te_context ctx;
-/* This process is number `rank` of `processes`; rank 0 writes and prints. `tensor` consecutive ranks (--tp) share each of
- * the `replicas` (--dp): ranks of one replica train on the same batches, different replicas on different ones. */
-static int rank, processes = 1, replica, replicas = 1, tensor = 1;
+/* This process is number `rank` of `processes`; rank 0 writes and prints. `contexts` (--cp) times `tensor` (--tp)
+ * consecutive ranks share each of the `replicas` (--dp): ranks of one replica train on the same batches, different
+ * replicas on different ones. With --cp a rank has the part of each sequence that `shard` says. */
+static int rank, processes = 1, replica, replicas = 1, tensor = 1, contexts = 1;
+static te_cp_shard shard = {0, 1};
 
 static void check(te_status status, const char *what) {
     if (status == TE_OK) return;
@@ -256,40 +274,42 @@ static te_comm comm;
 /* Largest tensor, in bytes, that ranks sum through each other's memory; each group allocates four times as much. */
 enum { MAX_PEER = 64 << 20 };
 #endif
-/* Create the context and the groups of ranks; with CUDA each rank has its own device. folder: rank 0 writes a file there
- * by which the other ranks find it. bytes: the largest tensor that ranks sum or, with sp, that GEMMs gather and scatter
+/* Create the context and the groups of ranks; with CUDA each rank has its own device. Rank 0 writes a file to --out by
+ * which the other ranks find it. bytes: the largest tensor that ranks sum or, with --sp, that GEMMs gather and scatter
  * while they run. */
-static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_t bytes, int sp) {
+static void ranks_of(const options *o, int64_t bytes) {
+    const long tp = o->tp, cp = o->cp, dp = o->dp, all = tp * cp * dp;
     int size = 1;
     te_comm_rank_from_env(&rank, &size);
-    if (tp * dp == 1 && rank) { /* else each process would be a separate run, all in one folder */
+    if (all == 1 && rank) { /* else each process would be a separate run, all in one folder */
         fprintf(stderr, "train_gpt: %d processes, each a run of its own; --dp %d, or --tp N, makes them one\n", size,
                 size);
         exit(1);
     }
-    if (tp * dp > 1 && size != tp * dp) {
-        fprintf(stderr,
-                "train_gpt: --tp %ld --dp %ld wants %ld processes, and here are %d; mpirun -n %ld starts them\n", tp, dp,
-                tp * dp, size, tp * dp);
+    if (all > 1 && size != all) {
+        char split[32] = "";
+        if (cp > 1) snprintf(split, sizeof split, " --cp %ld", cp);
+        fprintf(stderr, "train_gpt: --tp %ld%s --dp %ld wants %ld processes, and here are %d; mpirun -n %ld starts them\n",
+                tp, split, dp, all, size, all);
         exit(1);
     }
-    tensor = (int)tp, replicas = (int)dp, processes = tensor * replicas;
+    tensor = (int)tp, contexts = (int)cp, replicas = (int)dp, processes = (int)all;
     if (processes == 1) rank = 0;
-    replica = rank / tensor;
-    check(te_context_create(&ctx, TE_CUDA ? rank : 0, seed), "context");
+    replica = rank / tensor / contexts, shard.rank = rank / tensor % contexts, shard.ranks = contexts;
+    check(te_context_create(&ctx, TE_CUDA ? rank : 0, (uint64_t)o->seed), "context");
     if (processes == 1) return;
     if (rank && !freopen("/dev/null", "w", stdout)) die(strerror(errno), "/dev/null");
 #ifdef TE_COMM
     char file[4096 + 32];
     te_comm_config config = te_comm_defaults();
-    snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* mpirun's number: different for each run */
-    config.file = file, config.tensor = tensor;
-    if (sp) config.overlap_bytes = bytes;
+    snprintf(file, sizeof file, "%s/ranks.%ld", o->out, (long)getppid()); /* mpirun's number: different for each run */
+    config.file = file, config.tensor = tensor, config.context = contexts;
+    if (o->sp) config.overlap_bytes = bytes;
     else if (tensor > 1) config.peer_bytes = te_max(config.peer_bytes, te_min(bytes, MAX_PEER));
     check(te_comm_create(&comm, &config, &ctx), "ranks");
 #else
-    (void)folder, (void)bytes, (void)sp;
-    die("--tp and --dp: built without -DTE_COMM", NULL);
+    (void)bytes;
+    die("--tp, --cp and --dp: built without -DTE_COMM", NULL);
 #endif
 }
 /* The sum of a number over the ranks of a group. Waits for the device. */
@@ -412,7 +432,8 @@ static text read_texts(const char *const *path, int paths) {
 typedef struct gpt {
     const gpt_size *size;
     const gpt_lists *lists, *run_lists; /* run_lists: of the models that run, which may be cut otherwise */
-    int batch, seq, models; /* models: embed, one block for each layer, head */
+    int batch, seq, models; /* models: embed, one block for each layer, head; seq: the rows of a sequence on this rank */
+    int whole;              /* the tokens of a sequence: seq times the processes of --cp */
     int parts;              /* --sp: between the sharded GEMMs this rank has 1/parts of a batch's rows; else 1 */
     int in_fp8;
     te_recipes recipes;
@@ -462,12 +483,12 @@ static void make_runs(gpt *g, size_t residual_bytes) {
 /* norm_last: run the lists that end in norms. */
 static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, int norm_last, const char *recipe, uint64_t seed) {
     const int layers = size->layers;
-    const int64_t rows = (int64_t)batch * seq;
+    const int64_t trained = (int64_t)batch * (seq / contexts), rows = te_max(trained, seq); /* a sample is a whole sequence */
     memset(g, 0, sizeof *g);
     g->lists = &size->lists[tensor == 1 ? 0 : sp ? 2 : 1], g->parts = sp ? tensor : 1;
     g->run_lists = norm_last ? &size->lists[3] : g->lists;
     g->in_fp8 = strcmp(recipe, "none") != 0;
-    g->size = size, g->batch = batch, g->seq = seq, g->models = layers + 2;
+    g->size = size, g->batch = batch, g->whole = seq, g->seq = seq / contexts, g->models = layers + 2;
     g->model = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
     g->all = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
     g->saved = (te_saved *)calloc((size_t)g->models, sizeof(te_saved));
@@ -507,8 +528,8 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, i
     }
     size_t saved_bytes = 0;
     for (int i = 0; i < g->models; i++) {
-        g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->run[i]->plan, rows, &ctx)
-                                      : te_plan_saved_bytes_of_rank_without_recipe(g->run[i]->plan, rows, &ctx);
+        g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->run[i]->plan, trained, &ctx)
+                                      : te_plan_saved_bytes_of_rank_without_recipe(g->run[i]->plan, trained, &ctx);
         saved_bytes += g->saved[i].bytes = (size_t)te_round_up((int64_t)g->saved[i].bytes, TE_ALIGN);
         if (i + 1 < g->models) g->x[i] = target_memory((size_t)(rows / g->parts) * width);
         const size_t need = te_plan_workspace_bytes(g->run[i]->plan, g->run[i], rows, &ctx);
@@ -532,6 +553,7 @@ static te_batch gpt_batch(const gpt *g, int batch, int seq) {
     te_batch b;
     memset(&b, 0, sizeof b);
     b.batch = batch, b.seq = seq, b.tokens = g->tokens, b.labels = g->labels, b.ignore_index = -1;
+    b.context = contexts > 1;
     return b;
 }
 static te_tensor hidden_of(const gpt *g, void *data, const te_batch *b) {
@@ -622,14 +644,19 @@ static corpus corpus_of(const text *t, int seq, int vocabulary) {
     return c;
 }
 static void take_batch(const gpt *g, const corpus *c, int validate, uint64_t number, uint64_t seed) {
-    const int64_t from = validate ? c->train : 0, places = (validate ? c->total - c->train : c->train) - g->seq - 1;
-    const size_t bytes = (size_t)g->seq * sizeof(int32_t);
+    const int64_t from = validate ? c->train : 0, places = (validate ? c->total - c->train : c->train) - g->whole - 1;
+    const int chunks = contexts > 1 ? 2 : 1, rows = g->seq / chunks; /* with --cp two chunks of the window */
+    const size_t bytes = (size_t)rows * sizeof(int32_t);
     for (int i = 0; i < g->batch; i++) {
         uint32_t r[4];
         te_philox(r, seed, number * (uint64_t)g->batch + (uint64_t)i, validate ? 2 : 1, 0);
         const int32_t *window = c->tokens + from + (int64_t)((((uint64_t)r[0] << 32) | r[1]) % (uint64_t)places);
-        check(te_copy(&ctx, g->tokens + (size_t)i * (size_t)g->seq, window, bytes), "batch");
-        check(te_copy(&ctx, g->labels + (size_t)i * (size_t)g->seq, window + 1, bytes), "batch");
+        for (int k = 0; k < chunks; k++) {
+            const int32_t *chunk = window + te_cp_position(shard, k * rows, g->seq);
+            const int at = i * g->seq + k * rows;
+            check(te_copy(&ctx, g->tokens + at, chunk, bytes), "batch");
+            check(te_copy(&ctx, g->labels + at, chunk + 1, bytes), "batch");
+        }
     }
 }
 static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t seed) {
@@ -640,7 +667,7 @@ static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t see
         gpt_forward(g, &b, 0);
         sum += gpt_loss(g, &b);
     }
-    return sum_over(te_data_group(&ctx), sum) / (batches * replicas);
+    return sum_over(te_data_group(&ctx), sum) / (batches * replicas * contexts);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -689,7 +716,7 @@ static void put_byte(int byte) {
  * the same byte. With --sp the rows are sharded, so the text is padded until the number of ranks divides its rows.
  * Attention is causal, so the padding does not change the rows before it. */
 static void print_sample(gpt *g, const char *prompt, int length, double temperature, uint64_t seed) {
-    const int longest = g->seq, columns = g->size->vocabulary / tensor;
+    const int longest = g->whole, columns = g->size->vocabulary / tensor;
     const te_dtype dtype = TE_JOIN1(TE_, GPT_DTYPE);
     const te_group *group = te_tensor_group(&ctx);
     int32_t *window = (int32_t *)calloc((size_t)longest, sizeof(int32_t));
@@ -705,7 +732,8 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
     for (int i = 0; i < n; i++) put_byte(window[i]);
     for (int i = 0; i < length && !(sum_over(group, interrupted) > 0); i++) {
         const int rows = (n + g->parts - 1) / g->parts * g->parts;
-        const te_batch b = gpt_batch(g, 1, rows);
+        te_batch b = gpt_batch(g, 1, rows);
+        b.context = 0; /* one process computes the whole sequence */
         check(te_copy(&ctx, g->tokens, window, (size_t)rows * sizeof(int32_t)), "sample");
         for (int k = 0; k < g->models - 1; k++) {
             te_edge edge[2];
@@ -840,15 +868,6 @@ static int curve_draw(const curve *c, const char *svg) {
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 
-typedef struct options {
-    const char *size, *out, *prompt, *tune, *init, *recipe, *optimizer, *moments, *sums;
-    const char **path; /* [paths]: files and folders of the text */
-    int paths;
-    long steps, batch, seq, accumulate, tp, dp, log, validate, sample, save;
-    double lr, temperature;
-    long seed, sp, zero1, resume, force, plan;
-} options;
-
 static const char usage[] =
     "usage: train_gpt [options] [files and folders]      (default: the headers under /usr/include)\n"
     "  --size NAME       tiny, small or gpt2 (the 124M shape)      tiny\n"
@@ -862,7 +881,8 @@ static const char usage[] =
     "  --tp N            tensor parallel: processes that shard a replica's heads, MLP and vocabulary\n"
     "                    (-DGPT_RANKS=N)                           1\n"
     "  --sp              sequence parallel: these processes also shard its tokens, between the GEMMs\n"
-    "                    (mpirun -n TP*DP starts all processes)\n"
+    "  --cp N            context parallel: processes that split each sequence (-DGPT_CONTEXT=ring)   1\n"
+    "                    (mpirun -n TP*CP*DP starts all processes)\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
     "  --moments NAME    optimizer's moments in: f32, bf16, 8bit   f32\n"
@@ -871,7 +891,7 @@ static const char usage[] =
     "  --validate N      validation loss every N steps, 0: never   250\n"
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
     "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
-    "  --resume          continue from the checkpoint in FOLDER, with its options and texts; only --dp, --tp, --sp\n"
+    "  --resume          continue from the checkpoint in FOLDER, with its options and texts; only --dp, --tp, --cp, --sp\n"
     "                    and the options on printing are given again\n"
     "  --init FILE       start from the weights of this checkpoint, with a new optimizer and at step 0\n"
     "  --force           continue even if its checksum is wrong, or it was made with other options or another text\n"
@@ -907,15 +927,20 @@ static void check_ranks(const options *o) {
                 GPT_RANKS > 1 ? "1 or " : "", GPT_RANKS, o->tp);
         exit(1);
     }
+#ifndef GPT_CONTEXT
+    if (o->cp > 1) die("--cp: built without -DGPT_CONTEXT=ring", NULL);
+#endif
+    if (o->cp > TE_CP_MAX_RANKS) die("--cp: at most 16 processes", NULL);
+    if (o->cp > 1 && o->seq % (2 * o->cp)) die("--cp: a process has two chunks of a sequence; 2 x --cp must divide --seq", NULL);
     if (o->sp && o->tp == 1) die("--sp: the processes of --tp share out a replica's tokens, and here is one", NULL);
-    if (o->sp && o->seq % o->tp) die("--sp: --tp must divide --seq", NULL);
+    if (o->sp && o->seq / o->cp % o->tp) die("--sp: --tp must divide --seq", NULL);
     if (o->tp > 1 && rule_of(o->optimizer) == TE_RULE_muon)
         die("--optimizer muon takes whole matrices, and with --tp a process has parts; adamw and sgd take parts", NULL);
 }
 static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
-        o->save < 0 || o->sample < 0 || o->tp < 1)
-        die("batch, seq, accumulate, tp, dp and log must be positive, the other counts not negative", NULL);
+        o->save < 0 || o->sample < 0 || o->tp < 1 || o->cp < 1)
+        die("batch, seq, accumulate, tp, cp, dp and log must be positive, the other counts not negative", NULL);
     if (o->batch > MAX_SIDE || o->seq > MAX_SIDE || o->batch * o->seq > MAX_TOKENS)
         die("that batch is too large", NULL);
     if (o->accumulate > MAX_ACCUMULATE) die("--accumulate: at most 1048576 micro-batches a step", NULL);
@@ -971,7 +996,7 @@ static options parse(int argc, char **argv) {
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ", o.recipe = "none";
     o.optimizer = "adamw", o.moments = o.sums = "f32";
-    o.batch = 8, o.seq = 128, o.accumulate = 1, o.tp = 1, o.dp = 1;
+    o.batch = 8, o.seq = 128, o.accumulate = 1, o.tp = o.cp = o.dp = 1;
     o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600, o.seed = 1;
     o.temperature = 0.8, o.lr = NAN; /* not given */
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
@@ -981,7 +1006,7 @@ static options parse(int argc, char **argv) {
         {"--sums", &o.sums, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
-        {"--tp", 0, &o.tp, 0, 0},           {"--sp", 0, 0, 0, &o.sp},             {"--zero1", 0, 0, 0, &o.zero1},
+        {"--tp", 0, &o.tp, 0, 0}, {"--cp", 0, &o.cp, 0, 0}, {"--sp", 0, 0, 0, &o.sp},             {"--zero1", 0, 0, 0, &o.zero1},
         {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
         {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},
@@ -1167,7 +1192,7 @@ static te_adamw_config optimizer_of(const options *o) {
                         : rule == TE_RULE_muon ? te_muon_defaults(lr) : te_adamw_defaults(lr);
     c.schedule = te_schedule_of(TE_SCHEDULE_cosine, lr, te_min(100, o->steps / 10), te_max(o->steps, 1), 0.1f);
     c.moments = (te_dtype)moments_of(o->moments), c.match_rms = 1, c.seed = (uint64_t)o->seed;
-    c.shards = o->zero1 ? (int)o->dp : 1;
+    c.shards = o->zero1 ? (int)(o->dp * o->cp) : 1;
     c.beta2 = 0.95f, c.weight_decay = rule == TE_RULE_sgd ? 0.0f : 0.1f, c.max_norm = 1.0f, c.skip_nonfinite = 1;
     return c;
 }
@@ -1184,7 +1209,7 @@ static void compare_ranks(const options *o, const text *t) {
         {"--size", number_of_text(o->size)}, {"--recipe", number_of_text(o->recipe)}, {"--optimizer", number_of_text(o->optimizer)},
         {"--moments", number_of_text(o->moments)}, {"--sums", number_of_text(o->sums)}, {"--steps", (double)o->steps},
         {"--batch", (double)o->batch}, {"--seq", (double)o->seq}, {"--accumulate", (double)o->accumulate},
-        {"--tp", (double)o->tp}, {"--dp", (double)o->dp}, {"--log", (double)o->log}, {"--validate", (double)o->validate},
+        {"--tp", (double)o->tp}, {"--cp", (double)o->cp}, {"--dp", (double)o->dp}, {"--log", (double)o->log}, {"--validate", (double)o->validate},
         {"--sample", (double)o->sample}, {"--save", (double)o->save}, {"--lr", o->lr}, {"--temperature", o->temperature},
         {"--seed", (double)o->seed}, {"--sp", (double)o->sp}, {"--zero1", (double)o->zero1}, {"--resume", (double)o->resume},
         {"--force", (double)o->force}, {"the text", (double)(fingerprint(t) >> 12)}};
@@ -1225,7 +1250,7 @@ int main(int argc, char **argv) {
     const uint64_t seed = (uint64_t)o.seed;
     gpt g;
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
-    ranks_of(o.tp, o.dp, o.out, seed, o.batch * o.seq * (int64_t)width, o.sp);
+    ranks_of(&o, o.batch * (o.seq / o.cp) * (int64_t)width);
     compare_ranks(&o, &t);
     if (!rank) lock_folder(o.out);
     if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* fail now, not after hours of training */
@@ -1260,6 +1285,7 @@ int main(int argc, char **argv) {
            te_dtype_name(TE_JOIN1(TE_, GPT_DTYPE)), ctx.target->name, o.batch, o.seq, o.accumulate,
            o.accumulate > 1 ? "es" : "");
     if (replicas > 1) printf(", %d replicas", replicas);
+    if (contexts > 1) printf(", %d parts of each sequence", contexts);
     if (tensor > 1) printf(", %d processes a replica%s", tensor, o.sp ? ", which share its tokens" : "");
     printf("\n");
     te_buckets buckets; /* gradients, summed over the replicas bucket by bucket while backward runs */
@@ -1308,7 +1334,7 @@ int main(int argc, char **argv) {
         stops = processes == 1 && interrupted;
         if (!report) continue;
         check(te_comm_synchronize(&ctx), "step");
-        loss = sum_over(te_data_group(&ctx), sum) / (double)(o.accumulate * replicas);
+        loss = sum_over(te_data_group(&ctx), sum) / (double)(o.accumulate * replicas * contexts);
         const double t1 = now(), rate = (double)(step - counted) * tokens_a_step / (t1 - since);
         double validation = NAN;
         if (o.validate && (step % o.validate == 0 || step == o.steps)) validation = validation_loss(&g, &c, 8, seed);
@@ -1335,7 +1361,7 @@ int main(int argc, char **argv) {
     printf("%s after %ld steps; wrote %s, %s%s%s\n", stops ? "stopped" : "done", step, checkpoint, tsv,
            drawn ? " and " : "", drawn ? svg : "");
     if (stops && step < o.steps) printf("./train_gpt --resume --out %s continues from here\n", o.out);
-    else if (o.sample && !replica) {
+    else if (o.sample && !replica && !shard.rank) {
         printf("\n--- sample ---\n");
         print_sample(&g, o.prompt, (int)o.sample, o.temperature, seed);
     }

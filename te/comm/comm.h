@@ -1,6 +1,7 @@
-/* comm.h -- communicators. A communicator has three groups of ranks: the world group, which contains all ranks, and the
- * tensor group and the data group of this rank (te/core/rank_group.h). The collectives of a group use NCCL on CUDA and
- * MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc -showme` prints (host).
+/* comm.h -- communicators. A communicator has four groups of ranks: the world group, which contains all ranks, and the
+ * tensor group, the data group and the context group of this rank (te/core/rank_group.h). The collectives of a group
+ * use NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc
+ * -showme` prints (host).
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:
  *     te_comm_config config = te_comm_defaults();     // rank and size: from the launcher's environment
@@ -28,7 +29,9 @@ typedef struct te_comm_config {
     /* rank: the number of this process, from 0; size: the number of all processes. If rank is -1 or size is 0, the
      * launcher's environment variables give the value (te_comm_rank_from_env) */
     int rank, size;
-    int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` */
+    int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` */
+    int context;      /* the number of ranks in a context group, which split each sequence (te/context_parallel.h); 1:
+                       * none do */
     /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks; the file system must be
      * shared by all ranks. Rank 0 makes the file, readable for this user alone, and removes it again. No file of this
      * name may exist, except one that an earlier run of this user made longer than `timeout` ago. A symbolic link is
@@ -38,8 +41,8 @@ typedef struct te_comm_config {
     double timeout;
     /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger
      * tensors through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these
-     * are processes of one host, and their devices can access each other. Each of the three groups then takes 4 *
-     * peer_bytes bytes of each device; the world group takes 64 MiB at most. */
+     * are processes of one host, and their devices can access each other. The tensor and the data group then take 4 *
+     * peer_bytes bytes of each device each; the world group takes 64 MiB at most. */
     int64_t peer_bytes;
     te_all_reduce_algorithm all_reduce; /* CUDA: the algorithm of all-reduces; must be the same on all ranks */
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes (the rows of all ranks)
@@ -55,8 +58,8 @@ enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
  * seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
-    c.rank = -1, c.size = 0, c.tensor = 1, c.file = 0, c.timeout = 60.0, c.peer_bytes = TE_PEER_DEFAULT_BYTES;
-    c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
+    c.rank = -1, c.size = 0, c.tensor = c.context = 1, c.file = 0, c.timeout = 60.0;
+    c.peer_bytes = TE_PEER_DEFAULT_BYTES, c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
     return c;
 }
 /* A launcher, and the environment variables that it sets. A process was started by this launcher if the three variables
@@ -117,37 +120,51 @@ TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *na
  * the process ends. */
 TE_API void te_comm_destroy(te_comm *comm) {
     if (!comm || !comm->ctx) return;
-    te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
+    te_group *const group[4] = {&comm->context, &comm->data, &comm->tensor, &comm->world};
     if (!comm->failed) (void)te_synchronize(comm->ctx);
     te__comm_forget_graphs(comm->ctx);
     const int is_idle = !comm->failed || te__comm_abort_all(comm);
-    for (int i = 0; is_idle && i < 3; i++)
+    for (int i = 0; is_idle && i < 4; i++)
         if (group[i]->handle) group[i]->transport->close(group[i]);
+    if (comm->cp_side) te_side_stream_close((te_side_stream *)comm->cp_side);
+    free(comm->cp_side);
     te__comm_close(comm);
     comm->ctx->comm = 0;
     memset(comm, 0, sizeof *comm);
 }
-/* Splits comm->world, which must be open, into tensor and data groups, and maps the symmetric memory of all three
- * groups. */
+/* Splits comm->world, which must be open, into tensor, data and context groups, and maps the symmetric memory of all
+ * groups but the last. */
 TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_config *config, te_context *ctx) {
-    const int tensor = config->tensor;
+    const int tensor = config->tensor, context = config->context;
     const int64_t peer_bytes = config->peer_bytes;
     te_group *w = &comm->world;
     TE_REQUIRE(tensor > 0 && w->size % tensor == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: %d ranks are not shared out evenly among tensor groups of %d", w->size, tensor);
+    TE_REQUIRE(context > 0 && context <= TE_CP_MAX_RANKS && w->size / tensor % context == 0, ctx, TE_ERROR_SHAPE,
+               "te_comm_create: config.context is %d: it is 1 to %d and divides the ranks of a data group, %d", context,
+               (int)TE_CP_MAX_RANKS, w->size / tensor);
     TE_REQUIRE(config->all_reduce >= TE_ALL_REDUCE_auto && config->all_reduce <= TE_ALL_REDUCE_transport, ctx,
                TE_ERROR_VALUE, "te_comm_create: all_reduce is %d, no algorithm", (int)config->all_reduce);
     te__comm_group(&comm->tensor, comm, "tensor", w->rank % tensor, tensor);
     te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
     TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
+    /* rank d of a data group is rank d % context of its context group */
+    const int d = w->rank / tensor;
+    te__comm_group(&comm->context, comm, "context", d % context, context);
+    TE_TRY(te__comm_split(&comm->context, w, d / context * tensor + w->rank % tensor, d % context, ctx));
     TE_TRY(te__comm_end_start(comm, ctx));
     /* The size of the world group's memory is limited to the default, because the library uses the world group only
      * for the amaxes of FP8 recipes and for checkpoints. */
     TE_TRY(te__comm_map_peer_memory(w, te_min(peer_bytes, TE_PEER_DEFAULT_BYTES), config->all_reduce, ctx));
     TE_TRY(te__comm_map_peer_memory(&comm->tensor, peer_bytes, config->all_reduce, ctx));
     TE_TRY(te__comm_map_peer_memory(&comm->data, peer_bytes, config->all_reduce, ctx));
-    return te__comm_map_overlap_memory(&comm->tensor, config->overlap_bytes, ctx);
+    TE_TRY(te__comm_map_overlap_memory(&comm->tensor, config->overlap_bytes, ctx));
+    if (context == 1) return TE_OK;
+    comm->cp_side = calloc(1, sizeof(te_side_stream));
+    TE_REQUIRE(comm->cp_side, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes",
+               sizeof(te_side_stream));
+    return te_side_stream_open((te_side_stream *)comm->cp_side, ctx);
 }
 /* The common beginning of te_comm_create and te_comm_from_native: checks their common arguments, and clears *comm. */
 TE_API te_status te__comm_begin_create(te_comm *comm, double timeout, te_context *ctx) {
@@ -179,7 +196,8 @@ TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *
     if (config->size > 0) size = config->size;
     te__comm_group(&comm->world, comm, "world", rank, size);
     te_status status = te__comm_world(comm, config->file, ctx);
-    status = te__comm_agree(comm, config->tensor, status, ctx);
+    const te__comm_says mine = {status == TE_OK, config->tensor, config->context};
+    status = te__comm_agree(comm, mine, status, ctx);
     if (status == TE_OK) status = te__comm_split_grid(comm, config, ctx);
     return te__comm_finish_create(comm, status, ctx);
 }

@@ -5,10 +5,12 @@
  *     TE_TRY(te_group_all_reduce(g, sum, part, count, TE_f32, &ctx));
  *
  * A rank is a process with a context of its own. Ranks form a grid: the ranks of a tensor group split one replica of a
- * model (tensor and sequence parallelism); the ranks of a data group hold the same part of different replicas. World
- * rank d * tensor.size + t is rank t of its tensor group and rank d of its data group. te_comm_create (te/comm/comm.h)
- * creates the groups with NCCL or MPI. Code that needs only the ranks, the sizes of groups and collectives can include
- * this header alone.
+ * model (tensor and sequence parallelism); the ranks of a data group hold the same part of the model's parameters, and
+ * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data
+ * group. With context parallelism (te/context_parallel.h) c consecutive ranks of a data group are a context group: they
+ * split the sequences of one batch, so a data group has size / c replicas. te_comm_create (te/comm/comm.h) creates the
+ * groups with NCCL or MPI. Code that needs only the ranks, the sizes of groups and collectives can include this header
+ * alone.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -24,6 +26,16 @@
 #endif
 
 struct te_group;
+
+/* A message of te_group_exchange, which this rank sends to rank `peer` of the group or receives from it. bytes: its
+ * size, at most INT32_MAX. */
+typedef struct te_transfer {
+    void *data;
+    int64_t bytes;
+    int peer, is_received; /* is_received: 0: data is sent; 1: data is overwritten by the message that arrives */
+} te_transfer;
+/* the largest number of messages of one call of te_group_exchange */
+enum { TE_EXCHANGE_MAX = 64, TE_CP_MAX_RANKS = 16 /* the largest context group */ };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
  * them in the same order. count: how many elements each rank contributes or, in reduce_scatter, receives. y and x must
@@ -42,6 +54,9 @@ typedef struct te_transport {
     /* y[count] becomes the sum of x[count] over all ranks. */
     te_status (*all_reduce)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
+    /* Sends and receives the messages of `transfers`. The messages between two ranks arrive in the order of the lists
+     * of both ranks. */
+    te_status (*exchange)(const struct te_group *g, const te_transfer *transfers, int count, te_context *ctx);
     void (*close)(struct te_group *g);
 } te_transport;
 
@@ -60,7 +75,7 @@ struct te_comm;
 struct te_peer_memory;
 struct te__overlap_memory;
 typedef struct te_group {
-    const char *name; /* "world", "tensor", "data" */
+    const char *name; /* "world", "tensor", "data", "context" */
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
@@ -74,12 +89,13 @@ typedef struct te_group {
 
 /* The groups to which a rank belongs. The struct must not move in memory, because the groups point to it. */
 typedef struct te_comm {
-    te_group world, tensor, data;
+    te_group world, tensor, data, context;
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library (MPI_Finalize) */
     te_context *ctx;
+    void *cp_side;  /* the second stream of the context group, a te_side_stream; null: that group has one rank */
     void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks, from which the communicators
                      * of the groups are split */
 } te_comm;
@@ -96,6 +112,10 @@ TE_API const te_group *te_world_group(const te_context *ctx) {
 }
 TE_API const te_group *te_data_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->data : te__group_of_one();
+}
+/* The group of ranks that split the sequences of a batch (context parallelism, te/context_parallel.h). */
+TE_API const te_group *te_cp_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->context : te__group_of_one();
 }
 
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
@@ -148,6 +168,25 @@ TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, 
     TE_TRY(te__check_group(g, y, x, count, "all_reduce", ctx));
     if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
     return g->transport->all_reduce(g, y, x, count, dtype, ctx);
+}
+
+/* Sends and receives messages: each rank lists what it sends to and receives from each other rank. A message that one
+ * rank sends, the other one must list as received, with the same size; all ranks of the group that send or receive must
+ * call this function in the same order as their other collectives. Messages whose peer is this rank are not possible.
+ * Errors: those of the collectives, and TE_ERROR_VALUE for a peer outside the group. */
+TE_API te_status te_group_exchange(const te_group *g, const te_transfer *transfers, int count, te_context *ctx) {
+    TE_TRY(te__check_group(g, transfers, transfers, count, "exchange", ctx));
+    TE_REQUIRE(count <= TE_EXCHANGE_MAX, ctx, TE_ERROR_OVERFLOW, "exchange: %d messages, %d at most", count,
+               (int)TE_EXCHANGE_MAX);
+    for (int i = 0; i < count; i++) {
+        const te_transfer *t = &transfers[i];
+        TE_REQUIRE(t->peer >= 0 && t->peer < g->size && t->peer != g->rank, ctx, TE_ERROR_VALUE,
+                   "exchange: a message between ranks %d and %d of %d", g->rank, t->peer, g->size);
+        TE_REQUIRE(t->data, ctx, TE_ERROR_NULL, "exchange: a pointer is null");
+        TE_REQUIRE(t->bytes > 0 && t->bytes <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "exchange: a message of %lld bytes",
+                   (long long)t->bytes);
+    }
+    return count ? g->transport->exchange(g, transfers, count, ctx) : TE_OK;
 }
 
 #endif

@@ -53,6 +53,8 @@ typedef struct te_batch {
     int accumulate;        /* 1: backward adds to the gradients in memory; 0: backward overwrites them */
     int position;          /* the position of each sequence's first token, for rope and for learnt position
                             * embeddings */
+    int context;           /* 1: the ranks of te_cp_group split each sequence (te/context_parallel.h); the seq rows of a
+                            * rank are two chunks of it (te_cp_position). 0: a sequence has seq rows */
     const int32_t *positions; /* [rows], target memory: the position that rope uses for each row; positions may be in
                                * any order. null: the position is `position` plus the row's index within its sequence.
                                * Backward must get the same positions as forward */
@@ -81,6 +83,26 @@ typedef struct te_batch {
                      * an extra input by the op (input, .., (rows, memory)) */
     const struct te_sampling *sampling; /* the parameters and results of the op (sample, ..) at the end of a list */
 } te_batch;
+
+/* The chunks of a sequence that a rank of a context group has. A sequence of 2 * ranks chunks of the same length is
+ * split so that rank r has chunks r and 2 * ranks - 1 - r: under a causal mask all ranks then have the same work.
+ * ranks: 0 or 1: the rank has whole sequences. */
+typedef struct te_cp_shard { int rank, ranks; } te_cp_shard;
+
+/* Returns the position in its sequence of row `row` of the `seq` rows that the rank has of a sequence. */
+TE_BOTH int te_cp_position(te_cp_shard s, int row, int seq) {
+    const int chunk = seq / 2;
+    if (s.ranks <= 1) return row;
+    return row < chunk ? s.rank * chunk + row : (2 * s.ranks - 2 - s.rank) * chunk + row;
+}
+/* Returns the row, among the `seq` rows that the rank has of a sequence, of the token at `position`; -1: another rank
+ * has it. */
+TE_BOTH int te_cp_row(te_cp_shard s, int position, int seq) {
+    const int chunk = seq / 2;
+    if (s.ranks <= 1) return position < seq ? position : -1;
+    const int of = position / chunk, first = of * chunk;
+    return of == s.rank ? position - first : of == 2 * s.ranks - 1 - s.rank ? chunk + position - first : -1;
+}
 
 /* What the op (sample, ..) at the end of a list reads besides the logits, and where it stores the tokens
  * (te/ops/sample.h). Every array lies in target memory and has one entry for each row of logits. What a null pointer

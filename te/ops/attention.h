@@ -1,7 +1,7 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options with defaults (causal, 1), (scale, 1 /
  * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks,
- * 0), (fp8, 0), (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias,
- * buckets), (max_logit, 0)
+ * 0), (fp8, 0), (value_dim, head_dim), (context, 0), and those of score_bias.h: (bias, heads) or (bias, shared),
+ * (relative_bias, buckets), (max_logit, 0)
  *
  * Computes softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], which have
  * (heads + 2 kv_heads) * head_dim columns; a row of the output has heads * head_dim columns. kv_heads must divide
@@ -71,6 +71,9 @@
  * call returns an error. At most sizes FP8 attention, including the two passes that quantize q, k and v, takes longer
  * than attention in bf16 (attention_sm90_forward_fp8.h). */
 
+/* context: gather or ring: several ranks split each sequence (context parallelism, te/context_parallel.h, which a
+ * program with this option includes). */
+
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
 #define TE_IN_attention(op)                                                    \
@@ -102,6 +105,7 @@
 #define TE_TAKES_attention_tied TE_INTEGER
 #define TE_TAKES_attention_cache TE_TOKEN
 #define TE_TAKES_attention_causal TE_INTEGER
+#define TE_TAKES_attention_context TE_TOKEN
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
 #define TE_TAKES_attention_fp8 TE_INTEGER
@@ -137,6 +141,19 @@
 #define TE__IF_CACHE_KNOWN(op, yes, no) \
     TE__IF_CACHED(op, yes, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, cache, 0)), yes, no))
 #define TE__DISABLED_0 ,
+/* Expands to `yes` if the op has (context, gather) or (context, ring), and te/context_parallel.h is included, else to
+ * `no`. */
+#define TE__IF_CP(op, yes, no) TE_IF_MARKED(TE__CP_HEADER, TE__IF_CP_OPTION, TE__IF_CP_NEVER)(op, yes, no)
+#define TE__IF_CP_OPTION(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_IN_, TE_OPTION(op, context, 0)), yes, no)
+#define TE__IF_CP_NEVER(op, yes, no) no
+#define TE__CP_IN_gather ,
+#define TE__CP_IN_ring ,
+#define TE__CP_CHECK(model, op)                                                                                      \
+     static_assert(TE__IF_CP(op, 1, 0) == TE__IF_CP_OPTION(op, 1, 0),                                                \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": context needs te/context_parallel.h");              \
+     static_assert(TE__IF_CP_OPTION(op, 1, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, context, 0)), 1, 0)),  \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": context must be 0, gather or ring");                \
+     TE__IF_CP(op, TE__CP_CHECK_OPTIONS, TE_NOTHING)(model, op)
 #define TE_PARAMS_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG1(op, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
@@ -153,6 +170,7 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
      TE__CHECK_FP8(model, op, TE_ARG3(op, 0))                                                                        \
      TE__CHECK_CACHED(model, op)                                                                                     \
+     TE__CP_CHECK(model, op)                                                                                         \
      TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
 #define TE__CHECK_CACHED(model, op)                                                                                  \
      static_assert(TE__IF_CACHE_KNOWN(op, 1, 0),                                                                     \
@@ -221,14 +239,17 @@
     TE__IF_CACHED(op, TE__ATTENTION_CACHED, TE_NOTHING)(name, model, dtype, op)                         \
     TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                   \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                      \
+    TE__IF_CP(op, TE__CP_FORWARD, TE_NOTHING)(name##_cp, dtype, op)                                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                          \
         return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0), \
                                      TE__ATTENTION_FP8_OUTPUT_FORWARD(model),                           \
-                                     TE__IF_CACHED(op, name##_cached_launch, 0));                              \
+                                     TE__IF_CACHED(op, name##_cached_launch, 0),                        \
+                                     TE__IF_CP(op, &name##_cp, 0));                                     \
     }
 #define TE_CUSTOM_attention_backward(name, model, dtype, op)                                        \
     TE__ATTENTION(BACKWARD, name, model, dtype, op)                                              \
     TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                   \
+    TE__IF_CP(op, TE__CP_BACKWARD, TE_NOTHING)(name##_cp, dtype, op)                             \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                   \
         const te__attention_backward_kernels kernels = {                                         \
             TE_MEMBER(launch, name##_launch),                                                    \
@@ -236,7 +257,8 @@
             TE_MEMBER(sinks, TE__IF_SINKS(op, name##_sinks_launch, 0)),                          \
             TE_MEMBER(score_bias, &name##_bias),                                                 \
             TE_MEMBER(add, 0),                                                                   \
-            TE_MEMBER(fp8_output, TE__ATTENTION_FP8_OUTPUT_BACKWARD(model))};                    \
+            TE_MEMBER(fp8_output, TE__ATTENTION_FP8_OUTPUT_BACKWARD(model)),                     \
+            TE_MEMBER(cp, TE__IF_CP(op, &name##_cp, 0))};                                        \
         return te__attention_backward(r, s, &kernels, 0);                                        \
     }
 
@@ -266,6 +288,28 @@
 
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
+/* An attention whose sequences several ranks split (te/context_parallel.h). run: takes workspace and, unless r->dry,
+ * computes the attention of this rank's rows; the tensors of *a have the rows of all sequences of the batch, and lse
+ * and delta are [batch, 2, heads, seq / 2]. first, rest: launch the kernels of cross-attention for a block of keys:
+ * with the options of the op, and without its mask and its sinks (null: not needed). scratch_bytes: for backward, the
+ * scratch memory of both kernels. */
+typedef struct te_cp_kernels {
+    te_status (*run)(te_run *r, const te_op *op, const te_attention_args *a, const struct te_cp_kernels *k);
+    te_attention_launch_fn first, rest;
+    te_attention_scratch_fn scratch_bytes;
+} te_cp_kernels;
+/* Return whether an attention with these kernels computes rows of sequences that several ranks split. While only sizes
+ * are measured it is assumed to, because it then needs more workspace. */
+TE_API int te__cp_splits(const te_run *r, const te_cp_kernels *k) {
+    return k && te_cp_group(r->ctx)->size > 1 && (!r->batch || r->batch->context);
+}
+TE_API te_status te__cp_check(const te_run *r, const te_op *op, const te_cp_kernels *k) {
+    TE_REQUIRE(k || !r->batch || !r->batch->context || te_cp_group(r->ctx)->size == 1, r->ctx, TE_ERROR_STATE,
+               "%s: batch.context is 1, and attention %s was declared without (context, gather) or (context, ring)",
+               r->plan->name, op->name);
+    return TE_OK;
+}
+
 /* The kernels that the backward of an attention launches, besides those of the score bias. */
 typedef struct te__attention_backward_kernels {
     te_attention_launch_fn launch;
@@ -278,6 +322,7 @@ typedef struct te__attention_backward_kernels {
      * them; for attention: null */
     te__load_launch_fn add;
     int fp8_output;         /* 1: the kernels that `launch` runs were declared with the option fp8_output */
+    const te_cp_kernels *cp; /* null: the op has no option context */
 } te__attention_backward_kernels;
 
 /* Functions that belong to the kernels for (fp8, 1). ready: returns an error if the context's device cannot run these
@@ -419,17 +464,19 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
 /* Run the forward of an attention. The kernels read and write tensors in the list's own format, except that their
  * output may be in FP8. fp8_output: the value of the option fp8_output with which the kernels were declared. cached:
  * launches the kernels that store keys and values in a cache and read them from there; null if the op has no such
- * kernels. */
+ * kernels. cp: the kernels for sequences that several ranks split; null if the op has none. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
-                                       int fp8_output, te_attention_launch_fn cached) {
+                                       int fp8_output, te_attention_launch_fn cached, const te_cp_kernels *cp) {
+    const int splits = te__cp_splits(r, cp);
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = r->current, out;
     float *max_logit;
+    TE_TRY(te__cp_check(r, op, cp));
     TE_TRY(te__convert_value(&qkv, r, r->plan->dtype));
-    if (te__attention_stores_fp8(r, s, fp8_output)) {
+    if (!splits && te__attention_stores_fp8(r, s, fp8_output)) {
         TE_TRY(te__attention_fp8_output(&y, &a, r, i));
         out = y;
     } else {
@@ -447,10 +494,11 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     const int is_cached = r->batch && r->batch->cache && op->edge < 0;
     if (is_cached) TE_TRY(te__attention_set_cache(&a, r, i, cached));
     if (fp8) TE_TRY(te__attention_fp8_begin(&a, r, fp8, op->stats));
-    a.amax = te__attention_amax(r, s, i + 1, y, fp8_output);
+    a.amax = splits ? 0 : te__attention_amax(r, s, i + 1, y, fp8_output);
     TE_TRY(te__score_bias_prepare(&a, r, op, bias, s->kernels));
     TE_TRY(te__max_logit_begin(&a, &max_logit, r, op));
-    if (!r->dry) TE_TRY((is_cached ? cached : launch)(r->ctx, &a));
+    if (splits) TE_TRY(cp->run(r, op, &a, cp));
+    else if (!r->dry) TE_TRY((is_cached ? cached : launch)(r->ctx, &a));
     if (!r->dry && max_logit)
         TE_TRY(te__attention_max_logit(r->ctx, bias->max_logit, &a, max_logit, op->stats,
                                        (op->flags & TE_VARLEN) != 0));
@@ -470,6 +518,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = te__input_of(r, i), out = te__output_of(r, i), dout = r->current, dqkv;
     void *delta = 0;
+    const int splits = te__cp_splits(r, kernels->cp);
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
     const int learns = op->params > 0; /* 1: the op has parameters (sinks, bias), whose gradients are computed from
@@ -492,10 +541,12 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
         a.dqkv = dqkv.data, a.dout = dout.data, a.delta = (float *)delta, a.sum = sum;
         TE_TRY(te__attention_kv(&a, r, op));
         TE_TRY(te__attention_dkv_begin(&dkv, r, op));
-        a.dkv = dkv.computed.data, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y,
-                                                             kernels->fp8_output);
+        a.dkv = dkv.computed.data;
+        a.amax = splits ? 0 : te__attention_amax(r, s, s->op[s->count - 1] - 1, y, kernels->fp8_output);
         TE_TRY(te__score_bias_prepare(&a, r, op, kernels->score_bias, s->kernels));
-        if (!r->dry) TE_TRY(kernels->launch(r->ctx, &a));
+        if (splits) TE_TRY(kernels->cp->run(r, op, &a, kernels->cp));
+        else if (!r->dry) TE_TRY(kernels->launch(r->ctx, &a));
+        if (splits) a.batch *= 2, a.seq /= 2; /* the layout of lse and delta, which the gradient of sinks reads */
         TE_TRY(te__score_bias_backward(&a, r, op, kernels->score_bias));
         if (kernels->sinks) {
             float *parts = 0;
@@ -503,7 +554,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                 te__attention_sinks_grad_blocks(te__capacity_rows(r))));
             if (!r->dry && te_is_trained(r->param[i]))
                 TE_TRY(te__attention_sinks_grad(r->ctx, kernels->sinks, &a, parts, op->stats,
-                                                (op->flags & TE_VARLEN) != 0));
+                                                !splits && (op->flags & TE_VARLEN) != 0));
         }
         TE_TRY(te__attention_dkv_end(&dkv, r, op, kernels->add));
         TE_TRY(te__end_converted(&y, &dqkv, r));

@@ -84,7 +84,7 @@
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG2(op, 0)))                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_FP8_OUTPUT_FORWARD(model),  \
-                                     0);                                                                             \
+                                     0, 0);                                                                          \
     }
 #define TE_CUSTOM_cross_attention_backward(name, model, dtype, op)                                                   \
     TE__CROSS_ATTENTION(BACKWARD, name, dtype, op, 0)                                                                \
@@ -100,7 +100,8 @@
             TE_MEMBER(sinks, TE__IF_SINKS(op, name##_sinks_launch, 0)),                                              \
             TE_MEMBER(score_bias, &name##_bias),                                                                     \
             TE_MEMBER(add, name##_add_launch),                                                                       \
-            TE_MEMBER(fp8_output, 0)};                                                                               \
+            TE_MEMBER(fp8_output, 0),                                                                                \
+            TE_MEMBER(cp, 0)};                                                                                       \
         return te__attention_backward(r, s, &kernels, 0);                                                            \
     }
 

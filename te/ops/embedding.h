@@ -74,6 +74,7 @@ typedef struct te_embedding_args {
     te_sequences of;
     int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */
     int position;    /* the position of the first row of each sequence, te_batch.position */
+    te_cp_shard context; /* the chunks of each sequence that this rank has */
     /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
      * cache */
     const int32_t *past;
@@ -131,7 +132,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     if (row >= a->rows) return;
     const int at = (int)(a->first + row); /* the row's index in the whole batch */
     const int64_t index = positions ? a->position + te_sequence_past(&a->of, at, a->past) +
-                                          te_sequence_position(&a->of, at)
+                                          te_cp_position(a->context, te_sequence_position(&a->of, at),
+                                                         a->of.max_seqlen)
                                     : te__local_token(a, a->tokens[row], sharded);
     const int known = index >= 0 && index < a->size;
     const int is_others = sharded && !known && a->tokens[row] >= 0 && a->tokens[row] < a->vocabulary;
@@ -277,15 +279,16 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     a.vocabulary = a.size * (int)te_max(1, r->plan->op[i].ranks);
     a.vocab_start = r->plan->op[i].ranks ? r->tensor->rank * a.size : 0;
     if (r->batch) a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
-    a.past = te__cache_past(r->batch);
+    a.past = te__cache_past(r->batch), a.context = te__cp_shard_of(r);
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
     const char *name = r->plan->name;
+    const int64_t length = (int64_t)a->of.max_seqlen * te_max(1, a->context.ranks); /* of a whole sequence */
     if (!r->dry || !r->batch) return TE_OK;
-    TE_REQUIRE(!positions || a->of.max_seqlen <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(!positions || length <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
                "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size,
-               (long long)a->position + a->of.max_seqlen);
+               (long long)a->position + length);
     TE_REQUIRE(!positions || !r->batch->positions, r->ctx, TE_ERROR_VALUE, "%s: batch.positions is for rope", name);
     TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", name);
     TE_REQUIRE(positions || (uintptr_t)a->tokens % sizeof *a->tokens == 0, r->ctx, TE_ERROR_ALIGNMENT,
@@ -364,7 +367,7 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     const int64_t t = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
     if (t >= a->size || c >= width) return;
-    const int64_t row = t - a->position;
+    const int64_t row = t < a->position ? -1 : te_cp_row(a->context, (int)t - a->position, a->of.max_seqlen);
     float v[8], sum[8] = {0};
     if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
     for (int s = 0; row >= 0 && s < a->of.count; s++) {

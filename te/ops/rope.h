@@ -350,6 +350,7 @@ typedef struct te_rope_args {
     int64_t rows;
     te_sequences of;
     int position;             /* the position of the first row of each sequence, te_batch.position */
+    te_cp_shard context;      /* the chunks of each sequence that this rank has */
     double log2_base;
     te_rope_scale scale;
     const int32_t *positions; /* [rows]: the position of each row; null: a row's position is its index within its
@@ -415,7 +416,8 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
         const int r = e / t.pairs, p = e % t.pairs, row = (int)(first + r);
         const int position = a->positions ? a->positions[row]
                                           : a->position + te_sequence_past(&a->of, row, a->past) +
-                                                te_sequence_position(&a->of, row);
+                                                te_cp_position(a->context, te_sequence_position(&a->of, row),
+                                                               a->of.max_seqlen);
         const double frequency = t.scaled == TE_ROPE_given ? 0.0 : exp2(-2.0 * p / t.rotary_dim * a->log2_base);
         const double angle = t.scaled == TE_ROPE_given ? te_rope_given_angle(a, row, position, p, t.rotary_dim / 2)
                              : position * (t.scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);
@@ -522,7 +524,7 @@ TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value
     memset(a, 0, sizeof *a);
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
-    a->past = te__cache_past(r->batch);
+    a->past = te__cache_past(r->batch), a->context = te__cp_shard_of(r);
     const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
     a->log2_base = log2((double)o->base), a->scale = te__rope_scale_of(o);
     return te__rope_given(a, r, i);

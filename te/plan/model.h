@@ -437,8 +437,9 @@ typedef struct te_saved {
     size_t bytes;
     const te_plan *plan;
     const te_model *model;    /* the instance of the forward */
-    int batch, seq, position; /* these three, sequences, max_seqlen, cu_seqlens and positions are copied from the
-                               * te_batch of forward; the te_batch of backward must have the same values */
+    /* These four, sequences, max_seqlen, cu_seqlens and positions are copied from the te_batch of forward; the te_batch
+     * of backward must have the same values. */
+    int batch, seq, position, context;
     int sequences, max_seqlen;
     const int32_t *cu_seqlens, *positions;
     int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory in the forward call */

@@ -108,6 +108,7 @@
 #define TE_SAME_columns_columns ,
 #define TE_SAME_first_first ,
 #define TE_SAME_causal_causal ,
+#define TE_SAME_context_context ,
 #define TE_SAME_scale_scale ,
 #define TE_SAME_softcap_softcap ,
 #define TE_SAME_dropout_dropout ,

@@ -152,6 +152,20 @@ TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, i
     return TE_OK;
 }
 
+TE_API te_status te__mpi_exchange(const te_group *g, const te_transfer *transfers, int count, te_context *ctx) {
+    MPI_Request request[TE_EXCHANGE_MAX];
+    MPI_Comm comm = ((const te__mpi *)g->handle)->comm;
+    for (int i = 0; i < count; i++) {
+        const te_transfer *t = &transfers[i];
+        const int error = t->is_received ? MPI_Irecv(t->data, (int)t->bytes, MPI_BYTE, t->peer, 0, comm, &request[i])
+                                         : MPI_Isend(t->data, (int)t->bytes, MPI_BYTE, t->peer, 0, comm, &request[i]);
+        TE_TRY(te__mpi_collective_status(g, error, "exchange", t->bytes, ctx));
+    }
+    for (int i = 0; i < count; i++)
+        TE_TRY(te__mpi_wait(g, MPI_SUCCESS, &request[i], "exchange", transfers[i].bytes, ctx));
+    return TE_OK;
+}
+
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
 TE_API void te__mpi_close(te_group *g) {
@@ -167,7 +181,7 @@ TE_API void te__mpi_close(te_group *g) {
 }
 TE_API const te_transport *te__comm_transport(void) {
     static const te_transport mpi = {"mpi", te__mpi_all_gather, te__mpi_reduce_scatter, te__mpi_all_reduce,
-                                     te__mpi_close};
+                                     te__mpi_exchange, te__mpi_close};
     return &mpi;
 }
 /* Opens g as the group of the ranks of `comm`, and sets comm's error handler such that MPI returns errors instead of
@@ -200,20 +214,19 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
                comm->world.size, rank, size);
     return TE_OK;
 }
-/* Called by all ranks that have opened the world group. status: whether this rank accepts its config. If a rank does
- * not accept its config, or has another `tensor` than rank 0, all ranks return an error; otherwise they would wait for
- * each other in collectives that some of them do not call. */
-TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
+/* Called by all ranks that have opened the world group. mine: the sizes in this rank's config; status: whether this
+ * rank accepts its config. If a rank does not accept its config, or has other sizes than rank 0, all ranks return an
+ * error; otherwise they would wait for each other in collectives that some of them do not call. */
+TE_API te_status te__comm_agree(te_comm *comm, te__comm_says mine, te_status status, te_context *ctx) {
     const te_group *w = &comm->world;
-    te__comm_says mine;
     MPI_Request request;
     if (!w->handle || comm->failed) return status;
-    mine.accepts = status == TE_OK, mine.tensor = tensor;
+    mine.accepts = status == TE_OK;
     te__comm_says *all = (te__comm_says *)malloc((size_t)w->size * sizeof mine);
     if (!all) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
-    const int error = MPI_Iallgather(&mine, 2, MPI_INT32_T, all, 2, MPI_INT32_T, ((const te__mpi *)w->handle)->comm,
+    const int error = MPI_Iallgather(&mine, 3, MPI_INT32_T, all, 3, MPI_INT32_T, ((const te__mpi *)w->handle)->comm,
                                      &request);
-    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", 2, ctx);
+    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", 3, ctx);
     if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` is not freed: MPI may write to it */
     status = te__comm_compare(all, w->size, status, ctx);
     free(all);

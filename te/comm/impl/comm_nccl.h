@@ -75,6 +75,34 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
     return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_all_reduce, ctx);
 }
 
+typedef struct te__nccl_exchange_args {
+    const te_group *group;
+    te_transfer transfers[TE_EXCHANGE_MAX];
+    int count;
+} te__nccl_exchange_args;
+TE_API te_status te__nccl_exchange_call(const void *args, te_context *ctx) {
+    const te__nccl_exchange_args *a = (const te__nccl_exchange_args *)args;
+    const cudaStream_t stream = (cudaStream_t)ctx->stream;
+    const ncclComm_t comm = (ncclComm_t)a->group->handle;
+    ncclResult_t e = ncclGroupStart();
+    for (int i = 0; i < a->count && e == ncclSuccess; i++) {
+        const te_transfer *t = &a->transfers[i];
+        const size_t bytes = (size_t)t->bytes;
+        e = t->is_received ? ncclRecv(t->data, bytes, ncclInt8, t->peer, comm, stream)
+                           : ncclSend(t->data, bytes, ncclInt8, t->peer, comm, stream);
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    return te__nccl_status(a->group, e == ncclSuccess ? ended : e, "exchange", ctx);
+}
+TE_IF_USED TE_API te_status te__nccl_exchange(const te_group *g, const te_transfer *transfers, int count,
+                                              te_context *ctx) {
+    te__nccl_exchange_args a;
+    memset(&a, 0, sizeof a); /* recorded passes compare arguments byte by byte */
+    a.group = g, a.count = count;
+    memcpy(a.transfers, transfers, (size_t)count * sizeof *transfers);
+    return te__cuda_call(ctx, te__nccl_exchange_call, &a, sizeof a);
+}
+
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
 /* Returns whether this library made the group's NCCL communicator, and so must free it. In a te_comm that
@@ -107,7 +135,7 @@ TE_API void te__nccl_close(te_group *g) {
 }
 TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
     static const te_transport nccl = {"nccl", te__nccl_all_gather, te__nccl_reduce_scatter, te__nccl_all_reduce,
-                                      te__nccl_close};
+                                      te__nccl_exchange, te__nccl_close};
     return &nccl;
 }
 
@@ -201,15 +229,16 @@ TE_API te_status te__nccl_gather_says(te_comm *comm, te__comm_says *says, te_con
     te_release(ctx, on_device);
     return TE_OK;
 }
-/* Called by all ranks after comm->meeting, the communicator of all ranks, has been opened. status: whether this rank
- * accepts its config. If a rank does not accept its config, or has another `tensor` than rank 0, all ranks return an
- * error; otherwise they would wait for each other in collectives that some of them do not call. */
-TE_API te_status te__comm_agree(te_comm *comm, int tensor, te_status status, te_context *ctx) {
+/* Called by all ranks after comm->meeting, the communicator of all ranks, has been opened. mine: the sizes in this
+ * rank's config; status: whether this rank accepts its config. If a rank does not accept its config, or has other sizes
+ * than rank 0, all ranks return an error; otherwise they would wait for each other in collectives that some of them do
+ * not call. */
+TE_API te_status te__comm_agree(te_comm *comm, te__comm_says mine, te_status status, te_context *ctx) {
     const te_group *w = &comm->world;
     if (!w->handle || comm->failed) return status;
     te__comm_says *says = (te__comm_says *)calloc((size_t)w->size, sizeof *says);
     if (!says) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
-    says[w->rank].accepts = status == TE_OK, says[w->rank].tensor = tensor;
+    says[w->rank] = mine, says[w->rank].accepts = status == TE_OK;
     const te_status gathered = te__nccl_gather_says(comm, says, ctx);
     status = status == TE_OK && gathered != TE_OK ? gathered : te__comm_compare(says, w->size, status, ctx);
     free(says);
@@ -255,15 +284,15 @@ TE_API void te__comm_close(te_comm *comm) {
 /* The arguments of the thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the
  * device. */
 typedef struct te__comm_abort {
-    /* the NCCL communicators to abort: those of the three groups, and comm->meeting; null: none */
-    ncclComm_t nccl[4];
+    /* the NCCL communicators to abort: those of the four groups, and comm->meeting; null: none */
+    ncclComm_t nccl[5];
     int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
                        * error */
 } te__comm_abort;
 TE_API void *te__comm_abort_run(void *p) {
     te__comm_abort *a = (te__comm_abort *)p;
     int ok = cudaSetDevice(a->device) == cudaSuccess;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 5; i++)
         if (a->nccl[i]) ok &= ncclCommAbort(a->nccl[i]) == ncclSuccess;
     ok &= cudaDeviceSynchronize() == cudaSuccess;
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
@@ -282,7 +311,7 @@ TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_co
 /* Aborts the work of a failed communicator on the device. Returns 0 if the device does not become idle within the
  * timeout; then all memory of the communicator stays allocated until the process ends. */
 TE_API int te__comm_abort_all(te_comm *comm) {
-    const te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
+    const te_group *const group[4] = {&comm->context, &comm->data, &comm->tensor, &comm->world};
     te__comm_abort *a = (te__comm_abort *)calloc(1, sizeof *a);
     cudaStream_t stream = 0;
     pthread_t thread;
@@ -291,8 +320,8 @@ TE_API int te__comm_abort_all(te_comm *comm) {
     if (!a || cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest) != cudaSuccess)
         return free(a), 0;
     a->device = comm->ctx->device;
-    for (int i = 0; i < 3; i++) a->nccl[i] = te__comm_is_owned(group[i]) ? (ncclComm_t)group[i]->handle : 0;
-    a->nccl[3] = (ncclComm_t)comm->meeting;
+    for (int i = 0; i < 4; i++) a->nccl[i] = te__comm_is_owned(group[i]) ? (ncclComm_t)group[i]->handle : 0;
+    a->nccl[4] = (ncclComm_t)comm->meeting;
     if (pthread_create(&thread, 0, te__comm_abort_run, a)) return free(a), 0;
     (void)pthread_detach(thread);
     for (const double start = te__seconds(); !done && te__seconds() - start < comm->timeout; te__sleep_1ms()) {
@@ -312,10 +341,10 @@ TE_API te_status te_comm_synchronize(te_context *ctx) {
     const te_comm *comm = ctx->comm;
     if (!comm) return te_synchronize(ctx);
     const double start = te__seconds();
-    const te_group *const group[3] = {&comm->world, &comm->tensor, &comm->data};
+    const te_group *const group[4] = {&comm->world, &comm->tensor, &comm->data, &comm->context};
     for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess;) {
         if (e != cudaErrorNotReady) return te__cuda_status(ctx, e, "te_comm_synchronize");
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             TE_TRY(te__peers_check(group[i], ctx));
             ncclResult_t async = ncclSuccess;
             TE_TRY(te__nccl_status(group[i], ncclCommGetAsyncError((ncclComm_t)group[i]->handle, &async),
@@ -327,7 +356,7 @@ TE_API te_status te_comm_synchronize(te_context *ctx) {
                       comm->world.rank, comm->world.size, comm->timeout);
         return te__comm_failed(ctx->comm, ctx);
     }
-    for (int i = 0; i < 3; i++) TE_TRY(te__peers_check(group[i], ctx));
+    for (int i = 0; i < 4; i++) TE_TRY(te__peers_check(group[i], ctx));
     return TE_OK;
 }
 #endif

@@ -77,6 +77,7 @@ typedef struct te__attention_bias_kernels {
 #define TE_CUSTOM_PATTERN_attention_backward(name, model, dtype, op)                                               \
     TE__ATTENTION(BACKWARD, name##_attention, model, dtype, op)                                                    \
     TE__ATTENTION_PARAM_GRADS(name##_attention, dtype, op)                                                         \
+    TE__IF_CP(op, TE__CP_BACKWARD, TE_NOTHING)(name##_cp, dtype, op)                                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         const te__attention_bias_kernels kernels = {                                                               \
             TE_MEMBER(attention, {                                                                                 \
@@ -85,7 +86,8 @@ typedef struct te__attention_bias_kernels {
                 TE_MEMBER(sinks, TE__IF_SINKS(op, name##_attention_sinks_launch, 0)),                              \
                 TE_MEMBER(score_bias, &name##_attention_bias),                                                     \
                 TE_MEMBER(add, 0),                                                                                 \
-                TE_MEMBER(fp8_output, TE__ATTENTION_FP8_OUTPUT_BACKWARD(model))}),                                 \
+                TE_MEMBER(fp8_output, TE__ATTENTION_FP8_OUTPUT_BACKWARD(model)),                                   \
+                TE_MEMBER(cp, TE__IF_CP(op, &name##_cp, 0))}),                                                     \
             TE_MEMBER(sum_rows, name##_attention_sum_rows),                                                        \
             TE_MEMBER(bias, name##_launch)};                                                                       \
         return te__attention_bias_backward(r, s, &kernels, name##_shape(te__pointwise_half(r, s, 1)));             \
@@ -99,7 +101,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
                                                         const te__attention_bias_kernels *kernels,
                                                         te_pointwise_shape k) {
     const int tiles = te_pointwise_tiles(k), max_blocks = te__max_blocks(r, k, tiles), sum_rows = kernels->sum_rows;
-    const int attention_sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
+    const int attention_sums = sum_rows && r->batch && r->batch->seq >= sum_rows &&
+                               !te__cp_splits(r, kernels->attention.cp);
     const int blocks = attention_sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                                       : (int)te_min(te_ceil_div(r->tokens, k.groups), max_blocks);
     /* The attention kernels store partial sums only if each sequence has n >= sum_rows rows. A sequence then has ceil(n

@@ -51,6 +51,29 @@ TE_API te_status te__check_memory(const te_batch *b, const char *name, te_contex
     return TE_OK;
 }
 
+/* Check a batch whose sequences the ranks of the context group split (te_batch.context). */
+TE_API te_status te__check_cp_batch(const te_plan *plan, const te_batch *b, te_context *ctx) {
+    const char *name = plan->name;
+    const te_group *g = te_cp_group(ctx);
+    if (!b->context) return TE_OK;
+    TE_REQUIRE(b->context == 1, ctx, TE_ERROR_VALUE, "%s: batch.context is %d; it is 0 or 1", name, b->context);
+    TE_REQUIRE(b->seq % 2 == 0, ctx, TE_ERROR_SHAPE,
+               "%s: batch.seq is %d; with batch.context it must be even: a rank has two chunks of each sequence", name,
+               b->seq);
+    TE_REQUIRE((int64_t)b->seq * g->size <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
+               "%s: batch.seq %d on %d ranks is too large", name, b->seq, g->size);
+    TE_REQUIRE(!b->cu_seqlens && !b->cache && !b->positions && !b->position, ctx, TE_ERROR_VALUE,
+               "%s: batch.context does not go with batch.%s", name,
+               b->cu_seqlens ? "cu_seqlens" : b->cache ? "cache" : b->positions ? "positions" : "position");
+    for (int i = 0; i < plan->op_count; i++) {
+        const te_op *op = &plan->op[i];
+        TE_REQUIRE(op->out_rows != TE_ROWS_sequences && !(op->flags & (TE_OF_SEQUENCES | TE_IS_CROSS)), ctx,
+                   TE_ERROR_VALUE, "%s: (%s, %s) needs whole sequences, and batch.context is 1", name, op->kind,
+                   op->name);
+    }
+    return TE_OK;
+}
+
 TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
     TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "the plan is null");
     const char *name = plan->name;
@@ -70,6 +93,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
                    "%s: (%s, %s) is for a tensor group of %d ranks, here are %d; te_comm_create makes groups", name,
                    plan->op[i].kind, plan->op[i].name, plan->op[i].ranks, g->size);
     TE_TRY(te__check_sequences(b, name, ctx));
+    TE_TRY(te__check_cp_batch(plan, b, ctx));
     if (te__has_memory(plan)) TE_TRY(te__check_memory(b, name, ctx));
     TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->max_seqlen), ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);

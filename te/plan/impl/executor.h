@@ -309,7 +309,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_TRY(te__execute(&r, r.x, m, saved));
     saved->plan = plan, saved->model = m, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->sequences = b->sequences, saved->max_seqlen = b->max_seqlen, saved->cu_seqlens = b->cu_seqlens;
-    saved->positions = b->positions;
+    saved->positions = b->positions, saved->context = b->context;
     saved->memory_rows = r.memory;
     saved->x = r.x.data, saved->y = r.y.data, saved->used = r.saved_bytes, saved->filled = saved->memory;
     memcpy(saved->transposed, r.saved_transposed, sizeof saved->transposed);
@@ -340,6 +340,8 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->positions == b->positions, ctx, TE_ERROR_VALUE,
                "%s: the forward had its positions at %p, this batch has them at %p", plan->name,
                (const void *)saved->positions, (const void *)b->positions);
+    TE_REQUIRE(saved->context == b->context, ctx, TE_ERROR_VALUE,
+               "%s: the forward had batch.context %d, this batch has %d", plan->name, saved->context, b->context);
     TE_REQUIRE(saved->memory_rows == r->memory, ctx, TE_ERROR_SHAPE,
                "%s: the forward had %lld rows of memory, this batch has %lld", plan->name,
                (long long)saved->memory_rows, (long long)r->memory);

@@ -162,6 +162,13 @@ TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
+/* Return which chunks of each sequence this rank has: 0 of 1 rank if the batch has whole sequences. */
+TE_API te_cp_shard te__cp_shard_of(const te_run *r) {
+    te_cp_shard s;
+    s.rank = 0, s.ranks = 1;
+    if (r->batch && r->batch->context) s.rank = te_cp_group(r->ctx)->rank, s.ranks = te_cp_group(r->ctx)->size;
+    return s;
+}
 /* Return the rows at which the sequences of the batch begin and end, as a te_sequences (core/tensor.h). */
 TE_API te_sequences te__sequences_of(const te_run *r) {
     const te_batch *b = r->batch;

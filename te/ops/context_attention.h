@@ -1,0 +1,75 @@
+/* context_attention.h -- the option (context, gather) or (context, ring) of attention, whose sequences the ranks of a
+ * context group split, and te_cp_take. te/context_parallel.h explains context parallelism, and is what a program
+ * includes.
+ *
+ * Do this:
+ *     (attention, at, 32, 8, 128, (context, ring))
+ */
+#ifndef TE_OPS_CONTEXT_ATTENTION_H
+#define TE_OPS_CONTEXT_ATTENTION_H
+
+#include "impl/attention_cp.h" /* te__cp_gather_run, te__cp_ring_run */
+
+/* Copies this rank's rows of whole sequences (their tokens or labels), on the host. to: [batch, seq / ranks]; from:
+ * [batch, seq]; seq: the length of a whole sequence; g: te_cp_group(&ctx). Error: TE_ERROR_SHAPE if seq is no multiple
+ * of 2 * ranks; nothing is written then. */
+TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq, const te_group *g, te_context *ctx) {
+    TE_REQUIRE(to && from && g, ctx, TE_ERROR_NULL, "te_cp_take: a pointer is null");
+    TE_REQUIRE(batch > 0 && seq > 0 && (g->size == 1 || seq % (2 * g->size) == 0), ctx, TE_ERROR_SHAPE,
+               "te_cp_take: %d sequences of %d tokens are not shared out among %d ranks, each of which has two chunks",
+               batch, seq, g->size);
+    const te_cp_shard shard = {g->rank, g->size};
+    const int rows = seq / g->size;
+    for (int i = 0; i < batch; i++)
+        for (int row = 0; row < rows; row++)
+            to[(int64_t)i * rows + row] = from[(int64_t)i * seq + te_cp_position(shard, row, rows)];
+    return TE_OK;
+}
+
+/* ---- the option of attention ------------------------------------------------------------------------------------- */
+
+#define TE__CP_HEADER , /* marks that this header is included */
+
+#define TE__CP_WITHOUT(model, op, option)                                                                             \
+    static_assert(!TE_HAS_OPTION(op, option),                                                                        \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": context does not go with " #option);
+#define TE__CP_IS_RING(op) TE_IF_MARKED(TE_JOIN1(TE__CP_RING_, TE_OPTION(op, context, 0)), 1, 0)
+#define TE__CP_RING_ring ,
+#define TE__CP_CHECK_OPTIONS(model, op)                                                                              \
+    TE__CP_WITHOUT(model, op, dropout) TE__CP_WITHOUT(model, op, fp8) TE__CP_WITHOUT(model, op, bias)                \
+    TE__CP_WITHOUT(model, op, relative_bias) TE__CP_WITHOUT(model, op, max_logit)                                    \
+    static_assert(!TE__CP_IS_RING(op) || (TE__WINDOW_LEFT(op) < 0 && TE__ALIBI(op) == 0),                            \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window or alibi needs (context, gather)");         \
+    static_assert((TE__CAUSAL(op)) || (TE__WINDOW_LEFT(op) < 0 && TE__WINDOW_RIGHT(op) < 0 && TE__ALIBI(op) == 0),   \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": with context a window or alibi needs (causal, 1)");
+
+/* The options of the kernels: those of the op, and those for blocks of keys that all queries see, which come after the
+ * first block of the queries, without sinks. */
+#define TE__CP_VARIANT(op) TE__ATTENTION_VARIANT_OF(op, 0, 1, 0)
+#define TE__CP_VARIANT_REST(op)                                                                                      \
+    (TE_ATTENTION_ALL, TE_ATTENTION_ALL, TE__SOFTCAP(op), 0, 0, 0, 0, 0, 1, TE__BIAS_VARIANT(op),                    \
+        TE_OPTION(op, value_dim, 0), 0)
+#define TE__CP_DEFINE(direction, name, dtype, op, variant)                                                           \
+    TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
+                                  variant)
+#define TE__CP_REST(direction, name, dtype, op) \
+    TE__CP_DEFINE(direction, name##_rest, dtype, op, TE__CP_VARIANT_REST(op))
+
+#define TE__CP_IF_RING(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_RING_, TE_OPTION(op, context, 0)), yes, no)
+#define TE__CP_FORWARD(name, dtype, op)                                                                              \
+    TE__CP_DEFINE(FORWARD, name##_first, dtype, op, TE__CP_VARIANT(op))                                              \
+    TE__CP_IF_RING(op, TE__CP_REST, TE_NOTHING)(FORWARD, name, dtype, op)                                            \
+    static const te_cp_kernels name = {TE__CP_IF_RING(op, te__cp_ring_run, te__cp_gather_run), name##_first_launch,  \
+                                       TE__CP_IF_RING(op, name##_rest_launch, 0), 0};
+#define TE__CP_BACKWARD(name, dtype, op)                                                                             \
+    TE__CP_DEFINE(BACKWARD, name##_first, dtype, op, TE__CP_VARIANT(op))                                             \
+    TE__CP_IF_RING(op, TE__CP_REST, TE_NOTHING)(BACKWARD, name, dtype, op)                                           \
+    TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) {                                              \
+        const size_t first = name##_first_scratch_bytes(ctx, rows);                                                  \
+        const size_t rest = TE__CP_IF_RING(op, name##_rest_scratch_bytes(ctx, rows), 0);                             \
+        return first > rest ? first : rest;                                                                          \
+    }                                                                                                                \
+    static const te_cp_kernels name = {TE__CP_IF_RING(op, te__cp_ring_run, te__cp_gather_run), name##_first_launch,  \
+                                       TE__CP_IF_RING(op, name##_rest_launch, 0), name##_scratch_bytes};
+
+#endif

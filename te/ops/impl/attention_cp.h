@@ -1,0 +1,472 @@
+/* attention_cp.h -- attention over sequences that the ranks of a context group split (te/context_parallel.h): gather
+ * and ring.
+ *
+ * A sequence of n ranks has 2 n chunks of the same length; rank r has chunks r and 2 n - 1 - r (te_cp_position), so
+ * that under a causal mask all ranks have the same work. Each sequence of a batch is processed by itself. The kernels
+ * are those of cross-attention: their queries are one of this rank's chunks, and their keys are consecutive chunks.
+ * Their mask puts the last query at the position of the last key, which is right if the last chunk of keys is that of
+ * the queries; keys of earlier chunks need no causal mask.
+ *
+ *   gather   Forward and backward gather the keys and values that the mask lets a rank see: with a window, only those
+ * of the chunks within it. Backward sends the partial gradients of other ranks' chunks back to these ranks. ring Blocks
+ * of keys and values travel from rank r to r + 1; a rank holds two blocks. While a rank computes with one block, the
+ * next one arrives on a second stream. Partial outputs are merged by their log-sum-exp (te_cp_merge). In backward the
+ * gradients of a block travel with it, in f32, and arrive at its owner last.
+ *
+ * All sums have a fixed order, so that results are the same in every run: gather adds partial gradients in the order of
+ * the ranks, ring in the order of its steps.
+ */
+#ifndef TE_ATTENTION_CP_H
+#define TE_ATTENTION_CP_H
+
+#include "../../core/rank_group.h" /* te_group_exchange */
+#include "../attention.h"   /* te_cp_kernels, te_attention_args */
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+enum { TE_CP_THREADS = TE_CUDA ? 256 : 1, TE_CP_VECTORS = 1024 }; /* TE_CP_VECTORS: of eight elements, of one block */
+
+/* y = x[0] + x[1] + .., added in f32 in this order; with `accumulate` y = y + x[0] + .. With one x it copies columns.
+ */
+typedef struct te_cp_sum_args {
+    void *y;
+    const void *x[TE_CP_MAX_RANKS];
+    int64_t y_width, x_width; /* the distance between two rows, in elements */
+    int rows, cols, count, accumulate, aligned;
+    te_dtype y_dtype, x_dtype;
+} te_cp_sum_args;
+/* Memory traffic: each x is read once, y is written once and, with `accumulate`, read once. */
+TE_FN void te__cp_sum_block(const te_cp_sum_args *a, te_block b) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_CP_THREADS, &group);
+    const int vectors = (a->cols + 7) / 8;
+    const int64_t first = (int64_t)b.x * TE_CP_VECTORS, all = (int64_t)a->rows * vectors;
+    for (int64_t i = first + g.id; i < te_min(all, first + TE_CP_VECTORS); i += g.count) {
+        const int64_t row = i / vectors;
+        const int c = (int)(i % vectors) * 8, n = a->cols - c < 8 ? a->cols - c : 8;
+        float v[8], sum[8] = {0};
+        if (a->accumulate) te_load8_coherent(sum, a->y, row * a->y_width + c, n, a->aligned, a->y_dtype);
+        for (int k = 0; k < a->count; k++) {
+            te_load8(v, a->x[k], row * a->x_width + c, n, a->aligned, a->x_dtype);
+            TE_UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+        }
+        te_store8(a->y, row * a->y_width + c, sum, n, a->aligned, a->y_dtype);
+    }
+}
+TE_KERNEL(te_cp_sum, TE_CP_THREADS, te_cp_sum_args, te__cp_sum_block(te_args, te_at))
+
+/* Merges the partial output of a block of keys into that of the blocks before:
+ *     lse' = log(exp(lse) + exp(part_lse)), O' = exp(lse - lse') O + exp(part_lse - lse') part */
+typedef struct te_cp_merge_args {
+    float *sum;            /* [rows, heads * dim]: the output of the blocks so far, which becomes that of all */
+    const float *lse;      /* [heads, rows]: the log-sum-exp of the blocks so far */
+    const void *part;      /* [rows, heads * dim] */
+    const float *part_lse; /* [heads, rows] */
+    void *out;             /* [rows, heads * dim]: receives the new output, too; null: it is not the last block */
+    float *new_lse;        /* [heads, rows], distinct from lse */
+    int rows, heads, dim, is_first; /* is_first: 1: there are no blocks before */
+    te_dtype dtype;                 /* of part and out */
+} te_cp_merge_args;
+TE_FN void te__cp_merge_block(const te_cp_merge_args *a, te_block b) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_CP_THREADS, &group);
+    const int vectors = (a->dim + 7) / 8, aligned = a->dim % 8 == 0;
+    const int64_t first = (int64_t)b.x * TE_CP_VECTORS, all = (int64_t)a->rows * a->heads * vectors;
+    for (int64_t i = first + g.id; i < te_min(all, first + TE_CP_VECTORS); i += g.count) {
+        const int head = (int)(i / vectors % a->heads), row = (int)(i / vectors / a->heads);
+        const int c = (int)(i % vectors) * 8, n = a->dim - c < 8 ? a->dim - c : 8;
+        const int64_t at = ((int64_t)row * a->heads + head) * a->dim + c, of_row = (int64_t)head * a->rows + row;
+        const float part_lse = a->part_lse[of_row], lse = a->is_first ? part_lse : a->lse[of_row];
+        const float high = fmaxf(lse, part_lse), low = fminf(lse, part_lse);
+        const float all_lse = a->is_first ? part_lse : high + log1pf(expf(low - high));
+        const float old_factor = a->is_first ? 0.0f : expf(lse - all_lse);
+        const float factor = a->is_first ? 1.0f : expf(part_lse - all_lse);
+        float v[8], sum[8] = {0};
+        if (!a->is_first) te_load8_coherent(sum, a->sum, at, n, aligned, TE_f32);
+        te_load8(v, a->part, at, n, aligned, a->dtype);
+        TE_UNROLL for (int j = 0; j < 8; j++) sum[j] = sum[j] * old_factor + v[j] * factor;
+        te_store8(a->sum, at, sum, n, aligned, TE_f32);
+        if (a->out) te_store8(a->out, at, sum, n, aligned, a->dtype);
+        if (c == 0) a->new_lse[of_row] = all_lse;
+    }
+}
+TE_KERNEL(te_cp_merge, TE_CP_THREADS, te_cp_merge_args, te__cp_merge_block(te_args, te_at))
+
+/* ---- a call ------------------------------------------------------------------------------------------------------ */
+
+/* The sizes of a call, and the workspace for one sequence. Shapes: L rows of a sequence on this rank, c = L / 2 rows of
+ * a chunk; Q, KV, O: columns of q, of k and v, and of the output. */
+typedef struct te__cp_call {
+    te_run *r;
+    const te_attention_args *a; /* of the whole batch */
+    const te_cp_kernels *k;
+    const te_group *group;
+    int n, rank, chunk; /* n: ranks; chunk: rows of a chunk */
+    int heads, value_dim, left, is_causal;
+    int q_cols, kv_cols, o_cols;
+    te_dtype dtype;
+    size_t size; /* bytes of an element */
+    int is_backward;
+    char *q;                 /* [L, Q] */
+    char *kv;                /* gather: [n L, KV], by position, then the partial gradients that arrive; ring: two
+                              * blocks [L, KV] */
+    char *dkv;               /* backward; gather: [n L, KV], the partial gradients of the second chunk of queries;
+                              * ring: [L, KV] of one launch */
+    char *dkv_first;         /* gather, backward: as dkv, of the first chunk of queries, [n c, KV] */
+    char *dq;                /* backward: [L, Q] */
+    float *dq_sum, *dkv_sum; /* ring, backward: f32 sums, [L, Q] and two blocks [L, KV] */
+    char *part;              /* ring, forward: the output of one launch, [c, O] */
+    float *sum, *lse;        /* ring, forward: [L, O]; [3, 2, heads, c], lse: of the last launch, and two sums */
+    void *scratch;           /* of the kernels of backward */
+} te__cp_call;
+
+TE_API te__cp_call te__cp_call_of(te_run *r, const te_op *op, const te_attention_args *a, const te_cp_kernels *k) {
+    const te_attention_options *o = (const te_attention_options *)op->options;
+    te__cp_call c;
+    memset(&c, 0, sizeof c);
+    c.r = r, c.a = a, c.k = k, c.group = te_cp_group(r->ctx), c.n = c.group->size, c.rank = c.group->rank;
+    c.chunk = a->seq / 2, c.heads = o->heads, c.value_dim = o->value_dim;
+    c.left = o->window_left, c.is_causal = o->causal;
+    c.q_cols = o->heads * o->head_dim, c.kv_cols = o->kv_heads * (o->head_dim + o->value_dim);
+    c.o_cols = o->heads * o->value_dim, c.dtype = r->plan->dtype, c.size = te_dtype_bytes(c.dtype);
+    c.is_backward = r->pass == TE_BACKWARD && a->dqkv;
+    return c;
+}
+/* Takes workspace for `rows` rows of `cols` elements of `size` bytes. */
+TE_API te_status te__cp_take(te__cp_call *c, char **p, int64_t rows, int64_t cols, size_t size) {
+    void *memory = 0;
+    TE_TRY(te__scratch(c->r, &memory, (size_t)(rows * cols) * size));
+    *p = (char *)memory;
+    return TE_OK;
+}
+/* The chunk that is number j, 0 or 1, of a rank. */
+TE_API int te__cp_chunk(const te__cp_call *c, int rank, int j) { return j ? 2 * c->n - 1 - rank : rank; }
+/* The rank that has a chunk. */
+TE_API int te__cp_owner(const te__cp_call *c, int chunk) { return chunk < c->n ? chunk : 2 * c->n - 1 - chunk; }
+/* The first of this rank's rows, counted in all sequences, of chunk j of sequence i. */
+TE_API int64_t te__cp_row(const te__cp_call *c, int i, int j) { return ((int64_t)2 * i + j) * c->chunk; }
+
+/* Runs te_cp_sum on x, the addresses of `count` tensors of x_width columns. */
+TE_API te_status te__cp_sum_run(const te__cp_call *c, te_cp_sum_args *s) {
+    const int64_t vectors = (int64_t)s->rows * ((s->cols + 7) / 8);
+    s->aligned = s->cols % 8 == 0 && s->x_width % 8 == 0 && s->y_width % 8 == 0 && (uintptr_t)s->y % 16 == 0;
+    for (int k = 0; k < s->count; k++) s->aligned &= (uintptr_t)s->x[k] % 16 == 0;
+    return te_cp_sum_launch(c->r->ctx, te__grid_of(te_ceil_div(vectors, TE_CP_VECTORS), 1), s);
+}
+TE_API te_cp_sum_args te__cp_sum_of(void *y, int64_t y_width, te_dtype y_dtype, const void *x, int64_t x_width,
+                                    te_dtype x_dtype, int rows, int cols) {
+    te_cp_sum_args s;
+    memset(&s, 0, sizeof s);
+    s.y = y, s.y_width = y_width, s.y_dtype = y_dtype, s.x[0] = x, s.x_width = x_width, s.x_dtype = x_dtype;
+    s.rows = rows, s.cols = cols, s.count = 1;
+    return s;
+}
+/* Copies columns of qkv of one sequence to a tensor of their own: q (is_kv 0), or k and v (1) of chunk j. */
+TE_API te_status te__cp_split(const te__cp_call *c, char *to, int i, int j, int is_kv) {
+    const int width = c->q_cols + c->kv_cols, cols = is_kv ? c->kv_cols : c->q_cols;
+    const char *from =
+        (const char *)c->a->qkv + (size_t)(te__cp_row(c, i, j) * width + (is_kv ? c->q_cols : 0)) * c->size;
+    te_cp_sum_args s = te__cp_sum_of(to, cols, c->dtype, from, width, c->dtype, c->chunk, cols);
+    return te__cp_sum_run(c, &s);
+}
+/* Returns the address, in dqkv, of the gradient of q (is_kv 0) or of k and v (1) of chunk j of sequence i. */
+TE_API char *te__cp_gradient(const te__cp_call *c, int i, int j, int is_kv) {
+    const int width = c->q_cols + c->kv_cols;
+    return (char *)c->a->dqkv + (size_t)(te__cp_row(c, i, j) * width + (is_kv ? c->q_cols : 0)) * c->size;
+}
+/* Returns the arguments of a launch whose queries are chunk j of sequence i. kv: `chunks` consecutive chunks of keys
+ * and values. Out, lse and dkv, which differ between the forms, are those of the whole batch or null. */
+TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, const char *kv, int chunks) {
+    te_attention_args a = *c->a;
+    const int64_t row = te__cp_row(c, i, j), out = row * c->o_cols * (int64_t)c->size, stats = row * c->heads;
+    a.qkv = c->q + (size_t)((int64_t)j * c->chunk * c->q_cols) * c->size;
+    a.kv = kv, a.batch = 1, a.seq = c->chunk, a.kv_seq = chunks * c->chunk, a.amax = 0;
+    a.out = (char *)c->a->out + out, a.scratch = c->scratch;
+    a.lse = c->a->lse ? c->a->lse + stats : 0; /* inference stores none */
+    if (!c->is_backward) return a;
+    a.dout = (const char *)c->a->dout + out, a.delta = c->a->delta + stats;
+    a.dqkv = c->dq + (size_t)((int64_t)j * c->chunk * c->q_cols) * c->size;
+    return a;
+}
+
+/* ---- gather ------------------------------------------------------------------------------------------------------ */
+
+/* The chunks of keys, from `first` to `end` (exclusive), that the queries of a chunk see. */
+typedef struct te__cp_range {
+    int first, end;
+} te__cp_range;
+TE_API te__cp_range te__cp_keys_of(const te__cp_call *c, int chunk) {
+    te__cp_range s;
+    const int64_t first = (int64_t)chunk * c->chunk - c->left; /* the position of the first key that is seen */
+    s.first = c->left < 0 || first < 0 ? 0 : (int)(first / c->chunk);
+    s.end = c->is_causal ? chunk + 1 : 2 * c->n;
+    return s;
+}
+TE_API int te__cp_sees(const te__cp_call *c, int queries, int keys) {
+    const te__cp_range s = te__cp_keys_of(c, queries);
+    return keys >= s.first && keys < s.end;
+}
+/* Whether a rank reads the keys of a chunk. */
+TE_API int te__cp_needs(const te__cp_call *c, int rank, int keys) {
+    return te__cp_sees(c, te__cp_chunk(c, rank, 0), keys) || te__cp_sees(c, te__cp_chunk(c, rank, 1), keys);
+}
+/* The address of a chunk in c->kv, which has the chunks of all ranks in the order of their positions. */
+TE_API char *te__cp_place(const te__cp_call *c, int chunk) {
+    return c->kv + (size_t)((int64_t)chunk * c->chunk * c->kv_cols) * c->size;
+}
+/* Where chunk j of this rank's gradients is received from a rank: in c->kv, which is not read any more. */
+TE_API char *te__cp_slot(const te__cp_call *c, int rank, int j) { return te__cp_place(c, 2 * rank + j); }
+/* The address of the partial gradient of a chunk that this rank has computed. */
+TE_API char *te__cp_partial(const te__cp_call *c, int chunk) {
+    const int is_second = te__cp_sees(c, te__cp_chunk(c, c->rank, 1), chunk);
+    const te__cp_range s = te__cp_keys_of(c, te__cp_chunk(c, c->rank, is_second));
+    const int64_t at = (int64_t)(chunk - s.first) * c->chunk * c->kv_cols;
+    return (is_second ? c->dkv : c->dkv_first) + (size_t)at * c->size;
+}
+/* Exchanges chunks between their owners and the ranks that need them: keys and values to these ranks (is_back 0), or
+ * the gradients of these from there to the owners (1). */
+TE_API te_status te__cp_gather_exchange(const te__cp_call *c, int is_back) {
+    te_transfer transfers[TE_EXCHANGE_MAX];
+    int count = 0;
+    for (int chunk = 0; chunk < 2 * c->n; chunk++) {
+        const int owner = te__cp_owner(c, chunk);
+        for (int p = 0; p < c->n; p++) {
+            if (p == owner || !te__cp_needs(c, p, chunk) || (p != c->rank && owner != c->rank)) continue;
+            te_transfer *t = &transfers[count++];
+            t->bytes = (int64_t)c->chunk * c->kv_cols * (int64_t)c->size, t->peer = p == c->rank ? owner : p;
+            t->is_received = (p == c->rank) != is_back;
+            t->data = !is_back         ? te__cp_place(c, chunk)
+                      : t->is_received ? te__cp_slot(c, p, chunk >= c->n)
+                                       : te__cp_partial(c, chunk);
+        }
+    }
+    return te_group_exchange(c->group, transfers, count, c->r->ctx);
+}
+TE_API te_status te__cp_gather_launch(const te__cp_call *c, int i, int j) {
+    const te__cp_range s = te__cp_keys_of(c, te__cp_chunk(c, c->rank, j));
+    te_attention_args a = te__cp_launch_args(c, i, j, te__cp_place(c, s.first), s.end - s.first);
+    a.dkv = !c->is_backward ? 0 : j ? c->dkv : c->dkv_first;
+    return c->k->first(c->r->ctx, &a);
+}
+/* Adds the partial gradients of the first chunk of queries to those of the second one, for the chunks of keys that both
+ * see, so that this rank has one partial gradient for each chunk. */
+TE_API te_status te__cp_gather_add(const te__cp_call *c) {
+    const te__cp_range first = te__cp_keys_of(c, te__cp_chunk(c, c->rank, 0));
+    const te__cp_range second = te__cp_keys_of(c, te__cp_chunk(c, c->rank, 1));
+    const int from = te_max(first.first, second.first), chunks = te_min(first.end, second.end) - from;
+    if (chunks <= 0) return TE_OK;
+    const int64_t of_chunk = (int64_t)c->chunk * c->kv_cols * (int64_t)c->size;
+    te_cp_sum_args s = te__cp_sum_of(c->dkv + (from - second.first) * of_chunk, c->kv_cols, c->dtype,
+                                     c->dkv_first + (from - first.first) * of_chunk, c->kv_cols, c->dtype,
+                                     chunks * c->chunk, c->kv_cols);
+    s.accumulate = 1;
+    return te__cp_sum_run(c, &s);
+}
+/* Stores the gradients of this rank's rows of sequence i to dqkv. */
+TE_API te_status te__cp_gather_finish(const te__cp_call *c, int i) {
+    const int width = c->q_cols + c->kv_cols;
+    for (int j = 0; j < 2; j++) {
+        const int chunk = te__cp_chunk(c, c->rank, j);
+        te_cp_sum_args s =
+            te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, 0, c->kv_cols, c->dtype, c->chunk, c->kv_cols);
+        s.count = 0;
+        for (int p = 0; p < c->n; p++)
+            if (te__cp_needs(c, p, chunk))
+                s.x[s.count++] = p == c->rank ? te__cp_partial(c, chunk) : te__cp_slot(c, p, j);
+        TE_TRY(te__cp_sum_run(c, &s));
+        const char *dq = c->dq + (size_t)((int64_t)j * c->chunk * c->q_cols) * c->size;
+        s = te__cp_sum_of(te__cp_gradient(c, i, j, 0), width, c->dtype, dq, c->q_cols, c->dtype, c->chunk, c->q_cols);
+        TE_TRY(te__cp_sum_run(c, &s));
+    }
+    return TE_OK;
+}
+TE_API te_status te__cp_gather_run(te_run *r, const te_op *op, const te_attention_args *a, const te_cp_kernels *k) {
+    te__cp_call c = te__cp_call_of(r, op, a, k);
+    const int64_t rows = te__capacity_rows(r), all = rows * c.n;
+    const int is_backward = r->pass == TE_BACKWARD && k->scratch_bytes;
+    const size_t scratch = is_backward && r->ctx ? k->scratch_bytes(r->ctx, all) : 0;
+    TE_TRY(te__cp_take(&c, &c.q, rows, c.q_cols, c.size));
+    TE_TRY(te__cp_take(&c, &c.kv, all, c.kv_cols, c.size));
+    if (is_backward) {
+        TE_TRY(te__cp_take(&c, &c.dkv, all, c.kv_cols, c.size));
+        TE_TRY(te__cp_take(&c, &c.dkv_first, all, c.kv_cols, c.size));
+        TE_TRY(te__cp_take(&c, &c.dq, rows, c.q_cols, c.size));
+    }
+    if (scratch) TE_TRY(te__scratch(r, &c.scratch, scratch));
+    for (int i = 0; !r->dry && i < a->batch; i++) {
+        for (int j = 0; j < 2; j++) {
+            TE_TRY(te__cp_split(&c, c.q + (size_t)((int64_t)j * c.chunk * c.q_cols) * c.size, i, j, 0));
+            TE_TRY(te__cp_split(&c, te__cp_place(&c, te__cp_chunk(&c, c.rank, j)), i, j, 1));
+        }
+        TE_TRY(te__cp_gather_exchange(&c, 0));
+        for (int j = 0; j < 2; j++) TE_TRY(te__cp_gather_launch(&c, i, j));
+        if (!is_backward) continue;
+        TE_TRY(te__cp_gather_add(&c));
+        TE_TRY(te__cp_gather_exchange(&c, 1));
+        TE_TRY(te__cp_gather_finish(&c, i));
+    }
+    return TE_OK;
+}
+
+/* ---- ring -------------------------------------------------------------------------------------------------------- */
+
+/* A launch of a step of the ring: the queries are chunk j of this rank, the keys are `chunks` chunks of the block, from
+ * chunk `key` on. is_first: 1: the first block of these queries, their own, with the op's mask and sinks. */
+typedef struct te__cp_pair {
+    int j, key, chunks, is_first;
+} te__cp_pair;
+/* Stores the launches of step t, in which this rank has the block of rank (rank - t) mod n. Returns their number. */
+TE_API int te__cp_pairs(te__cp_pair pair[2], const te__cp_call *c, int t) {
+    const int from = (c->rank - t + c->n) % c->n, is_earlier = from < c->rank;
+    int count = 0;
+    for (int j = 0; j < 2; j++) {
+        /* a causal mask: the first chunk sees the first chunk of the ranks before, the second one both chunks of the
+         * ranks behind, but only the first chunk of those before */
+        if (c->is_causal && t && !is_earlier && j == 0) continue;
+        te__cp_pair *p = &pair[count++];
+        p->j = j, p->key = 0, p->is_first = t == 0;
+        p->chunks = !c->is_causal ? 2 : t == 0 ? j + 1 : is_earlier ? 1 : 2;
+    }
+    return count;
+}
+/* Block number t % 2 of two blocks [L, KV]. */
+TE_API char *te__cp_block(const te__cp_call *c, int t) {
+    return c->kv + (size_t)(t % 2) * (size_t)((int64_t)2 * c->chunk * c->kv_cols) * c->size;
+}
+TE_API float *te__cp_block_sum(const te__cp_call *c, int t) {
+    return c->dkv_sum + t % 2 * ((int64_t)2 * c->chunk * c->kv_cols);
+}
+/* Passes blocks on from rank to rank on the second stream: the keys and values of step t (has_kv) and the gradients of
+ * step t - 1 (has_sums). What arrives belongs to steps t + 1 and t. */
+TE_API te_status te__cp_ring_pass(const te__cp_call *c, int t, int has_kv, int has_sums) {
+    const int to = (c->rank + 1) % c->n, from = (c->rank + c->n - 1) % c->n;
+    const int64_t elements = (int64_t)2 * c->chunk * c->kv_cols;
+    te_side_stream *side = (te_side_stream *)c->group->comm->cp_side;
+    te_transfer transfers[4];
+    int count = 0;
+    for (int k = 0; k < 4; k++) {
+        te_transfer *x = &transfers[count];
+        const int is_sum = k / 2, is_received = k % 2;
+        if (!(is_sum ? has_sums : has_kv)) continue;
+        x->bytes = elements * (int64_t)(is_sum ? sizeof(float) : c->size);
+        x->peer = is_received ? from : to, x->is_received = is_received;
+        x->data = is_sum ? (void *)te__cp_block_sum(c, t - 1 + is_received) : (void *)te__cp_block(c, t + is_received);
+        count++;
+    }
+    if (!count) return TE_OK;
+    TE_TRY(te_side_stream_enter(side, c->r->ctx));
+    const te_status status = te_group_exchange(c->group, transfers, count, c->r->ctx);
+    te_side_stream_leave(side, c->r->ctx);
+    return status;
+}
+TE_API te_status te__cp_ring_join(const te__cp_call *c) {
+    return te_side_stream_join((te_side_stream *)c->group->comm->cp_side, c->r->ctx);
+}
+/* The number of blocks that chunk j of this rank's queries sees: the launches that te__cp_ring_forward merges. */
+TE_API int te__cp_blocks_of(const te__cp_call *c, int j) { return !c->is_causal || j ? c->n : c->rank + 1; }
+/* Runs one launch of forward and merges its output. merged: how many launches of these queries came before. */
+TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, int t, te__cp_pair p, int merged) {
+    te_cp_merge_args m;
+    const int64_t stats = (int64_t)c->heads * c->chunk,
+                  vectors = (int64_t)c->chunk * c->heads * ((c->value_dim + 7) / 8);
+    const int is_last = merged + 1 == te__cp_blocks_of(c, p.j);
+    te_attention_args a = te__cp_launch_args(c, i, p.j, te__cp_block(c, t), p.chunks);
+    float *const lse = c->lse + (int64_t)p.j * 3 * stats; /* of this launch; behind it the sums of two merges */
+    memset(&m, 0, sizeof m);
+    m.out = is_last ? a.out : 0, m.new_lse = is_last && a.lse ? a.lse : lse + (1 + merged % 2) * stats;
+    m.lse = lse + (1 + (merged + 1) % 2) * stats, m.is_first = merged == 0;
+    a.out = c->part, a.lse = lse;
+    TE_TRY((p.is_first ? c->k->first : c->k->rest)(c->r->ctx, &a));
+    m.sum = c->sum + (int64_t)p.j * c->chunk * c->o_cols, m.part = c->part, m.part_lse = lse;
+    m.rows = c->chunk, m.heads = c->heads, m.dim = c->value_dim, m.dtype = c->dtype;
+    return te_cp_merge_launch(c->r->ctx, te__grid_of(te_ceil_div(vectors, TE_CP_VECTORS), 1), &m);
+}
+/* Runs one launch of backward and adds its dq to the sum of these queries. Its dkv is in c->dkv. */
+TE_API te_status te__cp_ring_backward(const te__cp_call *c, int i, int t, te__cp_pair p) {
+    te_attention_args a = te__cp_launch_args(c, i, p.j, te__cp_block(c, t), p.chunks);
+    a.dqkv = c->dq, a.dkv = c->dkv;
+    TE_TRY((p.is_first ? c->k->first : c->k->rest)(c->r->ctx, &a));
+    te_cp_sum_args s = te__cp_sum_of(c->dq_sum + (int64_t)p.j * c->chunk * c->q_cols, c->q_cols, TE_f32, c->dq,
+                                     c->q_cols, c->dtype, c->chunk, c->q_cols);
+    s.accumulate = !p.is_first;
+    return te__cp_sum_run(c, &s);
+}
+/* Adds c->dkv, the gradients of a launch, to those of the block of step t. */
+TE_API te_status te__cp_ring_add(const te__cp_call *c, int t, te__cp_pair p) {
+    te_cp_sum_args s = te__cp_sum_of(te__cp_block_sum(c, t), c->kv_cols, TE_f32, c->dkv, c->kv_cols, c->dtype,
+                                     p.chunks * c->chunk, c->kv_cols);
+    s.accumulate = 1;
+    return te__cp_sum_run(c, &s);
+}
+/* The steps of backward of sequence i. */
+TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
+    const int width = c->q_cols + c->kv_cols;
+    const size_t sum_bytes = (size_t)((int64_t)2 * c->chunk * c->kv_cols) * sizeof(float);
+    TE_TRY(te_fill(c->r->ctx, te__cp_block_sum(c, 0), 0, sum_bytes));
+    for (int t = 0; t < c->n; t++) {
+        te__cp_pair pair[2];
+        const int count = te__cp_pairs(pair, c, t);
+        TE_TRY(te__cp_ring_pass(c, t, t + 1 < c->n, t > 0));
+        for (int k = 0; k < count; k++) {
+            TE_TRY(te__cp_ring_backward(c, i, t, pair[k]));
+            if (k == 0) TE_TRY(te__cp_ring_join(c)); /* the gradients of this block have arrived */
+            TE_TRY(te__cp_ring_add(c, t, pair[k]));
+        }
+    }
+    TE_TRY(te__cp_ring_pass(c, c->n, 0, 1)); /* to the owners */
+    TE_TRY(te__cp_ring_join(c));
+    for (int j = 0; j < 2; j++) {
+        const float *dkv = te__cp_block_sum(c, c->n) + (int64_t)j * c->chunk * c->kv_cols;
+        const float *dq = c->dq_sum + (int64_t)j * c->chunk * c->q_cols;
+        te_cp_sum_args s =
+            te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, dkv, c->kv_cols, TE_f32, c->chunk, c->kv_cols);
+        TE_TRY(te__cp_sum_run(c, &s));
+        s = te__cp_sum_of(te__cp_gradient(c, i, j, 0), width, c->dtype, dq, c->q_cols, TE_f32, c->chunk, c->q_cols);
+        TE_TRY(te__cp_sum_run(c, &s));
+    }
+    return TE_OK;
+}
+TE_API te_status te__cp_ring_forward_steps(const te__cp_call *c, int i) {
+    int merged[2] = {0, 0};
+    for (int t = 0; t < c->n; t++) {
+        te__cp_pair pair[2];
+        const int count = te__cp_pairs(pair, c, t);
+        TE_TRY(te__cp_ring_pass(c, t, t + 1 < c->n, 0));
+        for (int k = 0; k < count; k++) TE_TRY(te__cp_ring_forward(c, i, t, pair[k], merged[pair[k].j]++));
+        TE_TRY(te__cp_ring_join(c));
+    }
+    return TE_OK;
+}
+TE_API te_status te__cp_ring_run(te_run *r, const te_op *op, const te_attention_args *a, const te_cp_kernels *k) {
+    te__cp_call c = te__cp_call_of(r, op, a, k);
+    const int64_t rows = te__capacity_rows(r);
+    const int is_backward = r->pass == TE_BACKWARD && k->scratch_bytes;
+    const size_t scratch = is_backward && r->ctx ? k->scratch_bytes(r->ctx, rows) : 0;
+    char *sum, *lse;
+    TE_TRY(te__cp_take(&c, &c.q, rows, c.q_cols, c.size));
+    TE_TRY(te__cp_take(&c, &c.kv, 2 * rows, c.kv_cols, c.size));
+    if (is_backward) {
+        TE_TRY(te__cp_take(&c, &c.dkv, rows, c.kv_cols, c.size));
+        TE_TRY(te__cp_take(&c, &c.dq, rows, c.q_cols, c.size));
+        TE_TRY(te__cp_take(&c, &sum, rows, c.q_cols, sizeof(float)));
+        TE_TRY(te__cp_take(&c, &lse, 2 * rows, c.kv_cols, sizeof(float)));
+        c.dq_sum = (float *)(void *)sum, c.dkv_sum = (float *)(void *)lse;
+    } else {
+        TE_TRY(te__cp_take(&c, &c.part, rows, c.o_cols, c.size));
+        TE_TRY(te__cp_take(&c, &sum, rows, c.o_cols, sizeof(float)));
+        TE_TRY(te__cp_take(&c, &lse, 3 * rows, c.heads, sizeof(float)));
+        c.sum = (float *)(void *)sum, c.lse = (float *)(void *)lse;
+    }
+    if (scratch) TE_TRY(te__scratch(r, &c.scratch, scratch));
+    for (int i = 0; !r->dry && i < a->batch; i++) {
+        for (int j = 0; j < 2; j++) {
+            TE_TRY(te__cp_split(&c, c.q + (size_t)((int64_t)j * c.chunk * c.q_cols) * c.size, i, j, 0));
+            TE_TRY(
+                te__cp_split(&c, te__cp_block(&c, 0) + (size_t)((int64_t)j * c.chunk * c.kv_cols) * c.size, i, j, 1));
+        }
+        TE_TRY(is_backward ? te__cp_ring_backward_steps(&c, i) : te__cp_ring_forward_steps(&c, i));
+    }
+    return TE_OK;
+}
+
+#endif
