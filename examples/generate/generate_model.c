@@ -498,6 +498,7 @@ static void open_tokenizer(void) {
 int main(int argc, char **argv) {
     text prompt = {NULL, 0, 0};
     (void)argc;
+    sleep_while_waiting(argv);
     read_arguments(argv);
     check(te_context_create(&ctx, 0, 1), "context");
     open_tokenizer();
