@@ -2,8 +2,8 @@
  * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" one.
  *
  * All of these loops multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result
- * is rounded at the end. The skinny loop widens the weight in registers instead, so that it reads the weight from memory
- * once and stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise
+ * is rounded at the end. The skinny loop widens the weight in registers instead, so that it reads the weight from
+ * memory once and stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise
  * kernels compute the epilogue's ops.
  *
  * FP8 operands with rowwise or blockwise scales have a separate loop, which is also the reference that the GPU's
@@ -125,8 +125,10 @@ TE_FN int te__lanes_of(te_isa isa) {
 }
 /* Call the loop `name` for registers of `lanes` floats, a compile-time constant. */
 #if TE__DISPATCH
-#define TE__CALL_OF_LANES(name, lanes, ...) \
-    ((lanes) == 16 ? name##_16(__VA_ARGS__) : (lanes) == 8 ? name##_8(__VA_ARGS__) : TE__COMPILED_LOOP(name)(__VA_ARGS__))
+#define TE__CALL_OF_LANES(name, lanes, ...)  \
+    ((lanes) == 16  ? name##_16(__VA_ARGS__) \
+     : (lanes) == 8 ? name##_8(__VA_ARGS__)  \
+                    : TE__COMPILED_LOOP(name)(__VA_ARGS__))
 #else
 #define TE__CALL_OF_LANES(name, lanes, ...) ((void)(lanes), TE__COMPILED_LOOP(name)(__VA_ARGS__))
 #endif
@@ -154,7 +156,9 @@ typedef struct te__sgemm_args {
     float *c;
 } te__sgemm_args;
 /* A tile's slices of A and B, packed. */
-typedef struct te__sgemm_packed { float a[TE__TILE_M * TE__TILE_K], b[TE__TILE_N * TE__TILE_K]; } te__sgemm_packed;
+typedef struct te__sgemm_packed {
+    float a[TE__TILE_M * TE__TILE_K], b[TE__TILE_N * TE__TILE_K];
+} te__sgemm_packed;
 
 /* Copy the tile's slices of A and B, `kk` elements of k from k0 on, in the order in which te__sgemm_micro reads them,
  * `reg_m` rows of A at a time. Elements beyond m and n are set to 0. */
@@ -225,7 +229,7 @@ typedef struct te__skinny_args {
     const float *a;        /* [m, k] */
     const uint8_t *weight; /* [rows, k] of `dtype`: f32, bf16 or f16; need not be aligned */
     te_dtype dtype;
-    int64_t rows, first;   /* the rows of the weight, and the column of D that belongs to the first of them */
+    int64_t rows, first; /* the rows of the weight, and the column of D that belongs to the first of them */
 } te__skinny_args;
 
 /* sum[16 r + i] += the products w[p] a[r stride + p] of all p with p % 16 == i, for r < count, where p < kk is a
@@ -233,9 +237,12 @@ typedef struct te__skinny_args {
 TE_FN void te__skinny_add(float *sum, const float *a, int64_t stride, const uint8_t *w, int64_t kk, int count,
                           te_dtype dtype, te_isa isa) {
     const int lanes = te__lanes_of(isa);
-    if (count == 4) TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 4, dtype);
-    else if (count == 2) TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 2, dtype);
-    else TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 1, dtype);
+    if (count == 4)
+        TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 4, dtype);
+    else if (count == 2)
+        TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 2, dtype);
+    else
+        TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 1, dtype);
 }
 /* Compute D[i][j] to D[i + count - 1][j] with row `w` of the weight. count: 1, 2 or 4. */
 TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, const uint8_t *w, int count,
@@ -275,9 +282,12 @@ TE_FN void te__skinny_columns(const te__skinny_args *args, te_block block, te_dt
     }
 }
 TE_FN void te__skinny_body(const te__skinny_args *args, te_block block, te_isa isa) {
-    if (args->dtype == TE_f32) te__skinny_columns(args, block, TE_f32, isa);
-    else if (args->dtype == TE_bf16) te__skinny_columns(args, block, TE_bf16, isa);
-    else te__skinny_columns(args, block, TE_f16, isa);
+    if (args->dtype == TE_f32)
+        te__skinny_columns(args, block, TE_f32, isa);
+    else if (args->dtype == TE_bf16)
+        te__skinny_columns(args, block, TE_bf16, isa);
+    else
+        te__skinny_columns(args, block, TE_f16, isa);
 }
 TE_KERNEL_ISA(te__skinny, te__skinny_args, 0, te__skinny_body(te_args, te_at, te_isa_))
 

@@ -62,7 +62,7 @@ enum {
     /* the largest number of rows of A for which the skinny kernels are faster than te__x86_tile */
     TE__QUANTIZED_SKINNY = 24,
     TE__QUANTIZED_M = 512, /* the largest number of rows of A that one block of the kernel te__by_integers multiplies */
-    TE__QUANTIZED_ROWS = 32,         /* rows of the weight per block if A has more than TE__QUANTIZED_SKINNY rows */
+    TE__QUANTIZED_ROWS = 32, /* rows of the weight per block if A has more than TE__QUANTIZED_SKINNY rows */
     /* rows of the weight that are multiplied by all rows of A before the next rows are read */
     TE__QUANTIZED_GROUP = 16,
     /* bytes of the weight per block, approximately, if A has at most TE__QUANTIZED_SKINNY rows */
@@ -155,8 +155,7 @@ TE_API void te__columns_part(const te__by_integers_args *args, const te__activat
             for (int64_t j = j0; j < te_min(to, j0 + TE__QUANTIZED_GROUP); j++) {
                 float v[TE__SKINNY_COLUMNS];
                 kernel(v, (const uint8_t *)part->data + (size_t)j * stride, a, row);
-                for (int c = 0; c < count; c++)
-                    te__quantized_store(args->g, m0 + row[c], args->first + j, v[c]);
+                for (int c = 0; c < count; c++) te__quantized_store(args->g, m0 + row[c], args->first + j, v[c]);
             }
         }
 }
@@ -182,8 +181,10 @@ TE_API void te__by_integers_body(const te__by_integers_args *args, te_block b) {
         return;
     }
 #endif
-    if (te__columns_kernel_of(args->part->format, 1, args->isa)) te__columns_part(args, &a, m0, from, to);
-    else te__plain_part(args, &a, m0, from, to);
+    if (te__columns_kernel_of(args->part->format, 1, args->isa))
+        te__columns_part(args, &a, m0, from, to);
+    else
+        te__plain_part(args, &a, m0, from, to);
 }
 TE_KERNEL(te__by_integers, 1, te__by_integers_args, te__by_integers_body(te_args, te_at))
 

@@ -82,7 +82,7 @@ typedef struct te__avx512_sums {
  * group `at` on. If count < 4, the code still computes four: the scales of the others are set to 0, because memory
  * behind the last group of activations is undefined. */
 TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
-                           int count, te_block_format f) {
+                                   int count, te_block_format f) {
     const __mmask8 there = (__mmask8)((1 << count) - 1);
     const int bits = te__x86_zero_bits(f);
     const __m128 scale = _mm_maskz_loadu_ps(there, a->scale + at);
@@ -110,8 +110,8 @@ TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u,
 }
 /* For formats with blocks of 32 values, four blocks at a time: sets out[i] to the dot product of the weight's row at w
  * and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
-TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                                 te_block_format f) {
+TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
+                                         int count, te_block_format f) {
     const int64_t blocks = a->k / TE__GROUP;
     const int bytes = te__x86_bytes_32(f);
     te__avx512_sums s[TE__SKINNY_COLUMNS];
@@ -183,8 +183,8 @@ TE__AVX512_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f)
 }
 /* For q4_k, q5_k and q6_k, 64 codes at a time: sets out[i] to the dot product of the weight's row at w and row row[i]
  * of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
-TE__AVX512_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                                te_block_format f) {
+TE__AVX512_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
+                                        int count, te_block_format f) {
     const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
     __m512 sum[TE__SKINNY_COLUMNS];
     __m128 of_mins[TE__SKINNY_COLUMNS];
@@ -229,8 +229,10 @@ TE__AVX512_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__
 
 TE__AVX512_FN void te__avx512_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
                                       int count, te_block_format f) {
-    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k) te__avx512_columns_k(out, w, a, row, count, f);
-    else te__avx512_columns_32(out, w, a, row, count, f);
+    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k)
+        te__avx512_columns_k(out, w, a, row, count, f);
+    else
+        te__avx512_columns_32(out, w, a, row, count, f);
 }
 #define TE__AVX512_KERNELS(f) TE__COLUMNS_KERNELS(avx512, TE__TARGET_AVX512, f)
 #define TE__AVX512_CASE(f) TE__COLUMNS_CASE(avx512, f)
@@ -296,8 +298,8 @@ TE__AVX512_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, 
 /* Unpack 16 rows of a part of the weight. In place of rows beyond the part's last row, the last row is unpacked. */
 #define TE__X86_CASE(f) \
     case TE_BLOCK_##f: te__x86_panel_row(p, r, w, kk, TE_BLOCK_##f); break;
-TE__TARGET_AVX512 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k, int64_t k0,
-                               int kk) {
+TE__TARGET_AVX512 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k,
+                                                 int64_t k0, int kk) {
     for (int r = 0; r < TE__PANEL_ROWS; r++) {
         const uint8_t *w = (const uint8_t *)part->data + te_block_row_bytes(part->format, k0) +
                            (size_t)te_min(row + r, part->rows - 1) * te_block_row_bytes(part->format, k);
@@ -309,8 +311,8 @@ TE__TARGET_AVX512 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weig
 /* Adds to p->sum[row[r]], for r = 0 to 7, the dot products of the panel (16 unpacked rows of the weight) and row row[r]
  * of the activations, over the `kk` values from k0 on. f, a compile-time constant: the weight's format, or any other
  * with the same group size and zero point. */
-TE__AVX512_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS], int64_t k0,
-                              int kk, te_block_format f) {
+TE__AVX512_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS],
+                                      int64_t k0, int kk, te_block_format f) {
     const int group = te__block_group(f), zero = te__x86_zero(f);
 #define TE__X86_OPEN(r)                            \
     __m512 s##r = _mm512_loadu_ps(p->sum[row[r]]); \
@@ -348,7 +350,8 @@ TE__AVX512_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a
 /* Adds to p->sum the products of the panel (16 unpacked rows of the weight) and all rows of the activations, over the
  * `kk` values from k0 on. It passes one format for each group size and zero point to te__x86_tile_micro, which depends
  * on nothing else, so formats that agree in both share its code. */
-TE__TARGET_AVX512 TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk, te_block_format f) {
+TE__TARGET_AVX512 TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk,
+                                                te_block_format f) {
     for (int i = 0; i < (int)a->m; i += TE__TILE_ROWS) {
         int row[TE__TILE_ROWS];
         for (int r = 0; r < TE__TILE_ROWS; r++) row[r] = (int)te_min(i + r, a->m - 1);
@@ -366,7 +369,8 @@ TE__TARGET_AVX512 TE_API void te__x86_tile_rows(te__x86_panel *p, const te__acti
 }
 /* Sets p->sum[i][r] to the dot product of row i of the activations and row `row` + r of the part of the weight, r = 0
  * to 15. The activations may have up to TE__PANEL_M rows. */
-TE__TARGET_AVX512 TE_API void te__x86_tile(te__x86_panel *p, const te__activations *a, const te_weight_part *part, int64_t row) {
+TE__TARGET_AVX512 TE_API void te__x86_tile(te__x86_panel *p, const te__activations *a, const te_weight_part *part,
+                                           int64_t row) {
     memset(p->sum, 0, (size_t)a->m * sizeof p->sum[0]);
     for (int64_t k0 = 0; k0 < a->k; k0 += TE__PANEL_K) {
         const int kk = (int)te_min(TE__PANEL_K, a->k - k0);

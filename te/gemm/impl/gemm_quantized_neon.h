@@ -1,5 +1,6 @@
-/* gemm_quantized_neon.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations that are rounded to 8
- * bits, on 64-bit ARM: one row of the weight by 1, 2 or 4 rows of activations at a time. With dot product instructions
+/* gemm_quantized_neon.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations that are rounded to
+ * 8 bits, on 64-bit ARM: one row of the weight by 1, 2 or 4 rows of activations at a time. With dot product
+ * instructions
  * (-march=armv8.2-a+dotprod; all cores since Cortex-A75 and A55 have them) an instruction adds 16 products, else three
  * instructions do.
  *
@@ -24,7 +25,9 @@
 
 enum { TE__NEON_AHEAD = 1024 }; /* how many bytes ahead of its use the weight is prefetched into the cache */
 
-typedef struct te__neon_codes { int8x16_t first, second; } te__neon_codes; /* 32 signed codes */
+typedef struct te__neon_codes {
+    int8x16_t first, second;
+} te__neon_codes; /* 32 signed codes */
 
 /* Returns sum plus the products u v of 16 numbers of 8 bits, four products in each lane; which ones is not defined. */
 TE_FN int32x4_t te__neon_dot16(int32x4_t sum, int8x16_t u, int8x16_t v) {
@@ -184,8 +187,10 @@ TE_FN void te__neon_columns_k(float *out, const uint8_t *w, const te__activation
 
 TE_FN void te__neon_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                             te_block_format f) {
-    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k) te__neon_columns_k(out, w, a, row, count, f);
-    else te__neon_columns_32(out, w, a, row, count, f);
+    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k)
+        te__neon_columns_k(out, w, a, row, count, f);
+    else
+        te__neon_columns_32(out, w, a, row, count, f);
 }
 #define TE__NEON_KERNELS(f) TE__COLUMNS_KERNELS(neon, , f)
 #define TE__NEON_CASE(f) TE__COLUMNS_CASE(neon, f)

@@ -156,8 +156,8 @@ TE__AVX2_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activatio
 /* For formats with blocks of 32 values: sets out[i] to the dot product of the weight's row at w and row row[i] of the
  * activations, for i < count. count: 1, 2 or 4, a compile-time constant. Blocks with even and with odd numbers are
  * added to separate sums, because two independent chains of additions hide the latency of an addition. */
-TE__AVX2_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                              te_block_format f) {
+TE__AVX2_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
+                                    int count, te_block_format f) {
     const int64_t blocks = a->k / TE__GROUP;
     const int bytes = te__x86_bytes_32(f);
     __m256 even[TE__SKINNY_COLUMNS], odd[TE__SKINNY_COLUMNS];
@@ -221,8 +221,8 @@ TE__AVX2_FN __m256i te__x86_scale_of_group(const int16_t scale[16], int g, te_bl
 }
 /* For q4_k, q5_k and q6_k: sets out[i] to the dot product of the weight's row at w and row row[i] of the activations,
  * for i < count. count: 1, 2 or 4, a compile-time constant. */
-TE__AVX2_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                             te_block_format f) {
+TE__AVX2_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
+                                   int count, te_block_format f) {
     const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
     __m256 sum[TE__SKINNY_COLUMNS];
     for (int r = 0; r < count; r++) sum[r] = _mm256_setzero_ps();
@@ -266,8 +266,10 @@ TE__AVX2_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activ
 
 TE__AVX2_FN void te__avx2_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                   te_block_format f) {
-    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k) te__x86_columns_k(out, w, a, row, count, f);
-    else te__x86_columns_32(out, w, a, row, count, f);
+    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k)
+        te__x86_columns_k(out, w, a, row, count, f);
+    else
+        te__x86_columns_32(out, w, a, row, count, f);
 }
 #define TE__AVX2_KERNELS(f) TE__COLUMNS_KERNELS(avx2, TE__TARGET_AVX2, f)
 #define TE__AVX2_CASE(f) TE__COLUMNS_CASE(avx2, f)

@@ -165,13 +165,14 @@ typedef void te__columns_kernel(float *out, const uint8_t *w, const te__activati
                                                     const int64_t *row) {                                   \
         te__##isa##_columns(out, w, a, row, count, TE_BLOCK_##f);                                           \
     }
-#define TE__COLUMNS_KERNELS(isa, attribute, f)  \
-    TE__COLUMNS_KERNEL(isa, attribute, f, 1)    \
-    TE__COLUMNS_KERNEL(isa, attribute, f, 2)    \
+#define TE__COLUMNS_KERNELS(isa, attribute, f) \
+    TE__COLUMNS_KERNEL(isa, attribute, f, 1)   \
+    TE__COLUMNS_KERNEL(isa, attribute, f, 2)   \
     TE__COLUMNS_KERNEL(isa, attribute, f, 4)
 /* Return the kernel for `count` rows, in a function that has the parameters f and count. */
 #define TE__COLUMNS_CASE(isa, f) \
-    case TE_BLOCK_##f: return count == 1 ? te__##isa##_##f##_1 : count == 2 ? te__##isa##_##f##_2 : te__##isa##_##f##_4;
+    case TE_BLOCK_##f:           \
+        return count == 1 ? te__##isa##_##f##_1 : count == 2 ? te__##isa##_##f##_2 : te__##isa##_##f##_4;
 
 #endif
 #endif
