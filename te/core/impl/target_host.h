@@ -31,7 +31,7 @@ typedef enum te_isa { TE_ISA_COMPILED, TE_ISA_AVX2, TE_ISA_AVX512 } te_isa;
 #define TE__TARGET_AVX512
 #endif
 
-/* The best te_isa of this CPU and program. (Every CPU with AVX2 and FMA has F16C, whose name clang 14 does not know.) */
+/* The best te_isa of this CPU and program. CPUs with AVX2 and FMA also have F16C, whose name clang 14 does not know. */
 TE_API te_isa te__isa_of_cpu(void) {
 #if TE__DISPATCH
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TE_ISA_COMPILED;
