@@ -254,14 +254,16 @@ TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, 
     float sum[4 * TE__SKINNY_LANES], last_of_a[4 * TE__SKINNY_LANES];
     uint8_t last_of_w[4 * TE__SKINNY_LANES];
     memset(sum, 0, sizeof sum);
-    te__skinny_add(sum, a, g->k, w, whole, count, dtype, isa);
     if (rest) { /* the last elements, with zeros behind them */
         memset(last_of_a, 0, sizeof last_of_a), memset(last_of_w, 0, sizeof last_of_w);
         memcpy(last_of_w, w + whole * size, rest * (size_t)size);
         for (int r = 0; r < count; r++)
             memcpy(last_of_a + TE__SKINNY_LANES * r, a + r * g->k + whole, rest * sizeof(float));
-        te__skinny_add(sum, last_of_a, TE__SKINNY_LANES, last_of_w, TE__SKINNY_LANES, count, dtype, isa);
     }
+    /* One call in a loop instead of two calls, so that the program contains the inlined function once. */
+    for (int last = 0; last < (rest ? 2 : 1); last++)
+        te__skinny_add(sum, last ? last_of_a : a, last ? TE__SKINNY_LANES : g->k, last ? last_of_w : w,
+                       last ? TE__SKINNY_LANES : whole, count, dtype, isa);
     for (int r = 0; r < count; r++) {
         const int64_t at = (i + r) * g->n + j;
         float total = 0.0f;
