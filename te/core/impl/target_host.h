@@ -202,7 +202,7 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);
     TE_REQUIRE(device == 0, ctx, TE_ERROR_DEVICE, "the host target has one device, 0; %d was asked for", device);
-    ctx->target = &host, ctx->at = ctx, ctx->processors = 1, ctx->isa = te__isa_of_cpu();
+    ctx->target = &host, ctx->at = ctx, ctx->processors = 1, ctx->isa = (int)te__isa_of_cpu();
     const te_status status = te_allocate(ctx, (void **)&ctx->rng, sizeof *ctx->rng);
     if (status != TE_OK) return ctx->target = 0, status;
     ctx->rng->seed = seed, ctx->rng->offset = 0;

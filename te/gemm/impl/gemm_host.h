@@ -248,7 +248,7 @@ TE_FN void te__skinny_add(float *sum, const float *a, int64_t stride, const uint
 TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, const uint8_t *w, int count,
                              te_dtype dtype, te_isa isa) {
     const te_gemm *g = args->g;
-    const int64_t size = dtype == TE_f32 ? 4 : 2, whole = g->k / TE__SKINNY_LANES * TE__SKINNY_LANES;
+    const int64_t size = dtype == TE_f32 ? 4 : 2, lanes = TE__SKINNY_LANES, whole = g->k / lanes * lanes;
     const size_t rest = (size_t)(g->k - whole);
     const float *a = args->a + i * g->k;
     float sum[4 * TE__SKINNY_LANES], last_of_a[4 * TE__SKINNY_LANES];
@@ -262,8 +262,8 @@ TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, 
     }
     /* One call in a loop instead of two calls, so that the program contains the inlined function once. */
     for (int last = 0; last < (rest ? 2 : 1); last++)
-        te__skinny_add(sum, last ? last_of_a : a, last ? TE__SKINNY_LANES : g->k, last ? last_of_w : w,
-                       last ? TE__SKINNY_LANES : whole, count, dtype, isa);
+        te__skinny_add(sum, last ? last_of_a : a, last ? lanes : g->k, last ? last_of_w : w, last ? lanes : whole,
+                       count, dtype, isa);
     for (int r = 0; r < count; r++) {
         const int64_t at = (i + r) * g->n + j;
         float total = 0.0f;

@@ -260,7 +260,7 @@ typedef struct te__x86_panel {
     /* the scale of each group of 32 values of each row (in q6_k: of each 16 values) */
     float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];
     /* the offset of each group of 32 values of each row; only formats without a zero point have offsets */
-    float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS];
+    float offset[(int)TE__PANEL_K / (int)TE__GROUP][TE__PANEL_ROWS];
     float sum[TE__PANEL_M][TE__PANEL_ROWS];
 } te__x86_panel;
 
@@ -274,7 +274,7 @@ TE_FN int te__x86_zero(te_block_format f) {
  * weight). f: the weight's format, a compile-time constant. */
 TE__AVX512_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
     const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
-    const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : 1, bytes = te_block_bytes(f);
+    const int groups = is_k ? (int)TE_BLOCK_MAX_VALUES / (int)TE__GROUP : 1, bytes = te_block_bytes(f);
     for (int at = 0; at < kk; at += groups * TE__GROUP, w += bytes) {
         uint8_t scale[8], min[8];
         if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k) te__scales_k(scale, min, w + 4);
