@@ -33,6 +33,21 @@ ok "the same with the weights linked in, and no file"
 [[ $("$work/half" "$work/checkpoint" --bytes 5 "$prompt" | wc -c) == $((${#prompt} + 6)) ]] || bad "weights that are converted to bf16"
 ok "weights that are converted to bf16"
 
+# ---- a small machine: a static binary of musl, a small stack, no allocation once the first byte is printed
+if command -v musl-gcc >/dev/null; then
+    musl=(musl-gcc -std=c11 -O2 -static -I.)
+    "${musl[@]}" -Wall -Wextra -Werror -s examples/generate/generate.c -o "$work/small" -lm
+    (ulimit -s 128 && "$work/small" "$work/checkpoint" --bytes 60 "$prompt") | cmp - "$work/expected" || bad "another text with musl"
+    size=$(stat -c %s "$work/small")
+    ((size <= 1200000)) || bad "the static binary of musl has $size bytes, more than 1.2 MB"
+    ok "a static binary of musl, $size bytes, with 128 KB of stack"
+    wrap=-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=putchar
+    "${musl[@]}" examples/generate/generate.c tests/allocations.c $wrap -o "$work/counts" -lm
+    "$work/counts" "$work/checkpoint" --bytes 300 --seq 32 "$prompt" >/dev/null 2>"$work/log" # the window moves many times
+    grep -qE '^[1-9][0-9]* allocations, then 0$' "$work/log" || bad "allocations while it generates: $(cat "$work/log")"
+    ok "$(cat "$work/log") while it generates"
+else echo "skipped: no musl-gcc (musl-tools)"; fi
+
 # ---- invalid files
 refuses() { # WHAT SAYS ARGUMENT...
     local status=0

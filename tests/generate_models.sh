@@ -84,6 +84,23 @@ for name in "${names[@]}"; do
     cp "$work/$name/expected" "$folder/expected"
     same_tokens "$name.gguf" "$folder/f32"
 done
+# A folder and a GGUF file linked into one static program, which runs where there is no other file.
+for name in llama_tied llama_tied.gguf; do
+    [[ " ${names[*]} " == *" ${name%.gguf} "* ]] || continue
+    model=$work/$name
+    [[ ! -e $model/model.gguf ]] || model=$model/model.gguf
+    PYTHON=$python examples/generate/link_model.sh "$model" "$work/linked.program" -O1 -DTE_KEEP_CALLS -DPREFILL_ROWS=24 >"$work/log" 2>&1 ||
+        bad "$name: cannot link it: $(cat "$work/log")"
+    said=$(tail -n 1 "$work/log")
+    mv "$model" "$model.moved"
+    "$work/linked.program" --ids --tokens 64 --batch "$work/prompts" --slots 2 >"$work/together" 2>"$work/log" || bad "$name, linked: $(cat "$work/log")"
+    mv "$model.moved" "$model"
+    cmp "$work/together" "$work/$name/expected" || bad "$name: other tokens when linked"
+    if "$work/linked.program" one two >/dev/null 2>"$work/log"; then bad "$name, linked: two prompts are accepted"; fi
+    size=$(stat -c %s "$work/linked.program") of_model=$(stat -c %s "$work/$name"/model.* | sort -n | tail -n 1)
+    ((size - of_model <= 4000000)) || bad "$name, linked: $size bytes, $of_model of them weights"
+    ok "$name linked: ${said#*: }"
+done
 # Files that transformers reads, too: the table of a tied head under the name of the head, and an index of other files beside model.safetensors.
 for name in llama_tied gpt2; do
     [[ " ${names[*]} " == *" $name "* ]] || continue

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the library cannot be compiled for is refused by one line that says what to do: C before C11, a system without POSIX, nvcc
-# without a target (CUDA 13 then takes sm_75).
+# What the library cannot be compiled for is refused by one line that says what to do: C before C11, a system without POSIX, 32-bit
+# addresses, a big-endian CPU, nvcc without a target (CUDA 13 then takes sm_75).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -18,8 +18,16 @@ refused() { # TEXT COMMAND...: one #error, with this text, and at most 20 lines
 for compiler in gcc clang; do
     for standard in c90 c99 gnu99; do refused "compile with -std=c11" "$compiler" -std=$standard -I. -fsyntax-only; done
     refused "needs a system with POSIX" "$compiler" -std=c11 -U__unix__ -I. -fsyntax-only
+    if [[ $(uname -m) == x86_64 ]]; then
+        refused "64-bit addresses" "$compiler" -std=c11 -m32 -I. -fsyntax-only
+        refused "64-bit addresses" "$compiler" -std=c11 -mx32 -I. -fsyntax-only
+    fi
     "$compiler" -std=c11 -I. -fsyntax-only "$work/list.c"
 done
+refused "64-bit addresses" clang --target=armv7-linux-gnueabihf -std=c11 -I. -fsyntax-only
+refused "64-bit addresses" clang --target=riscv32-linux-gnu -std=c11 -I. -fsyntax-only
+for target in aarch64_be s390x powerpc64 mips64; do refused "needs a little-endian target" clang --target=$target-linux-gnu -std=c11 -I. -fsyntax-only; done
+if command -v aarch64-linux-gnu-gcc >/dev/null; then refused "needs a little-endian target" aarch64-linux-gnu-gcc -mbig-endian -std=c11 -I. -fsyntax-only; fi
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 [[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
 if [[ -x $nvcc ]]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the packages for building and testing on a bare Debian machine: compilers, OpenMP, OpenBLAS, Open MPI, Bazel, Catch2, CMake,
-# pkg-config, numpy. Does nothing if all are installed. The CUDA toolkit is optional and has to be installed by hand; nvcc is looked for in
-# $CUDA_HOME, in /usr/local/cuda and in the PATH.
+# Installs the packages for building and testing on a bare Debian machine: compilers (also for 64-bit ARM, with an emulator, and for musl),
+# OpenMP, OpenBLAS, Open MPI, Bazel, Catch2, CMake, pkg-config, numpy. Does nothing if all are installed. The CUDA toolkit is optional and has
+# to be installed by hand; nvcc is looked for in $CUDA_HOME, in /usr/local/cuda and in the PATH.
 set -euo pipefail
 
 packages=()
@@ -29,6 +29,11 @@ need make command -v make # Debian's cmake only recommends it
 need pkgconf command -v pkg-config
 need libpcre2-dev links gcc pcre2posix.h -lpcre2-8 # examples/generate's tokenizer, with the next one
 need libutf8proc-dev links gcc utf8proc.h -lutf8proc
+need musl-tools command -v musl-gcc # for the static program of tests/generate.sh
+if [[ $(uname -m) != aarch64 ]]; then # for tools/aarch64.sh
+    need g++-aarch64-linux-gnu command -v aarch64-linux-gnu-g++
+    need qemu-user command -v qemu-aarch64
+fi
 need python3-numpy /usr/bin/python3 -c 'import numpy'
 # Packages that are not in Debian: safetensors reads a checkpoint in one test, and tokenizers is what another compares with.
 # Without them these tests say that they are skipped.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs all tests that need no GPU and, where there is a GPU, the CUDA tests. Ends with `N passed, N failed`.
 #
-#     tools/test.sh [section...]      one or more of: fail headers asan clang gcc scripts cuda gpu
+#     tools/test.sh [section...]      one or more of: fail headers asan clang gcc scripts aarch64 cuda gpu
 #     tools/test.sh quick             whether the library works here, within four minutes (tools/quick.sh)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -41,6 +41,7 @@ section_scripts() { # two at a time; comm.sh runs by itself, because its ranks h
     rm -rf "$work"
     echo "$((n - bad)) passed, $bad failed"
 }
+section_aarch64() { tools/aarch64.sh; }
 section_gpu() { bazel_test --config=gpu; }
 # Checks that all tests, examples and benches compile with nvcc (--config=quick in .bazelrc). Tests of lists are compiled only to PTX, and not linked.
 # A compile takes at most 3.5 GB (see _MANY_MODELS_CUDA in tools/bazel/te.bzl); as many run at once as there are 6 GB of memory for each.
@@ -70,12 +71,13 @@ tools/setup.sh
 # What a section does, and what it takes on two cores, in seconds.
 declare -A about=(
     [fail]="lists that must not compile" [headers]="each header alone" [asan]="the host tests by clang with sanitizers"
-    [clang]="the host tests by clang" [gcc]="the host tests by gcc" [scripts]="the scripts of tests/" [cuda]="all CUDA code by nvcc"
+    [clang]="the host tests by clang" [gcc]="the host tests by gcc" [scripts]="the scripts of tests/"
+    [aarch64]="tests for 64-bit ARM, under emulation" [cuda]="all CUDA code by nvcc"
     [gpu]="the tests on this GPU")
-declare -A usual=([fail]=210 [headers]=60 [asan]=680 [clang]=500 [gcc]=430 [scripts]=480 [cuda]=370 [gpu]=600)
+declare -A usual=([fail]=210 [headers]=60 [asan]=680 [clang]=500 [gcc]=430 [scripts]=480 [aarch64]=90 [cuda]=370 [gpu]=600)
 sections=("$@")
 if [[ $# == 0 ]]; then
-    sections=(fail headers asan gcc scripts cuda) # asan is compiled by clang
+    sections=(fail headers asan gcc scripts aarch64 cuda) # asan is compiled by clang
     nvidia-smi -L >/dev/null 2>&1 && sections+=(gpu)
 fi
 

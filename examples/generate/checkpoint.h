@@ -13,6 +13,7 @@
 
 #include <unistd.h> /* access */
 
+#include "linked.h"     /* linked, open_to_read */
 #include "part.h"       /* part, END */
 #include "te/io/json.h" /* te_json */
 
@@ -35,7 +36,7 @@ static te_status check_config(te_context *ctx) {
     char path[MAX_PATH];
     uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a, as configure.py computes it */
     snprintf(path, sizeof path, "%s/config.json", from.folder);
-    FILE *f = fopen(path, "rb");
+    FILE *f = open_to_read(path);
     TE_REQUIRE(f, ctx, TE_ERROR_IO, "%.200s: cannot open it", path);
     for (int c; (c = getc(f)) != EOF;) hash = (hash ^ (uint64_t)c) * 0x100000001b3u;
     fclose(f);
@@ -52,7 +53,9 @@ static te_status open_file(const te_safetensors **file, const char *name, te_con
         TE_REQUIRE(i < MAX_FILES && strlen(name) < MAX_NAME && !strchr(name, '/'), ctx, TE_ERROR_FORMAT,
                    "the index names more than %d files, or one in another folder: %.60s", (int)MAX_FILES, name);
         snprintf(path, sizeof path, "%s/%s", from.folder, name);
-        TE_TRY(te_safetensors_map(&from.file[i], path, ctx));
+        const linked_file *in = linked(path);
+        TE_TRY(in ? te_safetensors_open_memory(&from.file[i], in->bytes, linked_size(in), ctx)
+                  : te_safetensors_map(&from.file[i], path, ctx));
         snprintf(from.name[i], MAX_NAME, "%s", name);
         from.files++;
     }
@@ -80,7 +83,7 @@ static te_status open_files(const char *const *prefixes, size_t count, const cha
     char path[MAX_PATH], name[MAX_NAME];
     const te_safetensors *file;
     snprintf(path, sizeof path, "%s/model.safetensors", from.folder);
-    const int is_one = !access(path, F_OK);
+    const int is_one = linked(path) || !access(path, F_OK);
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", from.folder);
     if (!is_one && !access(path, F_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
     else TE_TRY(open_file(&file, "model.safetensors", ctx));

@@ -218,6 +218,7 @@ static void run(void) {
 int main(int argc, char **argv) {
     char path[MAX_PATH], error[256];
     (void)argc;
+    sleep_while_waiting(argv);
     read_arguments(argv);
     check(te_context_create(&ctx, 0, 1), "context");
     snprintf(path, sizeof path, "%s/tokenizer.json", options.folder);

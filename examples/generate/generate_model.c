@@ -19,6 +19,7 @@
 #define PROGRAM "generate"
 
 #include "chat.h"       /* chat_text */
+#include "linked.h"     /* LINKED_FOLDER */
 #include "load_model.h" /* load_model, parts */
 #include "program.h"    /* die, check, text */
 #include "tokenizer.h"  /* tokenizer_encode */
@@ -465,6 +466,9 @@ static int read_option(char *const *argv) {
     return 2;
 }
 static void read_arguments(char *const *argv) {
+#ifdef MODEL_LINKED
+    options.folder = LINKED_FOLDER;
+#endif
     options.tokens = 256, options.slots = 8, options.top_p = 1;
     options.capacity = (int)te_min(MODEL_POSITIONS, DEFAULT_CAPACITY);
     for (int i = 1, n; argv[i]; i += n) {
@@ -498,6 +502,7 @@ static void open_tokenizer(void) {
 int main(int argc, char **argv) {
     text prompt = {NULL, 0, 0};
     (void)argc;
+    sleep_while_waiting(argv);
     read_arguments(argv);
     check(te_context_create(&ctx, 0, 1), "context");
     open_tokenizer();

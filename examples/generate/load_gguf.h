@@ -7,6 +7,7 @@
 #ifndef LOAD_GGUF_H
 #define LOAD_GGUF_H
 
+#include "linked.h"     /* linked */
 #include "load_model.h" /* part, bind_part */
 
 #ifdef MODEL_DEQUANTIZE
@@ -31,7 +32,8 @@ static te_status load_tensors(part *p, const te_packed *table, const char *prefi
 
 /* The model was compiled for one file: another one may have the same shapes and still mean another model. */
 static te_status open_model(const char *path, te_context *ctx) {
-    TE_TRY(te_gguf_map(&from, path, ctx));
+    const linked_file *in = linked(path);
+    TE_TRY(in ? te_gguf_open_memory(&from, in->bytes, linked_size(in), ctx) : te_gguf_map(&from, path, ctx));
     TE_REQUIRE(te_gguf_header_checksum(&from) == MODEL_CHECKSUM, ctx, TE_ERROR_VALUE,
                "%.200s: is not the file that this program was compiled for; run configure.py and compile again", path);
     return TE_OK;

@@ -10,11 +10,25 @@
 #include <stdio.h>  /* FILE */
 #include <stdlib.h> /* realloc, strtol */
 #include <time.h>   /* timespec_get */
+#include <unistd.h> /* execv */
 
 #include "te/infer.h" /* te_context */
 
+#ifndef __cplusplus
+extern int setenv(const char *name, const char *value, int replace); /* not declared with -std=c11 */
+#endif
+
 static te_context ctx;
 
+/* Let idle threads of OpenMP sleep instead of spin, unless the user has set OMP_WAIT_POLICY. While other programs run,
+ * a thread that spins takes the time in which the thread that it waits for could run. OpenMP reads the variable when it
+ * is loaded, so set the variable and start this program again. */
+static inline void sleep_while_waiting(char **argv) {
+#if defined _OPENMP && !TE_CUDA
+    if (!getenv("OMP_WAIT_POLICY") && !setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv);
+#endif
+    (void)argv;
+}
 static inline void die(const char *what, const char *why) {
     fprintf(stderr, PROGRAM ": %s%s%s\n", what, *why ? ": " : "", why);
     exit(1);

@@ -9,6 +9,7 @@
 
 #include <utf8proc.h> /* UTF8PROC_COMPOSE */
 
+#include "linked.h"           /* open_to_read */
 #include "tokenizer_values.h" /* loader */
 
 enum { MAX_FILE = 256 << 20 };
@@ -35,7 +36,7 @@ static int open_json(loader *l, json_file *f, int may_be_missing) {
     size_t n = 0, at = 0;
     char magic[4] = {0, 0, 0, 0};
     memset(f, 0, sizeof *f);
-    FILE *file = fopen(l->path, "rb");
+    FILE *file = open_to_read(l->path);
     if (!file) return may_be_missing ? 1 : fail(l, "cannot open it: %s", strerror(errno));
     f->is_gguf = fread(magic, 1, 4, file) == 4 && !memcmp(magic, "GGUF", 4);
     int ok = 0;

@@ -13,6 +13,7 @@
 #include <stdlib.h> /* free */
 #include <string.h> /* strlen */
 
+#include "linked.h"         /* linked */
 #include "te/io/gguf.h"     /* te_gguf_map */
 #include "tokenizer_impl.h" /* tokenizer_buffer */
 
@@ -254,7 +255,8 @@ int tokenizer_gguf_json(const char *path, tokenizer_buffer *to, char error[256])
     te_gguf_value tokens;
     memset(&w, 0, sizeof w);
     w.to = to;
-    w.status = te_gguf_map(&w.file, path, &w.ctx);
+    const linked_file *in = linked(path);
+    w.status = in ? te_gguf_open_memory(&w.file, in->bytes, linked_size(in), &w.ctx) : te_gguf_map(&w.file, path, &w.ctx);
     if (w.status == TE_OK) w.status = te_gguf_get_string(&model, &w.file, "tokenizer.ggml.model", &w.ctx);
     get_array(&w, &tokens, "tokenizer.ggml.tokens", TE_GGUF_string);
     if (w.status == TE_OK && is_text(model, "gpt2")) put_gpt2(&w, tokens);

@@ -1216,13 +1216,23 @@ static void compare_ranks(const options *o, const text *t) {
     check(te_group_compare(te_world_group(&ctx), s, (int)(sizeof s / sizeof s[0]), &ctx), "ranks");
 }
 
+/* Set an environment variable that is not set. Returns whether it was set here. */
+static inline int set_default(const char *name, const char *value) { return !getenv(name) && !setenv(name, value, 1); }
+
 int main(int argc, char **argv) {
     open_standard_files();
-#if defined(TE_CBLAS) && defined(__AVX512F__)
-    /* OpenBLAS up to 0.3.21 does not know newer processors and runs its AVX2 kernels on them, at half the speed. It reads
-     * OPENBLAS_CORETYPE when it is loaded, so set the variable and start this program again. */
-    if (!getenv("OPENBLAS_CORETYPE") && !setenv("OPENBLAS_CORETYPE", "SkylakeX", 1)) execv("/proc/self/exe", argv);
+    /* Libraries read these variables when they are loaded, so set them and start this program again. */
+    int again = 0;
+#if defined(_OPENMP) && !TE_CUDA
+    /* Idle threads sleep instead of spin: while other programs run, a thread that spins takes the time in which the
+     * thread that it waits for could run. */
+    again |= set_default("OMP_WAIT_POLICY", "passive");
 #endif
+#if defined(TE_CBLAS) && defined(__AVX512F__)
+    /* OpenBLAS up to 0.3.21 does not know newer processors and runs its AVX2 kernels on them, at half the speed. */
+    again |= set_default("OPENBLAS_CORETYPE", "SkylakeX");
+#endif
+    if (again) execv("/proc/self/exe", argv);
     options o = parse(argc, argv);
     const gpt_size *size = NULL;
     for (size_t i = 0; i < sizeof gpt_sizes / sizeof gpt_sizes[0]; i++)

@@ -27,6 +27,9 @@
 #elif defined __SIZEOF_POINTER__ && __SIZEOF_POINTER__ < 8
 #error "te: compile for a target with 64-bit addresses (not with -m32 or -mx32)"
 #include <te_stops_here.h> /* which does not exist */
+#elif defined __BYTE_ORDER__ && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "te: needs a little-endian target, because its files and packed weights are little-endian"
+#include <te_stops_here.h> /* which does not exist */
 #elif defined __CUDA_ARCH__ && __CUDA_ARCH__ < 800
 #error "te: needs sm_80 or newer: compile with nvcc -gencode arch=compute_80,code=sm_80 (H100: 90a)"
 #include <te_stops_here.h> /* which does not exist */

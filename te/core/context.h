@@ -67,6 +67,8 @@ typedef struct te_context {
                              * host) */
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int shared_bytes;       /* CUDA: how many bytes of shared memory a block may have on the device */
+    int isa;                /* host: the instructions that GEMMs use (te_isa in te/core/impl/target_host.h): the best
+                             * that the CPU and the program have; a caller may set it to a lower value of te_isa */
     void *kernel_memory;         /* host: memory for the tiles of kernels, one part for each thread that runs blocks
                                   * (te__host_kernel_memory) */
     size_t kernel_memory_bytes;

@@ -31,10 +31,6 @@
 #include <unistd.h>    /* read, write, lseek, close, access, getpid, geteuid */
 #include "../context.h" /* te_fail */
 
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "safetensors files are little-endian, and so must the machine be"
-#endif
-
 /* POSIX functions that the system's headers do not declare if the compiler runs with -std=c11. */
 TE_EXTERN_C int fsync(int fd);
 #ifndef __cplusplus

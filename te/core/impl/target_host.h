@@ -10,6 +10,41 @@
 #include "../context.h" /* te_context, te_target */
 #include "../lanes.h" /* te_block */
 
+/* ---- instruction sets -------------------------------------------------------------------------------------------- */
+
+/* The instructions for which a kernel of TE_KERNEL_ISA is compiled. TE_ISA_COMPILED: those that the compiler's options
+ * allow, also on other CPUs than x86. TE_ISA_AVX2: also AVX2, FMA and F16C. TE_ISA_AVX512: also AVX-512 F, BW, DQ, VL
+ * and VNNI. */
+typedef enum te_isa { TE_ISA_COMPILED, TE_ISA_AVX2, TE_ISA_AVX512 } te_isa;
+
+/* A program for x86 contains these kernels for each te_isa, and te_context_create chooses one by the CPU on which the
+ * program runs. The program contains them only once if the compiler's options allow AVX-512 already, or with
+ * -DTE_NO_DISPATCH. */
+#if defined __x86_64__ && defined __GNUC__ && !defined TE_NO_DISPATCH && \
+    !(defined __AVX512VNNI__ && defined __AVX512VL__ && defined __AVX512BW__ && defined __AVX512DQ__)
+#define TE__DISPATCH 1
+#define TE__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define TE__TARGET_AVX512 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#else
+#define TE__DISPATCH 0
+#define TE__TARGET_AVX2
+#define TE__TARGET_AVX512
+#endif
+
+/* The best te_isa of this CPU and program. CPUs with AVX2 and FMA also have F16C, whose name clang 14 does not know. */
+TE_API te_isa te__isa_of_cpu(void) {
+#if TE__DISPATCH
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TE_ISA_COMPILED;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                   __builtin_cpu_supports("avx512vnni") ? TE_ISA_AVX512 : TE_ISA_AVX2;
+#else
+    return TE_ISA_COMPILED;
+#endif
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
 typedef struct te_grid { int x, y; } te_grid;
 TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     te_grid g;
@@ -31,6 +66,29 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {              \
         return te__host_launch(ctx, name, grid, args, bytes);                                      \
     }
+
+/* Define a kernel as TE_KERNEL_MEMORY does, compiled for each te_isa. In the body, te_isa_ is the constant te_isa, and
+ * every function that the body calls must be a TE_FN, which is then compiled for these instructions as well. */
+#if TE__DISPATCH
+#define TE__KERNEL_OF_ISA(name, isa, attribute, type, ...)                                          \
+    attribute TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at, void *te_memory) {     \
+        const type *te_args = (const type *)te_arg_;                                                \
+        const te_isa te_isa_ = isa;                                                                 \
+        (void)te_args, (void)te_at, (void)te_memory, (void)te_isa_;                                 \
+        __VA_ARGS__;                                                                                \
+    }
+#define TE_KERNEL_ISA(name, type, bytes, ...)                                                       \
+    TE__KERNEL_OF_ISA(name, TE_ISA_COMPILED, , type, __VA_ARGS__)                                   \
+    TE__KERNEL_OF_ISA(name##_avx2, TE_ISA_AVX2, TE__TARGET_AVX2, type, __VA_ARGS__)                 \
+    TE__KERNEL_OF_ISA(name##_avx512, TE_ISA_AVX512, TE__TARGET_AVX512, type, __VA_ARGS__)           \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {               \
+        return te__host_launch(ctx, ctx->isa == TE_ISA_AVX512 ? name##_avx512                       \
+                                    : ctx->isa == TE_ISA_AVX2 ? name##_avx2 : name, grid, args, bytes); \
+    }
+#else
+#define TE_KERNEL_ISA(name, type, bytes, ...)                                                       \
+    TE_KERNEL_MEMORY(name, type, bytes, const te_isa te_isa_ = TE_ISA_COMPILED; (void)te_isa_; __VA_ARGS__)
+#endif
 
 /* On CUDA these macros define templates, so that a program contains only the kernels that it uses. On the host they
  * define plain functions, because host compilers drop unused functions anyway (see target_cuda.h). */
@@ -144,7 +202,7 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);
     TE_REQUIRE(device == 0, ctx, TE_ERROR_DEVICE, "the host target has one device, 0; %d was asked for", device);
-    ctx->target = &host, ctx->at = ctx, ctx->processors = 1;
+    ctx->target = &host, ctx->at = ctx, ctx->processors = 1, ctx->isa = (int)te__isa_of_cpu();
     const te_status status = te_allocate(ctx, (void **)&ctx->rng, sizeof *ctx->rng);
     if (status != TE_OK) return ctx->target = 0, status;
     ctx->rng->seed = seed, ctx->rng->offset = 0;

@@ -2,7 +2,7 @@
  * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" one.
  *
  * All of these loops multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result
- * is rounded at the end. The skinny loop widens the weight piece by piece instead, so that it reads the weight from
+ * is rounded at the end. The skinny loop widens the weight in registers instead, so that it reads the weight from
  * memory once and stores no copy of it. te__gemm_supports returns 0 for GEMMs with an epilogue, so that pointwise
  * kernels compute the epilogue's ops.
  *
@@ -21,6 +21,9 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../gemm_types.h"     /* te_gemm, te_scale_at */
 
+#ifdef __aarch64__
+#include <arm_neon.h> /* vfmaq_f32 */
+#endif
 #ifdef TE_CBLAS
 #include <cblas.h> /* cblas_sgemm */
 #endif
@@ -91,21 +94,60 @@ TE_FN void te__round_body(const te__round_args *a, te_block b) {
 }
 TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
 
+/* ---- inner loops ------------------------------------------------------------------------------------------------- */
+
+/* How many bytes ahead of its use the skinny loop prefetches the weight into the cache. */
+enum { TE__SKINNY_AHEAD = 8192 };
+
+/* Loops for registers of 4, 8 and 16 floats, of which a program needs one or, for several te_isa, all three. */
+#if defined __AVX512F__
+#define TE__LANES_COMPILED 16
+#elif defined __AVX__
+#define TE__LANES_COMPILED 8
+#else
+#define TE__LANES_COMPILED 4
+#endif
+#if TE__DISPATCH || TE__LANES_COMPILED == 16
+#define TE__LANES 16
+#include "gemm_host_micro.inc" /* te__skinny_micro_16, te__sgemm_micro_16 */
+#endif
+#if TE__DISPATCH || TE__LANES_COMPILED == 8
+#define TE__LANES 8
+#include "gemm_host_micro.inc" /* te__skinny_micro_8, te__sgemm_micro_8 */
+#endif
+#if TE__LANES_COMPILED == 4
+#define TE__LANES 4
+#include "gemm_host_micro.inc" /* te__skinny_micro_4, te__sgemm_micro_4 */
+#endif
+/* The number of floats in a register of these instructions. */
+TE_FN int te__lanes_of(te_isa isa) {
+    return isa == TE_ISA_AVX512 ? 16 : isa == TE_ISA_AVX2 && TE__LANES_COMPILED < 8 ? 8 : TE__LANES_COMPILED;
+}
+/* Call the loop `name` for registers of `lanes` floats, a compile-time constant. */
+#if TE__DISPATCH
+#define TE__CALL_OF_LANES(name, lanes, ...)  \
+    ((lanes) == 16  ? name##_16(__VA_ARGS__) \
+     : (lanes) == 8 ? name##_8(__VA_ARGS__)  \
+                    : TE__COMPILED_LOOP(name)(__VA_ARGS__))
+#else
+#define TE__CALL_OF_LANES(name, lanes, ...) ((void)(lanes), TE__COMPILED_LOOP(name)(__VA_ARGS__))
+#endif
+#if TE__LANES_COMPILED == 16
+#define TE__COMPILED_LOOP(name) name##_16
+#elif TE__LANES_COMPILED == 8
+#define TE__COMPILED_LOOP(name) name##_8
+#else
+#define TE__COMPILED_LOOP(name) name##_4
+#endif
+
 /* ---- the blocked loop in f32 ------------------------------------------------------------------------------------- */
 
 #ifndef TE_CBLAS
 /* The blocked loop. Each block (on a CPU, the unit of work that a thread takes) computes one tile of D, 96 x 64. For
  * each 256 elements of k the block first copies ("packs") the tile's slices of A and B into the order in which the
- * inner loop reads them. The inner loop accumulates 12 x 16 sums in registers with AVX-512, and 6 x 16 without, where
- * there are fewer registers. Vectors of 16 floats are an extension of the compiler (vector_size), which maps them to
- * the processor's vector registers. */
-#ifdef __AVX512F__
-enum { TE__REG_M = 12 };
-#else
-enum { TE__REG_M = 6 };
-#endif
-enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_N = 16 };
-typedef float te__v16 __attribute__((vector_size(64), aligned(4)));
+ * inner loop reads them. The inner loop accumulates 12 x 16 sums in registers with AVX-512, 6 x 16 with AVX2, and 4 x
+ * 16 without, where there are fewer registers. */
+enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_N = 16, TE__REG_MAX_M = 12 };
 typedef struct te__sgemm_args {
     int64_t m, n, k;
     int trans_a, trans_b;
@@ -113,16 +155,21 @@ typedef struct te__sgemm_args {
     const float *a, *b;
     float *c;
 } te__sgemm_args;
+/* A tile's slices of A and B, packed. */
+typedef struct te__sgemm_packed {
+    float a[TE__TILE_M * TE__TILE_K], b[TE__TILE_N * TE__TILE_K];
+} te__sgemm_packed;
 
-/* Copy the tile's slices of A and B, `kk` elements of k from k0 on, to pa and pb in the order in which te__sgemm_micro
- * reads them. Elements beyond m and n are set to 0. */
-TE_FN void te__sgemm_pack(float *pa, float *pb, const te__sgemm_args *g, int64_t m0, int64_t n0, int64_t k0, int kk) {
+/* Copy the tile's slices of A and B, `kk` elements of k from k0 on, in the order in which te__sgemm_micro reads them,
+ * `reg_m` rows of A at a time. Elements beyond m and n are set to 0. */
+TE_FN void te__sgemm_pack(te__sgemm_packed *packed, const te__sgemm_args *g, int64_t m0, int64_t n0, int64_t k0, int kk,
+                          int reg_m) {
+    float *const pa = packed->a, *const pb = packed->b;
     for (int i = 0; i < TE__TILE_M; i++)
         for (int p = 0; p < kk; p++)
-            pa[(i / TE__REG_M) * TE__REG_M * kk + p * TE__REG_M + i % TE__REG_M] =
-                m0 + i >= g->m ? 0.0f
-                : g->trans_a   ? g->a[(k0 + p) * g->m + m0 + i]
-                               : g->a[(m0 + i) * g->k + k0 + p];
+            pa[(i / reg_m) * reg_m * kk + p * reg_m + i % reg_m] = m0 + i >= g->m ? 0.0f
+                                                                   : g->trans_a   ? g->a[(k0 + p) * g->m + m0 + i]
+                                                                                  : g->a[(m0 + i) * g->k + k0 + p];
     for (int j = 0; j < TE__TILE_N; j++)
         for (int p = 0; p < kk; p++)
             pb[(j / TE__REG_N) * TE__REG_N * kk + p * TE__REG_N + j % TE__REG_N] =
@@ -130,38 +177,26 @@ TE_FN void te__sgemm_pack(float *pa, float *pb, const te__sgemm_args *g, int64_t
                 : g->trans_b   ? g->b[(n0 + j) * g->k + k0 + p]
                                : g->b[(k0 + p) * g->n + n0 + j];
 }
-TE_FN void te__sgemm_micro(te__v16 sum[TE__REG_M], const float *pa, const float *pb, int kk) {
-    te__v16 s[TE__REG_M];
-    for (int i = 0; i < TE__REG_M; i++) s[i] = sum[i];
-    for (int p = 0; p < kk; p++) {
-        const te__v16 b = *(const te__v16 *)(const void *)(pb + p * TE__REG_N);
-        for (int i = 0; i < TE__REG_M; i++) s[i] += pa[p * TE__REG_M + i] * b;
-    }
-    for (int i = 0; i < TE__REG_M; i++) sum[i] = s[i];
-}
-/* A tile's slices of A and B, packed. */
-typedef struct te__sgemm_packed { float a[TE__TILE_M * TE__TILE_K], b[TE__TILE_N * TE__TILE_K]; } te__sgemm_packed;
-TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b, te__sgemm_packed *packed) {
-    float *const pa = packed->a, *const pb = packed->b;
+TE_FN void te__sgemm_tile(const te__sgemm_args *g, te_block b, te__sgemm_packed *packed, te_isa isa) {
+    const int lanes = te__lanes_of(isa), reg_m = lanes == 16 ? TE__REG_MAX_M : lanes == 8 ? 6 : 4;
     const int64_t m0 = (int64_t)b.x * TE__TILE_M, n0 = (int64_t)b.y * TE__TILE_N;
     for (int64_t k0 = 0; k0 < te_max(g->k, 1); k0 += TE__TILE_K) {
         const int kk = (int)te_min(TE__TILE_K, g->k - k0);
-        te__sgemm_pack(pa, pb, g, m0, n0, k0, kk);
-        for (int i = 0; i < TE__TILE_M && m0 + i < g->m; i += TE__REG_M)
+        te__sgemm_pack(packed, g, m0, n0, k0, kk, reg_m);
+        for (int i = 0; i < TE__TILE_M && m0 + i < g->m; i += reg_m)
             for (int j = 0; j < TE__TILE_N && n0 + j < g->n; j += TE__REG_N) {
-                te__v16 sum[TE__REG_M];
-                memset(sum, 0, sizeof sum);
-                te__sgemm_micro(sum, pa + i * kk, pb + j * kk, kk);
-                for (int r = 0; r < TE__REG_M && m0 + i + r < g->m; r++)
+                float sum[TE__REG_MAX_M * TE__REG_N];
+                TE__CALL_OF_LANES(te__sgemm_micro, lanes, sum, packed->a + i * kk, packed->b + j * kk, kk);
+                for (int r = 0; r < reg_m && m0 + i + r < g->m; r++)
                     for (int s = 0; s < TE__REG_N && n0 + j + s < g->n; s++) {
                         float *c = g->c + (m0 + i + r) * g->n + n0 + j + s;
-                        *c = g->alpha * sum[r][s] + (k0 ? *c : g->beta != 0 ? g->beta * *c : 0.0f);
+                        *c = g->alpha * sum[r * TE__REG_N + s] + (k0 ? *c : g->beta != 0 ? g->beta * *c : 0.0f);
                     }
             }
     }
 }
-TE_KERNEL_MEMORY(te__sgemm, te__sgemm_args, sizeof(te__sgemm_packed),
-                 te__sgemm_tile(te_args, te_at, (te__sgemm_packed *)te_memory))
+TE_KERNEL_ISA(te__sgemm, te__sgemm_args, sizeof(te__sgemm_packed),
+              te__sgemm_tile(te_args, te_at, (te__sgemm_packed *)te_memory, te_isa_))
 #endif
 
 /* Computes c = alpha op(a) op(b) + beta c in f32. alpha, the sizes and the transposes are those of g. */
@@ -184,71 +219,95 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 /* ---- a few rows -------------------------------------------------------------------------------------------------- */
 
 /* The skinny loop. Each block (on a CPU, the unit of work that a thread takes) computes TE__SKINNY_BLOCK columns of D,
- * TE__SKINNY_N columns at a time. For these columns the block widens TE__SKINNY_K elements of each of the corresponding
- * TE__SKINNY_N rows of the weight to float, in memory that stays in the L1 cache, and multiplies them by each row of A.
- * Memory traffic: the weight is read once. The order of a sum depends on k alone, so a row of D is bitwise identical
- * whatever m is. */
-enum { TE__SKINNY_N = 4, TE__SKINNY_K = 512, TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
-typedef float te__skinny_sum __attribute__((vector_size(4 * TE__SKINNY_LANES), aligned(4)));
-typedef struct te__skinny_args { const te_gemm *g; const float *a; } te__skinny_args;
+ * one after the other: it multiplies a row of the weight, whose elements are converted to float in registers, by up to
+ * four rows of A at a time. Memory traffic: the weight is read once. (Several rows of the weight at a time would be
+ * several streams, which hardware prefetches badly.) The order of a sum depends on k alone, so a row of D is bitwise
+ * identical whatever m is. */
+enum { TE__SKINNY_BLOCK = 32, TE__SKINNY_LANES = 16 };
+typedef struct te__skinny_args {
+    const te_gemm *g;
+    const float *a;        /* [m, k] */
+    const uint8_t *weight; /* [rows, k] of `dtype`: f32, bf16 or f16; need not be aligned */
+    te_dtype dtype;
+    int64_t rows, first; /* the rows of the weight, and the column of D that belongs to the first of them */
+} te__skinny_args;
 
-/* Copies `kk` elements of a row, from index `at` on, to to[0], to[1], .., as floats. The elements of `to` behind these,
- * up to the next multiple of TE__SKINNY_LANES, are set to 0. */
-TE_FN void te__skinny_widen(float *to, const void *from, int64_t at, int kk, te_dtype dtype) {
-    if (dtype == TE_f32) memcpy(to, (const float *)from + at, (size_t)kk * sizeof(float));
-    else if (dtype == TE_bf16)
-        for (int i = 0; i < kk; i++) to[i] = te_load(from, at + i, TE_bf16);
+/* sum[16 r + i] += the products w[p] a[r stride + p] of all p with p % 16 == i, for r < count, where p < kk is a
+ * multiple of 16 (te__skinny_micro). */
+TE_FN void te__skinny_add(float *sum, const float *a, int64_t stride, const uint8_t *w, int64_t kk, int count,
+                          te_dtype dtype, te_isa isa) {
+    const int lanes = te__lanes_of(isa);
+    if (count == 4)
+        TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 4, dtype);
+    else if (count == 2)
+        TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 2, dtype);
     else
-        for (int i = 0; i < kk; i++) to[i] = te_load(from, at + i, TE_f16);
-    for (int i = kk; i % TE__SKINNY_LANES; i++) to[i] = 0.0f;
+        TE__CALL_OF_LANES(te__skinny_micro, lanes, sum, a, stride, w, kk, 1, dtype);
 }
-TE_FN void te__skinny_micro(te__skinny_sum sum[TE__SKINNY_N], const float *a, const float b[][TE__SKINNY_K], int kk) {
-    te__skinny_sum s0 = sum[0], s1 = sum[1], s2 = sum[2], s3 = sum[3];
-    for (int p = 0; p < kk; p += TE__SKINNY_LANES) {
-        const te__skinny_sum x = *(const te__skinny_sum *)(const void *)(a + p);
-        s0 += x * *(const te__skinny_sum *)(const void *)(b[0] + p);
-        s1 += x * *(const te__skinny_sum *)(const void *)(b[1] + p);
-        s2 += x * *(const te__skinny_sum *)(const void *)(b[2] + p);
-        s3 += x * *(const te__skinny_sum *)(const void *)(b[3] + p);
-    }
-    sum[0] = s0, sum[1] = s1, sum[2] = s2, sum[3] = s3;
-}
-TE_FN void te__skinny_store(const te_gemm *g, int64_t i, int64_t j, const te__skinny_sum *sum) {
-    float total = 0.0f;
-    for (int lane = 0; lane < TE__SKINNY_LANES; lane++) total += (*sum)[lane];
-    const int64_t at = i * g->n + j;
-    te_store(g->d, at, g->alpha * total + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
-}
-TE_FN void te__skinny_body(const te__skinny_args *args, te_block block) {
+/* Compute D[i][j] to D[i + count - 1][j] with row `w` of the weight. count: 1, 2 or 4. */
+TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, const uint8_t *w, int count,
+                             te_dtype dtype, te_isa isa) {
     const te_gemm *g = args->g;
-    const int64_t first = (int64_t)block.x * TE__SKINNY_BLOCK, end = te_min(g->n, first + TE__SKINNY_BLOCK);
-    float b[TE__SKINNY_N][TE__SKINNY_K], last_of_a[TE__SKINNY_K];
-    for (int64_t j = first; j < end; j += TE__SKINNY_N) {
-        te__skinny_sum sum[TE__SKINNY_M][TE__SKINNY_N];
-        memset(sum, 0, sizeof sum);
-        for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
-            const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            /* Beyond the last row of the weight, the last row is loaded again; the results for it are not stored. */
-            for (int r = 0; r < TE__SKINNY_N; r++)
-                te__skinny_widen(b[r], g->b, te_min(j + r, end - 1) * g->k + k0, kk, g->dtype);
-            for (int i = 0; i < (int)g->m; i++) {
-                const float *a = args->a + i * g->k + k0;
-                if (kk % TE__SKINNY_LANES) te__skinny_widen(last_of_a, a, 0, kk, TE_f32), a = last_of_a;
-                te__skinny_micro(sum[i], a, (const float (*)[TE__SKINNY_K])b, kk);
-            }
-        }
-        for (int i = 0; i < (int)g->m; i++)
-            for (int r = 0; r < TE__SKINNY_N && j + r < end; r++) te__skinny_store(g, i, j + r, &sum[i][r]);
+    const int64_t size = dtype == TE_f32 ? 4 : 2, lanes = TE__SKINNY_LANES, whole = g->k / lanes * lanes;
+    const size_t rest = (size_t)(g->k - whole);
+    const float *a = args->a + i * g->k;
+    float sum[4 * TE__SKINNY_LANES], last_of_a[4 * TE__SKINNY_LANES];
+    uint8_t last_of_w[4 * TE__SKINNY_LANES];
+    memset(sum, 0, sizeof sum);
+    if (rest) { /* the last elements, with zeros behind them */
+        memset(last_of_a, 0, sizeof last_of_a), memset(last_of_w, 0, sizeof last_of_w);
+        memcpy(last_of_w, w + whole * size, rest * (size_t)size);
+        for (int r = 0; r < count; r++)
+            memcpy(last_of_a + TE__SKINNY_LANES * r, a + r * g->k + whole, rest * sizeof(float));
+    }
+    /* One call in a loop instead of two calls, so that the program contains the inlined function once. */
+    for (int last = 0; last < (rest ? 2 : 1); last++)
+        te__skinny_add(sum, last ? last_of_a : a, last ? lanes : g->k, last ? last_of_w : w, last ? lanes : whole,
+                       count, dtype, isa);
+    for (int r = 0; r < count; r++) {
+        const int64_t at = (i + r) * g->n + j;
+        float total = 0.0f;
+        for (int lane = 0; lane < TE__SKINNY_LANES; lane++) total += sum[TE__SKINNY_LANES * r + lane];
+        te_store(g->d, at, g->alpha * total + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
     }
 }
-TE_KERNEL(te__skinny, 1, te__skinny_args, te__skinny_body(te_args, te_at))
+/* Compute the block's columns of D in up to TE__SKINNY_M rows. dtype: that of the weight, a compile-time constant. */
+TE_FN void te__skinny_columns(const te__skinny_args *args, te_block block, te_dtype dtype, te_isa isa) {
+    const int64_t from = (int64_t)block.x * TE__SKINNY_BLOCK, to = te_min(args->rows, from + TE__SKINNY_BLOCK);
+    const int64_t m0 = (int64_t)block.y * TE__SKINNY_M, m1 = te_min(args->g->m, m0 + TE__SKINNY_M);
+    for (int64_t row = from; row < to; row++) {
+        const uint8_t *w = args->weight + row * args->g->k * (dtype == TE_f32 ? 4 : 2);
+        int64_t i = m0;
+        for (; i + 4 <= m1; i += 4) te__skinny_column(args, i, args->first + row, w, 4, dtype, isa);
+        if (i + 2 <= m1) te__skinny_column(args, i, args->first + row, w, 2, dtype, isa), i += 2;
+        if (i < m1) te__skinny_column(args, i, args->first + row, w, 1, dtype, isa);
+    }
+}
+TE_FN void te__skinny_body(const te__skinny_args *args, te_block block, te_isa isa) {
+    if (args->dtype == TE_f32)
+        te__skinny_columns(args, block, TE_f32, isa);
+    else if (args->dtype == TE_bf16)
+        te__skinny_columns(args, block, TE_bf16, isa);
+    else
+        te__skinny_columns(args, block, TE_f16, isa);
+}
+TE_KERNEL_ISA(te__skinny, te__skinny_args, 0, te__skinny_body(te_args, te_at, te_isa_))
 
+/* Compute the columns of D that belong to `rows` rows of a weight in f32, bf16 or f16, from column `first` on. a: A as
+ * floats. */
+TE_API te_status te__skinny_part(const te_gemm *g, const float *a, const void *weight, te_dtype dtype, int64_t rows,
+                                 int64_t first, te_context *ctx) {
+    te__skinny_args args;
+    args.g = g, args.a = a, args.weight = (const uint8_t *)weight, args.dtype = dtype;
+    args.rows = rows, args.first = first;
+    return te__skinny_launch(ctx, te__grid_of(te_ceil_div(rows, TE__SKINNY_BLOCK), te_ceil_div(g->m, TE__SKINNY_M)),
+                             &args);
+}
 TE_API te_status te__skinny_run(const te_gemm *g, te_context *ctx) {
     float *scratch = g->scratch;
-    te__skinny_args args;
-    args.g = g, args.a = (const float *)g->a;
-    if (g->dtype != TE_f32) args.a = te__widened(ctx, &scratch, g->a, g->m * g->k, g->dtype);
-    return te__skinny_launch(ctx, te__grid_of(te_ceil_div(g->n, TE__SKINNY_BLOCK), 1), &args);
+    const float *a = (const float *)g->a;
+    if (g->dtype != TE_f32) a = te__widened(ctx, &scratch, g->a, g->m * g->k, g->dtype);
+    return te__skinny_part(g, a, g->b, g->dtype, g->n, 0, ctx);
 }
 
 /* ---- FP8 with rowwise or blockwise scales ------------------------------------------------------------------------ */

@@ -3,8 +3,8 @@
  * te/quant/block_formats.h. The kernels compute one part after the other, and dequantize no weight in memory.
  *
  * For a part of W in a block format A is rounded to 8 bits (quantized_activations.h), so that dot products are sums of
- * integers. They are computed by the kernels of gemm_quantized_x86.h and gemm_quantized_avx512.h; on ARM with dot
- * product instructions (-march=armv8.2-a+dotprod) by a loop with these; on other CPUs in plain C. Parts in f32, f16 and
+ * integers. They are computed by the kernels of gemm_quantized_x86.h, gemm_quantized_avx512.h and
+ * gemm_quantized_neon.h, and on other CPUs in plain C. On x86 te_context.isa chooses the kernels. Parts in f32, f16 and
  * bf16 are multiplied in float.
  */
 #ifndef TE_GEMM_QUANTIZED_H
@@ -12,12 +12,10 @@
 
 #include "../../quant/block_formats.h" /* te_quantized_weight, te_dequantize_row */
 #include "../gemm_types.h"             /* te_gemm */
-#include "gemm_quantized_avx512.h"     /* te__x86_skinny, te__x86_tile */
+#include "gemm_quantized_avx512.h"     /* te__avx512_kernel, te__x86_tile */
+#include "gemm_quantized_neon.h"       /* te__neon_kernel */
 #if !TE_CUDA
-#include "gemm_host.h" /* te__skinny_micro, te__widened */
-#ifdef __ARM_FEATURE_DOTPROD
-#include <arm_neon.h> /* vdotq_s32 */
-#endif
+#include "gemm_host.h" /* te__skinny_part, te__widened */
 #endif
 
 #if !TE_CUDA
@@ -53,47 +51,10 @@ TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *to
     return te__lookup_launch(ctx, te__grid_of(rows, 1), &a);
 }
 
-/* ---- by floats --------------------------------------------------------------------------------------------------- */
-
-/* Multiplies A by a part of the weight that is stored in f32, f16 or bf16: TE__SKINNY_K values of each of TE__SKINNY_N
- * rows of the weight are converted to floats at a time, in memory that stays in the L1 cache, and are multiplied by up
- * to TE__SKINNY_M rows of A. */
-typedef struct te__by_floats_args {
-    const te_gemm *g;
-    const float *a;             /* [m, k] */
-    const te_weight_part *part;
-    int64_t first;              /* the column of D that belongs to the first row of this part of the weight */
-} te__by_floats_args;
-TE_API void te__by_floats_load(float to[TE__SKINNY_K], const te__by_floats_args *a, int64_t row, int64_t k0, int kk) {
-    const te_block_format f = a->part->format;
-    const uint8_t *w = (const uint8_t *)a->part->data + (size_t)row * te_block_row_bytes(f, a->g->k);
-    te__dequantize_columns(to, w, a->g->k, k0, kk, f);
-    for (int i = kk; i % TE__SKINNY_LANES; i++) to[i] = 0.0f;
+/* The dtype of a part in f32, f16 or bf16. */
+TE_API te_dtype te__dtype_of_block(te_block_format f) {
+    return f == TE_BLOCK_f32 ? TE_f32 : f == TE_BLOCK_f16 ? TE_f16 : TE_bf16;
 }
-TE_API void te__by_floats_body(const te__by_floats_args *args, te_block block) {
-    const te_gemm *g = args->g;
-    const int64_t from = (int64_t)block.x * TE__SKINNY_BLOCK, to = te_min(args->part->rows, from + TE__SKINNY_BLOCK);
-    const int64_t m0 = (int64_t)block.y * TE__SKINNY_M;
-    const int rows = (int)te_min(TE__SKINNY_M, g->m - m0);
-    float b[TE__SKINNY_N][TE__SKINNY_K], last_of_a[TE__SKINNY_K];
-    for (int64_t j = from; j < to; j += TE__SKINNY_N) {
-        te__skinny_sum sum[TE__SKINNY_M][TE__SKINNY_N];
-        memset(sum, 0, sizeof sum);
-        for (int64_t k0 = 0; k0 < g->k; k0 += TE__SKINNY_K) {
-            const int kk = (int)te_min(TE__SKINNY_K, g->k - k0);
-            for (int r = 0; r < TE__SKINNY_N; r++) te__by_floats_load(b[r], args, te_min(j + r, to - 1), k0, kk);
-            for (int i = 0; i < rows; i++) {
-                const float *a = args->a + (m0 + i) * g->k + k0;
-                if (kk % TE__SKINNY_LANES) te__skinny_widen(last_of_a, a, 0, kk, TE_f32), a = last_of_a;
-                te__skinny_micro(sum[i], a, (const float (*)[TE__SKINNY_K])b, kk);
-            }
-        }
-        for (int i = 0; i < rows; i++)
-            for (int r = 0; r < TE__SKINNY_N && j + r < to; r++)
-                te__skinny_store(g, m0 + i, args->first + j + r, &sum[i][r]);
-    }
-}
-TE_KERNEL(te__by_floats, 1, te__by_floats_args, te__by_floats_body(te_args, te_at))
 
 /* ---- by integers ------------------------------------------------------------------------------------------------- */
 
@@ -101,7 +62,9 @@ enum {
     /* the largest number of rows of A for which the skinny kernels are faster than te__x86_tile */
     TE__QUANTIZED_SKINNY = 24,
     TE__QUANTIZED_M = 512, /* the largest number of rows of A that one block of the kernel te__by_integers multiplies */
-    TE__QUANTIZED_ROWS = 32,         /* rows of the weight per block if A has more than TE__QUANTIZED_SKINNY rows */
+    TE__QUANTIZED_ROWS = 32, /* rows of the weight per block if A has more than TE__QUANTIZED_SKINNY rows */
+    /* rows of the weight that are multiplied by all rows of A before the next rows are read */
+    TE__QUANTIZED_GROUP = 16,
     /* bytes of the weight per block, approximately, if A has at most TE__QUANTIZED_SKINNY rows */
     TE__QUANTIZED_BYTES = 64 * 1024,
     /* If A has at most TE__QUANTIZED_SKINNY rows, even a small weight is divided into about this many blocks, so that
@@ -115,6 +78,7 @@ typedef struct te__by_integers_args {
     const te_weight_part *part;
     int64_t first; /* the column of D that belongs to the first row of this part of the weight */
     int64_t rows;  /* how many rows of this part of the weight each block multiplies; a multiple of 16 */
+    te_isa isa;    /* the instructions of the kernels */
 } te__by_integers_args;
 
 /* Store v, the product of row i of A and row j of the part, which is multiplied by the row's scale in int8. */
@@ -130,15 +94,9 @@ TE_FN void te__quantized_store(const te__by_integers_args *args, int64_t i, int6
 
 /* Returns the dot product of n integers of 8 bits; n is 16 or 32, a compile-time constant. */
 TE_FN int te__plain_dot(const int8_t *q, const int8_t *y, int n) {
-#ifdef __ARM_FEATURE_DOTPROD
-    int32x4_t dot = vdotq_s32(vdupq_n_s32(0), vld1q_s8(q), vld1q_s8(y));
-    if (n > 16) dot = vdotq_s32(dot, vld1q_s8(q + 16), vld1q_s8(y + 16));
-    return vaddvq_s32(dot);
-#else
     int dot = 0;
     for (int i = 0; i < n; i++) dot += q[i] * y[i];
     return dot;
-#endif
 }
 /* Plain C: sets sum[i] to the dot product of row i of the activations and the row of the weight that is stored at w.
  * Each block of the weight's row is unpacked once, for all rows of the activations. */
@@ -170,20 +128,43 @@ TE_API void te__plain_part(const te__by_integers_args *args, const te__activatio
         for (int i = 0; i < (int)a->m; i++) te__quantized_store(args, m0 + i, j, sum[i]);
     }
 }
-#if TE__QUANTIZED_X86
-TE_API void te__x86_part(const te__by_integers_args *args, const te__activations *a, int64_t m0, int64_t from,
-                         int64_t to) {
+/* The skinny kernel of these instructions for format f and 1, 2 or 4 rows of A; null: there is none, and plain C
+ * multiplies. */
+TE_API te__columns_kernel *te__columns_kernel_of(te_block_format f, int count, te_isa isa) {
+#if TE__DISPATCH
+    return isa == TE_ISA_AVX512 ? te__avx512_kernel(f, count) : isa == TE_ISA_AVX2 ? te__avx2_kernel(f, count) : 0;
+#else
+    (void)isa;
+#if defined TE__QUANTIZED_AVX512
+    return te__avx512_kernel(f, count);
+#elif TE__QUANTIZED_X86
+    return te__avx2_kernel(f, count);
+#elif TE__QUANTIZED_NEON
+    return te__neon_kernel(f, count);
+#else
+    return (void)f, (void)count, (te__columns_kernel *)0;
+#endif
+#endif
+}
+/* By skinny kernels: each row of the weight is multiplied by up to four rows of A at a time, and TE__QUANTIZED_GROUP
+ * rows of the weight are multiplied by all rows of A before the next ones are read. The order of a sum does not depend
+ * on the number of rows of A. */
+TE_API void te__columns_part(const te__by_integers_args *args, const te__activations *a, int64_t m0, int64_t from,
+                             int64_t to) {
     const te_weight_part *part = args->part;
     const size_t stride = te_block_row_bytes(part->format, a->k);
-    float out[TE__QUANTIZED_M * TE__X86_ROWS];
-    for (int64_t j = from; j < to; j += TE__X86_ROWS) {
-        const int rows = (int)te_min(TE__X86_ROWS, to - j);
-        te__x86_skinny(out, (const uint8_t *)part->data + (size_t)j * stride, stride, rows, a, part->format);
-        for (int i = 0; i < (int)a->m; i++)
-            for (int r = 0; r < rows; r++) te__quantized_store(args, m0 + i, j + r, out[i * TE__X86_ROWS + r]);
-    }
+    for (int64_t j0 = from; j0 < to; j0 += TE__QUANTIZED_GROUP)
+        for (int64_t i = 0; i < a->m; i += TE__SKINNY_COLUMNS) {
+            const int count = (int)te_min(TE__SKINNY_COLUMNS, a->m - i);
+            const int64_t last = a->m - 1, row[4] = {i, te_min(i + 1, last), te_min(i + 2, last), te_min(i + 3, last)};
+            te__columns_kernel *const kernel = te__columns_kernel_of(part->format, count, args->isa);
+            for (int64_t j = j0; j < te_min(to, j0 + TE__QUANTIZED_GROUP); j++) {
+                float v[TE__SKINNY_COLUMNS];
+                kernel(v, (const uint8_t *)part->data + (size_t)j * stride, a, row);
+                for (int c = 0; c < count; c++) te__quantized_store(args, m0 + row[c], j, v[c]);
+            }
+        }
 }
-#endif
 #ifdef TE__QUANTIZED_TILE
 TE_API void te__x86_panels(const te__by_integers_args *args, const te__activations *a, int64_t m0, int64_t from,
                            int64_t to) {
@@ -201,13 +182,15 @@ TE_API void te__by_integers_body(const te__by_integers_args *args, te_block b) {
     const int64_t m0 = (int64_t)b.y * TE__QUANTIZED_M;
     const te__activations a = te__activations_rows(&args->a, m0, te_min(TE__QUANTIZED_M, args->a.m - m0));
 #ifdef TE__QUANTIZED_TILE
-    if (args->a.m > TE__QUANTIZED_SKINNY) te__x86_panels(args, &a, m0, from, to);
-    else te__x86_part(args, &a, m0, from, to);
-#elif TE__QUANTIZED_X86
-    te__x86_part(args, &a, m0, from, to);
-#else
-    te__plain_part(args, &a, m0, from, to);
+    if (args->a.m > TE__QUANTIZED_SKINNY && (args->isa == TE_ISA_AVX512 || !TE__DISPATCH)) {
+        te__x86_panels(args, &a, m0, from, to);
+        return;
+    }
 #endif
+    if (te__columns_kernel_of(args->part->format, 1, args->isa))
+        te__columns_part(args, &a, m0, from, to);
+    else
+        te__plain_part(args, &a, m0, from, to);
 }
 TE_KERNEL(te__by_integers, 1, te__by_integers_args, te__by_integers_body(te_args, te_at))
 
@@ -227,19 +210,13 @@ TE_API te__quantized_scratch_layout te__quantized_lay_out(const te_gemm *g) {
 /* Returns the number of bytes of te_gemm.scratch that te__quantized_run needs, whatever formats the weight has. */
 TE_API size_t te__quantized_scratch(const te_gemm *g) { return te__quantized_lay_out(g).bytes; }
 
-TE_API te_status te__quantized_by_floats(const te_gemm *g, const float *a, const te_weight_part *part, int64_t first,
-                                         te_context *ctx) {
-    te__by_floats_args args;
-    args.g = g, args.a = a, args.part = part, args.first = first;
-    return te__by_floats_launch(
-        ctx, te__grid_of(te_ceil_div(part->rows, TE__SKINNY_BLOCK), te_ceil_div(g->m, TE__SKINNY_M)), &args);
-}
 TE_API te_status te__quantized_by_integers(const te_gemm *g, const te__activations *a, const te_weight_part *part,
                                            int64_t first, te_context *ctx) {
     te__by_integers_args args;
     const int64_t of_bytes = TE__QUANTIZED_BYTES / (int64_t)te_max(1, (int64_t)te_block_row_bytes(part->format, g->k));
     const int64_t of_blocks = te_ceil_div(part->rows, TE__QUANTIZED_MIN_BLOCKS);
     args.g = g, args.a = *a, args.part = part, args.first = first, args.rows = TE__QUANTIZED_ROWS;
+    args.isa = (te_isa)ctx->isa;
     if (g->m <= TE__QUANTIZED_SKINNY) args.rows = te_round_up(te_max(1, te_min(of_bytes, of_blocks)), 16);
     return te__by_integers_launch(
         ctx, te__grid_of(te_ceil_div(part->rows, args.rows), te_ceil_div(g->m, TE__QUANTIZED_M)), &args);
@@ -259,7 +236,7 @@ TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
         if (te__block_is_float(part->format)) {
             float *floats = (float *)(void *)(scratch ? scratch + l.floats : 0);
             if (!a) a = te__widened(ctx, &floats, g->a, g->m * g->k, g->dtype);
-            TE_TRY(te__quantized_by_floats(g, a, part, first, ctx));
+            TE_TRY(te__skinny_part(g, a, part->data, te__dtype_of_block(part->format), part->rows, first, ctx));
             continue;
         }
         const int block = te_block_values(part->format) == TE_BLOCK_MAX_VALUES ? TE_BLOCK_MAX_VALUES : (int)TE__GROUP;

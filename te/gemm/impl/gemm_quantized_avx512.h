@@ -1,12 +1,12 @@
 /* gemm_quantized_avx512.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations on x86: the
- * kernels for AVX-512 with VNNI, and the functions that call either these kernels or those of gemm_quantized_x86.h,
- * depending on the instructions for which the program is compiled (-march=native).
+ * kernels for AVX-512 with VNNI.
  *
  * Roles:
- *     te__x86_skinny   for up to 24 rows of A: multiplies one row of the weight by 1, 2 or 4 rows of A at a time. A
+ *     te__avx512_columns_32, te__avx512_columns_k
+ *                      for up to 24 rows of A: multiply one row of the weight by 1, 2 or 4 rows of A at a time. A
  *                      register holds 64 codes, the integers that the weight's format stores. With a few rows of A the
  *                      time is that of reading the weight.
- *     te__x86_tile     for more rows of A, only with AVX-512: unpacks the codes of 16 rows of the weight once, and
+ *     te__x86_tile     for more rows of A: unpacks the codes of 16 rows of the weight once, and
  *                      multiplies them by up to 512 rows of A. The codes are transposed, so that a register has four
  *                      consecutive codes of each of the 16 rows.
  *
@@ -17,20 +17,20 @@
 
 #include "gemm_quantized_x86.h" /* te__x86_columns_32, te__x86_codes_k */
 
-#if TE__QUANTIZED_X86
+#if TE__QUANTIZED_X86 && (TE__DISPATCH || (defined __AVX512VNNI__ && defined __AVX512VL__ && defined __AVX512BW__))
+#define TE__QUANTIZED_AVX512 1
+/* A function with AVX-512 instructions, also in a program that is compiled for CPUs without them (te_isa). */
+#define TE__AVX512_FN TE__TARGET_AVX512 TE_FN
 
 /* ---- skinny: blocks of 32 values, four at a time ----------------------------------------------------------------- */
 
-#if defined __AVX512VNNI__ && defined __AVX512VL__ && defined __AVX512BW__
-#define TE__QUANTIZED_AVX512 1
-
-TE_FN __m512i te__avx512_load(const void *p) { return _mm512_loadu_si512(p); }
+TE__AVX512_FN __m512i te__avx512_load(const void *p) { return _mm512_loadu_si512(p); }
 /* Returns the 512-bit register whose lower half is `low`, and whose upper half is `high`. */
-TE_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
+TE__AVX512_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 /* Returns the 64 unsigned codes of two groups of 32 values. */
-TE_FN __m512i te__avx512_codes(te__x86_group a, te__x86_group b, te_block_format f) {
+TE__AVX512_FN __m512i te__avx512_codes(te__x86_group a, te__x86_group b, te_block_format f) {
     if (te__x86_zero_bits(f) == 7)
         return _mm512_xor_si512(te__avx512_pair(te__x86_load(a.codes), te__x86_load(b.codes)), _mm512_set1_epi8(-128));
     const __m128i first = _mm_loadu_si128((const __m128i *)a.codes), second = _mm_loadu_si128((const __m128i *)b.codes);
@@ -51,7 +51,7 @@ TE_FN __m512i te__avx512_codes(te__x86_group a, te__x86_group b, te_block_format
 }
 /* Returns the scales d of the four groups b[0] to b[3] as floats: d0, d1, d2, d3; or, if the format has an offset m,
  * scales and offsets in turn: d0, m0, d1, m1, d2, m2, d3, m3. */
-TE_FN __m256 te__avx512_scales(const te__x86_group b[4], te_block_format f) {
+TE__AVX512_FN __m256 te__avx512_scales(const te__x86_group b[4], te_block_format f) {
     uint32_t w[4];
     uint16_t h[4];
     if (f == TE_BLOCK_int8) return _mm256_set1_ps(1.0f);
@@ -68,7 +68,7 @@ TE_FN __m256 te__avx512_scales(const te__x86_group b[4], te_block_format f) {
         _mm_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], 0, 0, 0, 0)));
 }
 /* Returns v[first] in the lower eight lanes and v[second] in the upper eight lanes. */
-TE_FN __m512 te__avx512_spread(__m256 v, int first, int second) {
+TE__AVX512_FN __m512 te__avx512_spread(__m256 v, int first, int second) {
     const __m512i lanes = te__avx512_pair(_mm256_set1_epi32(first), _mm256_set1_epi32(second));
     return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(v));
 }
@@ -77,7 +77,7 @@ typedef struct te__avx512_four {
     __m256 d;
 } te__avx512_four; /* four groups */
 /* Unpack the block of 128 values at b, which is in int4_128 or int4z_128. */
-TE_FN te__avx512_four te__avx512_unpack_128(const uint8_t *b, te_block_format f) {
+TE__AVX512_FN te__avx512_four te__avx512_unpack_128(const uint8_t *b, te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15), x = te__avx512_load(b + te__x86_codes_at(f));
     /* 16 bytes of each group: its first 16 codes in the low halves, the others in the high ones */
     const __m512i low = _mm512_and_si512(x, low4), high = _mm512_and_si512(_mm512_srli_epi16(x, 4), low4);
@@ -93,7 +93,7 @@ TE_FN te__avx512_four te__avx512_unpack_128(const uint8_t *b, te_block_format f)
 }
 /* Unpack the `count` (1 to 4) groups of the weight's row at w from number `at` on. If there are fewer than four, the
  * last one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
-TE_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int64_t at, int count, te_block_format f) {
+TE__AVX512_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int64_t at, int count, te_block_format f) {
     te__x86_group b[4];
     te__avx512_four u;
     if (te__x86_values(f) == 128) return te__avx512_unpack_128(w + at / 4 * te__x86_bytes(f), f);
@@ -109,8 +109,8 @@ typedef struct te__avx512_sums {
 /* Adds to s the dot products of the first `count` of the four blocks in u with `count` groups of activations, from
  * group `at` on. If count < 4, the code still computes four: the scales of the others are set to 0, because memory
  * behind the last group of activations is undefined. */
-TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
-                           int count, te_block_format f) {
+TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
+                                   int count, te_block_format f) {
     const __mmask8 there = (__mmask8)((1 << count) - 1);
     const int bits = te__x86_zero_bits(f);
     const __m128 scale = _mm_maskz_loadu_ps(there, a->scale + at);
@@ -138,10 +138,10 @@ TE_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const t
 }
 /* For formats with blocks of 32 values, four blocks at a time: sets out[i] to the dot product of the weight's row at w
  * and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
-TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                                 te_block_format f) {
+TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
+                                         int count, te_block_format f) {
     const int64_t blocks = a->k / TE__GROUP;
-    te__avx512_sums s[TE__X86_COLUMNS];
+    te__avx512_sums s[TE__SKINNY_COLUMNS];
     int64_t b = 0;
     for (int r = 0; r < count; r++) s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = _mm256_setzero_ps();
     for (; b + 3 < blocks; b += 4) {
@@ -166,7 +166,7 @@ TE_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activat
 
 /* Unpacks the 256 unsigned codes of the block at b, which is in q4_k, q5_k or q6_k, to q: codes 64 i to 64 i + 63 to
  * q[i]. */
-TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f) {
+TE__AVX512_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15);
     if (f == TE_BLOCK_q6_k) { /* each half of the block holds 128 codes (te__codes_q6_k) */
         const __m512i bits45 = _mm512_set1_epi8(48);
@@ -199,7 +199,7 @@ TE_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f)
 }
 /* Returns the scales of codes 64 i to 64 i + 63, in 32 lanes of 16 bits, each of which belongs to two codes. scales:
  * the integer scales of the block, from te__x86_scales_k. */
-TE_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
+TE__AVX512_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
     const __m512i lanes =
         f == TE_BLOCK_q6_k
             ? _mm512_add_epi16(_mm512_set1_epi16((short)(4 * i)),
@@ -210,11 +210,11 @@ TE_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
 }
 /* For q4_k, q5_k and q6_k, 64 codes at a time: sets out[i] to the dot product of the weight's row at w and row row[i]
  * of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
-TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                                te_block_format f) {
+TE__AVX512_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
+                                        int count, te_block_format f) {
     const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
-    __m512 sum[TE__X86_COLUMNS];
-    __m128 of_mins[TE__X86_COLUMNS];
+    __m512 sum[TE__SKINNY_COLUMNS];
+    __m128 of_mins[TE__SKINNY_COLUMNS];
     for (int r = 0; r < count; r++) sum[r] = _mm512_setzero_ps(), of_mins[r] = _mm_setzero_ps();
     for (int64_t k = 0; k < a->k; k += TE_BLOCK_MAX_VALUES, w += bytes) {
         const __m256i scales = te__x86_scales_k(w, f);
@@ -253,59 +253,26 @@ TE_FN void te__avx512_columns_k(float *out, const uint8_t *w, const te__activati
         out[r] = te__x86_total(_mm256_add_ps(half, _mm256_zextps128_ps256(of_mins[r])));
     }
 }
-#define TE__COLUMNS_32 te__avx512_columns_32
-#define TE__COLUMNS_K te__avx512_columns_k
-#else
-#define TE__COLUMNS_32 te__x86_columns_32
-#define TE__COLUMNS_K te__x86_columns_k
-#endif
 
-/* ---- skinny: rows of a part -------------------------------------------------------------------------------------- */
-
-/* Sets out[i] to the dot product of the weight's row at w, in format f, and row row[i] of the activations, for i <
- * count. f and count are compile-time constants, so that each combination gets code without branches on them. */
-TE_FN void te__x86_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                           te_block_format f) {
+TE__AVX512_FN void te__avx512_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
+                                      int count, te_block_format f) {
     if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k)
-        TE__COLUMNS_K(out, w, a, row, count, f);
+        te__avx512_columns_k(out, w, a, row, count, f);
     else
-        TE__COLUMNS_32(out, w, a, row, count, f);
+        te__avx512_columns_32(out, w, a, row, count, f);
 }
-/* Sets out[i * TE__X86_ROWS + r] to the dot product of row i of the activations and row r of the weight, for all rows
- * of the activations and `rows` rows of the weight. The latter begin at w, `stride` bytes apart. f: the weight's
- * format, a compile-time constant. The order of a sum, and so its bits, does not depend on the number of rows of the
- * activations. */
-TE_FN void te__x86_skinny_of(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
-                             te_block_format f) {
-    for (int64_t i = 0; i < a->m; i += TE__X86_COLUMNS) {
-        const int64_t last = a->m - 1, row[4] = {i, te_min(i + 1, last), te_min(i + 2, last), te_min(i + 3, last)};
-        const int count = (int)te_min(TE__X86_COLUMNS, a->m - i);
-        for (int r = 0; r < rows; r++) {
-            float v[TE__X86_COLUMNS];
-            if (count == 1)
-                te__x86_columns(v, w + (size_t)r * stride, a, row, 1, f);
-            else if (count == 2)
-                te__x86_columns(v, w + (size_t)r * stride, a, row, 2, f);
-            else
-                te__x86_columns(v, w + (size_t)r * stride, a, row, 4, f);
-            for (int c = 0; c < count; c++) out[row[c] * TE__X86_ROWS + r] = v[c];
-        }
-    }
+#define TE__AVX512_KERNELS(f) TE__COLUMNS_KERNELS(avx512, TE__TARGET_AVX512, f)
+#define TE__AVX512_CASE(f) TE__COLUMNS_CASE(avx512, f)
+TE__INTEGER_FORMATS(TE__AVX512_KERNELS)
+/* The kernel for format f and 1, 2 or 4 rows of A. */
+TE_API te__columns_kernel *te__avx512_kernel(te_block_format f, int count) {
+    switch ((int)f) { TE__INTEGER_FORMATS(TE__AVX512_CASE) }
+    return 0;
 }
-#define TE__X86_FORMATS(X) \
-    X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) \
-    X(mxfp4) X(int4_64) X(int4_128) X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
-#define TE__X86_CASE(f) \
-    case TE_BLOCK_##f: te__x86_skinny_of(out, w, stride, rows, a, TE_BLOCK_##f); break;
-TE_API void te__x86_skinny(float *out, const uint8_t *w, size_t stride, int rows, const te__activations *a,
-                           te_block_format f) {
-    switch ((int)f) { TE__X86_FORMATS(TE__X86_CASE) }
-}
-#undef TE__X86_CASE
 
 /* ---- tile: more rows of A ---------------------------------------------------------------------------------------- */
 
-#if defined TE__QUANTIZED_AVX512 && !defined TE_BATCH_INVARIANT
+#ifndef TE_BATCH_INVARIANT
 #define TE__QUANTIZED_TILE 1
 enum {
     TE__PANEL_ROWS = 16, /* number of rows of the weight in a panel, one for each lane of a register */
@@ -320,7 +287,7 @@ typedef struct te__x86_panel {
     /* the scale of each group of 32 values of each row (in q6_k: of each 16 values) */
     float scale[TE__PANEL_K / 16][TE__PANEL_ROWS];
     /* the offset of each group of 32 values of each row; only formats without a zero point have offsets */
-    float offset[TE__PANEL_K / TE__GROUP][TE__PANEL_ROWS];
+    float offset[(int)TE__PANEL_K / (int)TE__GROUP][TE__PANEL_ROWS];
     float sum[TE__PANEL_M][TE__PANEL_ROWS];
 } te__x86_panel;
 
@@ -332,7 +299,7 @@ TE_FN int te__x86_zero(te_block_format f) {
 }
 /* Unpack `kk` values of a row of the weight, from the block at w on, to row r of the panel (16 unpacked rows of the
  * weight). f: the weight's format, a compile-time constant. */
-TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
+TE__AVX512_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
     const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
     const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : te__x86_values(f) / TE__GROUP;
     const int bytes = te_block_bytes(f), signed_codes = te__x86_zero_bits(f) == 7;
@@ -361,12 +328,12 @@ TE_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, 
 /* Unpack 16 rows of a part of the weight. In place of rows beyond the part's last row, the last row is unpacked. */
 #define TE__X86_CASE(f) \
     case TE_BLOCK_##f: te__x86_panel_row(p, r, w, kk, TE_BLOCK_##f); break;
-TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k, int64_t k0,
-                               int kk) {
+TE__TARGET_AVX512 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int64_t row, int64_t k,
+                                                 int64_t k0, int kk) {
     for (int r = 0; r < TE__PANEL_ROWS; r++) {
         const uint8_t *w = (const uint8_t *)part->data + te__blocks_bytes(part->format, k0) +
                            (size_t)te_min(row + r, part->rows - 1) * te_block_row_bytes(part->format, k);
-        switch ((int)part->format) { TE__X86_FORMATS(TE__X86_CASE) }
+        switch ((int)part->format) { TE__INTEGER_FORMATS(TE__X86_CASE) }
     }
 }
 #undef TE__X86_CASE
@@ -374,8 +341,8 @@ TE_API void te__x86_panel_load(te__x86_panel *p, const te_weight_part *part, int
 /* Adds to p->sum[row[r]], for r = 0 to 7, the dot products of the panel (16 unpacked rows of the weight) and row row[r]
  * of the activations, over the `kk` values from k0 on. f, a compile-time constant: the weight's format, or any other
  * with the same group size and zero point. */
-TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS], int64_t k0,
-                              int kk, te_block_format f) {
+TE__AVX512_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS],
+                                      int64_t k0, int kk, te_block_format f) {
     const int group = te__block_group(f), zero = te__x86_zero(f);
 #define TE__X86_OPEN(r)                            \
     __m512 s##r = _mm512_loadu_ps(p->sum[row[r]]); \
@@ -413,7 +380,8 @@ TE_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const 
 /* Adds to p->sum the products of the panel (16 unpacked rows of the weight) and all rows of the activations, over the
  * `kk` values from k0 on. It passes one format for each group size and zero point to te__x86_tile_micro, which depends
  * on nothing else, so formats that agree in both share its code. */
-TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk, te_block_format f) {
+TE__TARGET_AVX512 TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk,
+                                                te_block_format f) {
     for (int i = 0; i < (int)a->m; i += TE__TILE_ROWS) {
         int row[TE__TILE_ROWS];
         for (int r = 0; r < TE__TILE_ROWS; r++) row[r] = (int)te_min(i + r, a->m - 1);
@@ -431,7 +399,8 @@ TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_
 }
 /* Sets p->sum[i][r] to the dot product of row i of the activations and row `row` + r of the part of the weight, r = 0
  * to 15. The activations may have up to TE__PANEL_M rows. */
-TE_API void te__x86_tile(te__x86_panel *p, const te__activations *a, const te_weight_part *part, int64_t row) {
+TE__TARGET_AVX512 TE_API void te__x86_tile(te__x86_panel *p, const te__activations *a, const te_weight_part *part,
+                                           int64_t row) {
     memset(p->sum, 0, (size_t)a->m * sizeof p->sum[0]);
     for (int64_t k0 = 0; k0 < a->k; k0 += TE__PANEL_K) {
         const int kk = (int)te_min(TE__PANEL_K, a->k - k0);

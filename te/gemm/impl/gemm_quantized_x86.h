@@ -11,14 +11,26 @@
 
 #include "quantized_activations.h" /* te__activations */
 
-#if !TE_CUDA && defined __AVX2__ && defined __FMA__ && defined __F16C__
+#if !TE_CUDA && (TE__DISPATCH || (defined __AVX2__ && defined __FMA__ && defined __F16C__))
 #define TE__QUANTIZED_X86 1
+/* immintrin.h of gcc 12 leaves variables uninitialised on purpose, and gcc warns of them (GCC bug 105593). */
+#ifndef __clang__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h> /* _mm256_dpbusd_epi32 */
+#ifndef __clang__
+#pragma GCC diagnostic pop
+#endif
 #else
 #define TE__QUANTIZED_X86 0
 #endif
 
 #if TE__QUANTIZED_X86
+
+/* A function with AVX2 instructions, also in a program that is compiled for CPUs without them (te_isa). */
+#define TE__AVX2_FN TE__TARGET_AVX2 TE_FN
 
 #if defined __AVX512VNNI__ && defined __AVX512VL__
 #define TE__DPBUSD _mm256_dpbusd_epi32
@@ -29,9 +41,6 @@
 #endif
 
 enum {
-    /* number of rows of the weight that are multiplied by all rows of A before the next rows are read */
-    TE__X86_ROWS = 16,
-    TE__X86_COLUMNS = 4, /* the largest number of rows of A by which a row of the weight is multiplied at a time */
     /* How many bytes ahead of its use the weight is prefetched into the cache. Without prefetching, one Zen 5 core read
      * a weight in q8_0 at 0.77 of the rate of a plain read; with 2 KB ahead at 0.76, with 8 KB at 0.90 and with 24 KB
      * at 0.91. */
@@ -39,7 +48,7 @@ enum {
 };
 
 /* Returns eight sums of 32 bits: sum plus the products u v of two neighbouring numbers of 16 bits. */
-TE_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
+TE__AVX2_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
 #ifdef TE__DPWSSD
     return TE__DPWSSD(sum, u, v);
 #else
@@ -48,30 +57,30 @@ TE_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
 }
 /* Returns eight sums of 32 bits: sum plus the products u v of four neighbouring numbers of 8 bits. v is signed. u is
  * unsigned: up to 255 with VNNI, else at most 128, so that the sum of two products fits into 16 bits. */
-TE_FN __m256i te__x86_dot(__m256i sum, __m256i u, __m256i v) {
+TE__AVX2_FN __m256i te__x86_dot(__m256i sum, __m256i u, __m256i v) {
 #ifdef TE__DPBUSD
     return TE__DPBUSD(sum, u, v);
 #else
     return te__x86_add_pairs(sum, _mm256_maddubs_epi16(u, v), _mm256_set1_epi16(1));
 #endif
 }
-TE_FN float te__x86_total(__m256 v) {
+TE__AVX2_FN float te__x86_total(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 /* Prefetches into the cache the `bytes` bytes that begin TE__X86_AHEAD bytes after w. */
-TE_FN void te__x86_prefetch(const uint8_t *w, int bytes) {
+TE__AVX2_FN void te__x86_prefetch(const uint8_t *w, int bytes) {
     for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + TE__X86_AHEAD + i, _MM_HINT_T0);
 }
-TE_FN __m256i te__x86_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+TE__AVX2_FN __m256i te__x86_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 /* Returns the f16 number at p, converted to float, in all eight lanes. */
-TE_FN __m256 te__x86_f16(const uint8_t *p) {
+TE__AVX2_FN __m256 te__x86_f16(const uint8_t *p) {
     int16_t h;
     memcpy(&h, p, sizeof h);
     return _mm256_cvtph_ps(_mm_set1_epi16(h));
 }
-TE_FN __m256 te__x86_first(float v) { return _mm256_zextps128_ps256(_mm_set_ss(v)); } /* v, 0, 0, ... */
+TE__AVX2_FN __m256 te__x86_first(float v) { return _mm256_zextps128_ps256(_mm_set_ss(v)); } /* v, 0, 0, ... */
 
 /* ---- skinny: blocks of 32 to 128 values -------------------------------------------------------------------------- */
 
@@ -120,13 +129,13 @@ TE_FN te__x86_group te__x86_group_at(const uint8_t *w, int64_t i, te_block_forma
     g.block = w + i / groups * te__x86_bytes(f), g.codes = g.block + te__x86_codes_at(f) + i % groups * 16;
     return g;
 }
-TE_FN __m256i te__x86_nibbles(const uint8_t *p) {
+TE__AVX2_FN __m256i te__x86_nibbles(const uint8_t *p) {
     const __m128i x = _mm_loadu_si128((const __m128i *)p);
     const __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(x), _mm_srli_epi16(x, 4), 1);
     return _mm256_and_si256(v, _mm256_set1_epi8(15));
 }
 /* Returns the 32 codes q with 16 added to each code whose bit is set in the 32 bits at p (the codes' fifth bits). */
-TE_FN __m256i te__x86_fifth_bits(__m256i q, const uint8_t *p) {
+TE__AVX2_FN __m256i te__x86_fifth_bits(__m256i q, const uint8_t *p) {
     uint32_t bits;
     memcpy(&bits, p, sizeof bits);
 #if defined __AVX512BW__ && defined __AVX512VL__
@@ -139,19 +148,19 @@ TE_FN __m256i te__x86_fifth_bits(__m256i q, const uint8_t *p) {
 #endif
 }
 /* E2M1 numbers, the nibbles q, as twice their values plus 16. */
-TE_FN __m256i te__x86_e2m1(__m256i q) {
+TE__AVX2_FN __m256i te__x86_e2m1(__m256i q) {
     const __m128i table = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), q);
 }
 /* The 32 codes of a group, as unsigned numbers; those of q8_0 and int8 are signed. */
-TE_FN __m256i te__x86_codes_32(te__x86_group g, te_block_format f) {
+TE__AVX2_FN __m256i te__x86_codes_32(te__x86_group g, te_block_format f) {
     if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) return te__x86_load(g.codes);
     const __m256i q = te__x86_nibbles(g.codes);
     if (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1) return te__x86_fifth_bits(q, g.codes - 4);
     if (f == TE_BLOCK_mxfp4) return te__x86_e2m1(q);
     return te__block_has_zero_point(f) ? _mm256_add_epi8(q, _mm256_set1_epi8((char)(16 - g.block[2]))) : q;
 }
-TE_FN te__x86_block te__x86_unpack(te__x86_group g, te_block_format f) {
+TE__AVX2_FN te__x86_block te__x86_unpack(te__x86_group g, te_block_format f) {
     te__x86_block u;
     if (f == TE_BLOCK_int8)
         u.d = _mm256_set1_ps(1.0f);
@@ -165,7 +174,7 @@ TE_FN te__x86_block te__x86_unpack(te__x86_group g, te_block_format f) {
 }
 /* Returns sum plus the dot product of block u, unpacked from a weight in format f, and group number `at` of the
  * activations. The products are distributed over the eight lanes of the sum. */
-TE_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activations *a, int64_t at, te_block_format f) {
+TE__AVX2_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activations *a, int64_t at, te_block_format f) {
     const __m256i y = te__x86_load(a->q + at * TE__GROUP);
     const __m256 scale = _mm256_mul_ps(u.d, _mm256_set1_ps(a->scale[at]));
     const int bits = te__x86_zero_bits(f);
@@ -187,10 +196,10 @@ TE_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activations *a,
 /* For formats with blocks of 32, 64 or 128 values: sets out[i] to the dot product of the weight's row at w and row
  * row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. Groups with even and with odd
  * numbers are added to separate sums, because two independent chains of additions hide the latency of an addition. */
-TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
+TE__AVX2_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                               te_block_format f) {
     const int64_t groups = a->k / TE__GROUP;
-    __m256 even[TE__X86_COLUMNS], odd[TE__X86_COLUMNS];
+    __m256 even[TE__SKINNY_COLUMNS], odd[TE__SKINNY_COLUMNS];
     for (int r = 0; r < count; r++) even[r] = odd[r] = _mm256_setzero_ps();
     for (int64_t b = 0; b + 1 < groups; b += 2) {
         const te__x86_group first = te__x86_group_at(w, b, f), second = te__x86_group_at(w, b + 1, f);
@@ -210,7 +219,7 @@ TE_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activation
 
 /* Returns the 32 unsigned codes of group g (0 to 7) of the block at b, which is in q4_k, q5_k or q6_k. The zero point
  * of q6_k, 32, is not subtracted. */
-TE_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
+TE__AVX2_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
     const __m256i low4 = _mm256_set1_epi8(15);
     if (f == TE_BLOCK_q6_k) { /* each half of the block holds the codes of four groups of 32 */
         const int half = g / 4, row = g % 4;
@@ -232,7 +241,7 @@ TE_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) {
 }
 /* Returns the integer scales of the block at b as 16 numbers of 16 bits: for q4_k and q5_k the scales of the eight
  * groups, then their eight mins; for q6_k sixteen scales, each for 16 values. */
-TE_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
+TE__AVX2_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
     if (f == TE_BLOCK_q6_k) return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(b + 192)));
     /* the 12 packed bytes, whose layout te__scales_k describes */
     const __m128i x = _mm_loadu_si128((const __m128i *)(b + 4));
@@ -245,23 +254,23 @@ TE_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
 }
 /* Returns the scales of group g, in 16 lanes of 16 bits, each of which belongs to two codes. q4_k and q5_k have one
  * scale per group; q6_k has one for each half of the group, so one for each eight lanes. */
-TE_FN __m256i te__x86_scale_of_group(const int16_t scale[16], int g, te_block_format f) {
+TE__AVX2_FN __m256i te__x86_scale_of_group(const int16_t scale[16], int g, te_block_format f) {
     if (f != TE_BLOCK_q6_k) return _mm256_set1_epi16(scale[g]);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi16(scale[2 * g])),
                                    _mm_set1_epi16(scale[2 * g + 1]), 1);
 }
 /* For q4_k, q5_k and q6_k: sets out[i] to the dot product of the weight's row at w and row row[i] of the activations,
  * for i < count. count: 1, 2 or 4, a compile-time constant. */
-TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
-                             te_block_format f) {
+TE__AVX2_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
+                                   int count, te_block_format f) {
     const int bytes = f == TE_BLOCK_q4_k ? 144 : f == TE_BLOCK_q5_k ? 176 : 210;
-    __m256 sum[TE__X86_COLUMNS];
+    __m256 sum[TE__SKINNY_COLUMNS];
     for (int r = 0; r < count; r++) sum[r] = _mm256_setzero_ps();
     for (int64_t k = 0; k < a->k; k += TE_BLOCK_MAX_VALUES, w += bytes) {
         const __m256i scales = te__x86_scales_k(w, f);
         const __m256 d = te__x86_f16(w + (f == TE_BLOCK_q6_k ? 208 : 0)), dmin = te__x86_f16(w + 2);
         int16_t scale[16];
-        __m256i dot[TE__X86_COLUMNS];
+        __m256i dot[TE__SKINNY_COLUMNS];
         te__x86_prefetch(w, bytes);
         _mm256_storeu_si256((__m256i *)scale, scales);
         for (int r = 0; r < count; r++) dot[r] = _mm256_setzero_si256();
@@ -293,6 +302,22 @@ TE_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activations
         }
     }
     for (int r = 0; r < count; r++) out[r] = te__x86_total(sum[r]);
+}
+
+TE__AVX2_FN void te__avx2_columns(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
+                                  te_block_format f) {
+    if (f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k)
+        te__x86_columns_k(out, w, a, row, count, f);
+    else
+        te__x86_columns_32(out, w, a, row, count, f);
+}
+#define TE__AVX2_KERNELS(f) TE__COLUMNS_KERNELS(avx2, TE__TARGET_AVX2, f)
+#define TE__AVX2_CASE(f) TE__COLUMNS_CASE(avx2, f)
+TE__INTEGER_FORMATS(TE__AVX2_KERNELS)
+/* The kernel for format f and 1, 2 or 4 rows of A. */
+TE_API te__columns_kernel *te__avx2_kernel(te_block_format f, int count) {
+    switch ((int)f) { TE__INTEGER_FORMATS(TE__AVX2_CASE) }
+    return 0;
 }
 
 #endif

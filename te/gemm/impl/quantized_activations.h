@@ -67,13 +67,13 @@ TE_API te__activations te__activations_rows(const te__activations *a, int64_t fi
 }
 
 /* Returns v rounded to f16 if it is in the range of f16's normal numbers, else v itself. */
-TE_API float te__rounded_scale(float v) {
+TE_FN float te__rounded_scale(float v) {
     const float magnitude = fabsf(v);
     return magnitude >= 6.103515625e-05f && magnitude <= 65504.0f ? te_float_of_f16(te_f16_of_float(v)) : v;
 }
 /* Returns the largest magnitude of n numbers; infinity or NaN if one of them is not finite. Compares the bits of the
  * floats as integers, because compilers vectorise a maximum of integers, but not one of floats. */
-TE_API float te__activations_amax(const float *x, int n) {
+TE_FN float te__activations_amax(const float *x, int n) {
     uint32_t max = 0;
     for (int i = 0; i < n; i++) {
         const uint32_t u = te_bits_of_float(x[i]) & 0x7fffffffu;
@@ -83,7 +83,7 @@ TE_API float te__activations_amax(const float *x, int n) {
 }
 /* Sets q[i] to x[i] * inverse, rounded to nearest even. Adding 1.5 * 2^23 makes the float's last bit worth 1, so the
  * addition rounds, and the low bits of the sum are the integer. Requires |x[i] * inverse| <= 127.5. */
-TE_API void te__activations_round(int8_t *q, const float *x, int n, float inverse) {
+TE_FN void te__activations_round(int8_t *q, const float *x, int n, float inverse) {
     for (int i = 0; i < n; i++) {
         const float scaled = x[i] * inverse, rounded = scaled + 12582912.0f;
         q[i] = (int8_t)(int32_t)(te_bits_of_float(rounded) - 0x4b400000u);
@@ -91,7 +91,7 @@ TE_API void te__activations_round(int8_t *q, const float *x, int n, float invers
 }
 /* Compute the sums of q over group number `at` (32 activations) and over its two halves, for all members that hold such
  * sums. Returns the sum of the 32 q. */
-TE_API int te__activations_sums(te__activations *a, int64_t at) {
+TE_FN int te__activations_sums(te__activations *a, int64_t at) {
     int sum[2] = {0, 0};
     for (int i = 0; i < TE__GROUP; i++) sum[i / 16] += a->q[at * TE__GROUP + i];
     a->sums[2 * at] = (int16_t)sum[0], a->sums[2 * at + 1] = (int16_t)sum[1];
@@ -99,7 +99,7 @@ TE_API int te__activations_sums(te__activations *a, int64_t at) {
     return sum[0] + sum[1];
 }
 /* Round the a->block activations x to 8 bits with one scale, as groups `at` and following of a. */
-TE_API void te__activations_block(te__activations *a, const float *x, int64_t at) {
+TE_FN void te__activations_block(te__activations *a, const float *x, int64_t at) {
     const int block = a->block;
     const float amax = te__activations_amax(x, block);
     const int finite = amax < INFINITY;
@@ -126,7 +126,7 @@ typedef struct te__activations_args {
     te_dtype dtype;
 } te__activations_args;
 /* The kernel of te__activations_of: each block rounds one row of x. */
-TE_API void te__activations_body(const te__activations_args *args, te_block b) {
+TE_FN void te__activations_body(const te__activations_args *args, te_block b) {
     te__activations a = args->a;
     float v[TE_BLOCK_MAX_VALUES];
     for (int64_t c = 0; c < a.k; c += a.block) {
@@ -139,7 +139,7 @@ TE_API void te__activations_body(const te__activations_args *args, te_block b) {
         te__activations_block(&a, x, first / TE__GROUP);
     }
 }
-TE_KERNEL(te__activations_quantize, 1, te__activations_args, te__activations_body(te_args, te_at))
+TE_KERNEL_ISA(te__activations_quantize, te__activations_args, 0, te__activations_body(te_args, te_at))
 
 /* Rounds x, [m, k] of `dtype`, to 8 bits with scales, and stores the result in the arrays of a. */
 TE_API te_status te__activations_of(const te__activations *a, const void *x, te_dtype dtype, te_context *ctx) {
@@ -147,6 +147,34 @@ TE_API te_status te__activations_of(const te__activations *a, const void *x, te_
     args.a = *a, args.x = x, args.dtype = dtype;
     return te__activations_quantize_launch(ctx, te__grid_of(a->m, 1), &args);
 }
+
+/* ---- kernels of products ----------------------------------------------------------------------------------------- */
+
+/* X(token) for each format whose rows are multiplied by rounded activations. */
+#define TE__GGUF_FORMATS(X) X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k)
+#define TE__INTEGER_FORMATS(X) \
+    TE__GGUF_FORMATS(X) X(mxfp4) X(int4_64) X(int4_128) X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
+
+enum { TE__SKINNY_COLUMNS = 4 }; /* the most rows of A by which a row of the weight is multiplied at a time */
+/* A skinny kernel for one format: sets out[i] to the dot product of the weight's row at w and row row[i] of the
+ * activations, for i < 1, 2 or 4. The order of the sum, and so its bits, does not depend on the number of rows. */
+typedef void te__columns_kernel(float *out, const uint8_t *w, const te__activations *a, const int64_t *row);
+
+/* Define the kernels te__<isa>_<format>_1, _2 and _4 from te__<isa>_columns, whose format and number of rows are then
+ * compile-time constants. */
+#define TE__COLUMNS_KERNEL(isa, attribute, f, count)                                                        \
+    attribute TE_API void te__##isa##_##f##_##count(float *out, const uint8_t *w, const te__activations *a, \
+                                                    const int64_t *row) {                                   \
+        te__##isa##_columns(out, w, a, row, count, TE_BLOCK_##f);                                           \
+    }
+#define TE__COLUMNS_KERNELS(isa, attribute, f) \
+    TE__COLUMNS_KERNEL(isa, attribute, f, 1)   \
+    TE__COLUMNS_KERNEL(isa, attribute, f, 2)   \
+    TE__COLUMNS_KERNEL(isa, attribute, f, 4)
+/* Return the kernel for `count` rows, in a function that has the parameters f and count. */
+#define TE__COLUMNS_CASE(isa, f) \
+    case TE_BLOCK_##f:           \
+        return count == 1 ? te__##isa##_##f##_1 : count == 2 ? te__##isa##_##f##_2 : te__##isa##_##f##_4;
 
 #endif
 #endif
