@@ -338,18 +338,18 @@ TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router
 /* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
  * warp of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
 TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
-    TE_SHARED int32_t part[TE_SCAN_WARPS][TE_ROUTER_LANES];
+    TE_SHARED int32_t warp_sum[TE_SCAN_WARPS][TE_ROUTER_LANES];
     int warp;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &warp);
     const int e = b.x * TE_ROUTER_LANES + g.id, chunks = (int)te_ceil_div(a->tokens, TE_ROUTER_CHUNK);
     const int each = (int)te_ceil_div(chunks, TE_SCAN_WARPS), from = warp * each, to = (int)te_min(chunks, from + each);
     int32_t sum = 0, before = 0, total = 0;
     TE_UNROLL_8 for (int c = from; c < to; c++) sum += e < a->experts ? a->before[(int64_t)c * a->experts + e] : 0;
-    part[warp][g.id] = sum;
+    warp_sum[warp][g.id] = sum;
     te_block_sync();
     for (int w = 0; w < TE_SCAN_WARPS; w++) {
-        before += w < warp ? part[w][g.id] : 0;
-        total += part[w][g.id];
+        before += w < warp ? warp_sum[w][g.id] : 0;
+        total += warp_sum[w][g.id];
     }
     if (e >= a->experts) return;
     if (warp == 0) a->count[e] = total;
