@@ -96,7 +96,7 @@ TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int 
     const te_router_options o = te__router_options_of(r->plan, router);
     const te_routing t = te__routing_of(r, router);
     te_grouped g = te__grouped_of(kind, op->out, op->in, t.count, r->tokens * o.top_k);
-    g.offset = t.offset + t.first, g.ranks = o.ranks, g.max_rows = (int)r->tokens;
+    g.offset = t.offset + t.first, g.ranks = o.experts / t.count, g.max_rows = (int)r->tokens;
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }

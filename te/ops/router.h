@@ -126,11 +126,10 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
                    TE__ROUTER_TEXT(model, op) ": aux_loss goes with (score, softmax)");)
 #define TE_OPTIONS_router(op)                                                                                        \
     (te_router_options, TE_ARG2(op, 0), TE__TOP_K(op), (int)TE__ROUTER_SCORE(op), TE_OPTION(op, renormalise, 0),     \
-     TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op),                                     \
-     TE_RANKS_OPTION(op) > 1 ? TE_RANKS_OPTION(op) : 1, (float)(TE_OPTION(op, factor, 1)),                           \
+     TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op), (float)(TE_OPTION(op, factor, 1)),  \
      (float)(TE_OPTION(op, aux_loss, 0)), (float)(TE_OPTION(op, z_loss, 0)))
 typedef struct te_router_options {
-    int experts, top_k, score, renormalise, choice_bias, groups, groups_kept, ranks;
+    int experts, top_k, score, renormalise, choice_bias, groups, groups_kept;
     float factor, aux_loss, z_loss;
 } te_router_options;
 
@@ -147,6 +146,7 @@ typedef struct te_routing {
                        * expert among those that the token has chosen */
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
     int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
+    int is_part;      /* 1: these are not all experts */
 } te_routing;
 /* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more. */
 #define TE__ROUTING_FLOATS(experts, top_k) \
@@ -157,16 +157,16 @@ TE_API te_routing te__routing_at(void *memory, int64_t tokens, te_router_options
     t.logits = (float *)memory, t.weight = t.logits + tokens * o.experts;
     t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
     t.slot = t.row + rows, t.offset = t.slot + rows;
-    t.first = 0, t.count = o.experts / o.ranks;
+    t.first = 0, t.count = o.experts, t.is_part = 0;
     return t;
 }
 /* Whether this rank has the expert of a token's routed row. at: token * top_k + the place of the expert. */
 TE_FN int te__is_local(const te_routing *t, int64_t at) {
-    return (unsigned)(t->expert[at] - t->first) < (unsigned)t->count;
+    return !t->is_part || (unsigned)(t->expert[at] - t->first) < (unsigned)t->count;
 }
 /* Whether this rank has the expert of routed row `row`. */
 TE_FN int te__is_local_row(const te_routing *t, int64_t row) {
-    return row >= t->offset[t->first] && row < t->offset[t->first + t->count];
+    return !t->is_part || (row >= t->offset[t->first] && row < t->offset[t->first + t->count]);
 }
 /* The router from which the rows of op i come, by the way that they take through the list. */
 TE_API int te__router_of(const te_plan *p, int i) {
@@ -179,7 +179,8 @@ TE_API te_router_options te__router_options_of(const te_plan *p, int router) {
 TE_API te_routing te__routing_of(const te_run *r, int router) {
     void *memory = r->pass == TE_INFER ? r->edge[router].data : (void *)r->stats[router];
     te_routing t = te__routing_at(memory, r->tokens, te__router_options_of(r->plan, router));
-    if (r->plan->op[router].ranks) t.first = r->tensor->rank * t.count;
+    const int ranks = r->plan->op[router].ranks;
+    if (ranks > 1) t.is_part = 1, t.count /= ranks, t.first = r->tensor->rank % ranks * t.count;
     return t;
 }
 
@@ -410,7 +411,7 @@ TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router
             float v[8];
             te_load8(v, a->x, token * width + c, count, aligned, f.in);
             TE_UNROLL for (int j = 0; j < o.top_k; j++)
-                if (o.ranks == 1 || te__is_local(&a->at, token * o.top_k + j))
+                if (te__is_local(&a->at, token * o.top_k + j))
                     te_store8(a->y, (int64_t)row[j] * width + c, v, count, aligned, f.out);
         }
     }
@@ -445,7 +446,7 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     te__router_load(&t, logits, o.experts, &g);
     TE_UNROLL for (int j = 0; j < o.top_k; j++) {
         const int64_t at = token * o.top_k + j;
-        expert[j] = a->at.expert[at], d[j] = o.ranks == 1 || te__is_local(&a->at, at) ? a->dweight[at] : 0.0f;
+        expert[j] = a->at.expert[at], d[j] = te__is_local(&a->at, at) ? a->dweight[at] : 0.0f;
         s[j] = te__router_score(&t, logits[expert[j]], o.score);
     }
     te__router_score_gradients(d, s, o);
@@ -487,7 +488,7 @@ TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_op
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-            if (o.ranks > 1 && !te__is_local(&a->at, token * o.top_k + j)) continue;
+            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
         }
@@ -660,9 +661,8 @@ typedef struct te_routed_args {
 } te_routed_args;
 typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
 
-/* rows: the kind of the routed rows. Memory traffic: reads the routed rows, writes y. A warp has a token. */
-TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int rows, const int width, const te_formats f) {
-    const int top_k = te__rows_per_token((te_rows)rows), ranks = TE_ROUTED_RANKS(rows);
+/* Memory traffic: reads the routed rows, writes y. A warp has a token. */
+TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k, const int width, const te_formats f) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
@@ -672,7 +672,7 @@ TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int rows, 
         float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         TE_UNROLL for (int j = 0; j < top_k; j++) {
             const float w = a->at.weight[token * top_k + j];
-            if (ranks > 1 && !te__is_local(&a->at, token * top_k + j)) continue;
+            if (!te__is_local(&a->at, token * top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * top_k + j] * width + c, n, aligned, f.in);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += w * v[i];
         }
@@ -681,9 +681,8 @@ TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int rows, 
 }
 /* y = the sum over the experts of w x, so dx = w dy, and dw = the sum over the columns of dy x. Memory traffic: reads
  * dy and the saved routed rows, writes dx. */
-TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int rows, const int width,
+TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
                                const te_formats f) {
-    const int top_k = te__rows_per_token((te_rows)rows), ranks = TE_ROUTED_RANKS(rows);
     int group;
     te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
@@ -697,7 +696,7 @@ TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int ro
         TE_UNROLL for (int j = 0; j < top_k; j++) {
             const int64_t at = (int64_t)a->at.row[token * top_k + j] * width + c;
             const float w = a->at.weight[token * top_k + j];
-            if (ranks > 1 && !te__is_local(&a->at, token * top_k + j)) continue;
+            if (!te__is_local(&a->at, token * top_k + j)) continue;
             te_load8(x, a->x, at, n, aligned, f.in);
             TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
             TE_UNROLL for (int i = 0; i < 8; i++) x[i] = w * v[i];
@@ -711,7 +710,7 @@ TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int ro
 }
 #define TE__COMBINE_STEP(name, model, dtype, op, body)                                                               \
     TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
-              body(te_args, te_at, (int)TE_ROWS_IN(model, op), (int)TE_WIDTH_IN(model, op),                          \
+              body(te_args, te_at, (int)TE_ROWS_IN(model, op) & 255, (int)TE_WIDTH_IN(model, op),                    \
                    TE__ROUTER_FORMATS(model, dtype, op)))                                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__combine_run(r, s, name##_launch); }
 #define TE_CUSTOM_combine_forward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_rows)
