@@ -78,7 +78,7 @@ TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
-/* Whether the units of the parameter are rows. The bias of experts has a row for each expert, even if a rank has one. */
+/* Whether the units of the parameter are rows. The bias of experts has a row for each expert, even if it is one row. */
 TE_API int te__packed_by_rows(const te_param *p) { return p->rows > 1 || p->shard == TE_EXPERT_SHARD; }
 /* Return the number of units (rows or, if it has one row, columns) of the parameter, over all ranks. */
 TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {

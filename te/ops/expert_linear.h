@@ -7,11 +7,12 @@
  *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, 2 * F, E), (expert_bias, up_b, 2 * F, E), (swiglu, act),
  *     (expert_linear, down, F, H, E), (combine, r)
  *
- * With (ranks, N) at the router, `experts` is the number of this rank's experts. All widths are multiples of eight. The weight's rows are those of expert 0, then those of expert 1, and so on: the
- * parameter is [experts * out, in]. Forward saves x; but if x is the output of the router, backward gathers it again
- * from the router's input. Backward computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed
- * in f32 in a fixed order. The gradients of an expert without rows are 0. An expert_linear runs in the list's dtype,
- * under a recipe, too. The products: te/gemm/impl/gemm_grouped.h.
+ * With (ranks, N) at the router, `experts` is the number of this rank's experts. All widths are multiples of eight.
+ * The weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in].
+ * Forward saves x; but if x is the output of the router, backward gathers it again from the router's input. Backward
+ * computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order. The
+ * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype, under a recipe, too. The
+ * products: te/gemm/impl/gemm_grouped.h.
  */
 #ifndef TE_OPS_EXPERT_LINEAR_H
 #define TE_OPS_EXPERT_LINEAR_H

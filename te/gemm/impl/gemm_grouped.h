@@ -76,8 +76,8 @@ enum {
 typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
 
 /* Finds the tile of rows number `tile`. With offsets counted from offset[0] on, the tiles of group e have the numbers
- * from offset[e] / size + e on, so that some numbers, at most one for each group, belong to no tile. Each lane of a warp tests the groups lane, lane + 32,
- * ..; the group is the last one whose first number is not above `tile`. */
+ * from offset[e] / size + e on, so that some numbers, at most one for each group, belong to no tile. Each lane of a
+ * warp tests the groups lane, lane + 32, ..; the group is the last one whose first number is not above `tile`. */
 TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
     te_grouped_tile t;
     const int base = g->offset[0];
