@@ -23,7 +23,7 @@
 #define TE__EXPERTS_FIT(model, op, experts)                   \
     ((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed &&     \
      ((int)TE_ROWS_IN(model, op) >> 8 & 2047) == (int)(experts) * TE__RANKS_OF(TE_ROWS_IN(model, op)))
-#define TE__RANKS_OF(rows) (TE_ROUTED_RANKS(rows) ? TE_ROUTED_RANKS(rows) : 1)
+#define TE__RANKS_OF(rows) (TE_ROUTED_RANKS(rows) > 0 ? TE_ROUTED_RANKS(rows) : 1)
 #define TE__EXPERTS_LAYOUT_FITS(in) ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_partial_grad)
 #define TE__CHECK_EXPERTS(model, op, experts)                                                                        \
     static_assert((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed,                                                 \
