@@ -199,6 +199,16 @@
     TE__LAYERS_QWEN3(TE__LAYERS_TP, ~, b, H, F, HEADS, KV, D, BASE, N)
 #define TE_QWEN3_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
     TE__LAYERS_QWEN3(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
+/* Here each rank also has E / N of the experts (expert parallelism), all columns of each; N must divide E, and need not
+ * divide F. */
+#define TE_MIXTRAL_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
+    TE__LAYERS_MIXTRAL(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
+#define TE_MIXTRAL_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
+    TE__LAYERS_MIXTRAL(TE__LAYERS_SP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
+#define TE_QWEN3_MOE_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
+    TE__LAYERS_QWEN3_MOE(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
+#define TE_QWEN3_MOE_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
+    TE__LAYERS_QWEN3_MOE(TE__LAYERS_SP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_GEMMA2_BLOCK_TP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
     TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, copy_to_group, all_reduce, N)
 #define TE_GEMMA2_BLOCK_SP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
@@ -254,8 +264,10 @@
     BIAS(b##_fc2_bias, H) LAST
 /* The experts of a gated MLP, and their router. */
 #define TE__LAYERS_EXPERTS(b, H, F, E, TOP_K)                                                                        \
-    (router, b##_router, H, E, (top_k, TOP_K), (renormalise, 1)), (expert_linear, b##_fc1, H, 2 * (F), E),           \
-    (swiglu, b##_act), (expert_linear, b##_fc2, F, H, E), (combine, b##_router)
+    (router, b##_router, H, E, (top_k, TOP_K), (renormalise, 1)), TE__LAYERS_EXPERT_MLP(b, H, F, E)
+#define TE__LAYERS_EXPERT_MLP(b, H, F, E)                                                                            \
+    (expert_linear, b##_fc1, H, 2 * (F), E), (swiglu, b##_act), (expert_linear, b##_fc2, F, H, E),                   \
+    (combine, b##_router)
 #define TE__LAYERS_LAYER(b, NORM, ACT, H, F, FC1_OUT, HEADS, KV, D, P, ROPE, BIAS)                  \
     (fork, b##_x1), (NORM, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     BIAS(b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)) ROPE(b##_rope, HEADS, KV, D)                     \
@@ -328,6 +340,18 @@
 #define TE__LAYERS_QWEN3(FORM, NEXT, b, H, F, HEADS, KV, D, BASE, N)                                                   \
     TE__LAYERS_GATED(FORM, NEXT, b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_HEAD_NORM_ROPE,              \
                      TE__LAYERS_NONE, N)
+#define TE__LAYERS_EXPERT_RANKS(FORM, b, EPS, H, F, HEADS, KV, D, BASE, ROPE, E, TOP_K, N)                          \
+    FORM(begin, b, rmsnorm, H, EPS), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                            \
+    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, ((base, BASE)))                                      \
+    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                                  \
+    (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), FORM(leave, b##_leave1), (add, b##_x1),   \
+    (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, EPS)), FORM(enter, b##_enter2),                                      \
+    (router, b##_router, H, E, (top_k, TOP_K), (renormalise, 1), (ranks, N)),                                          \
+    TE__LAYERS_EXPERT_MLP(b, H, F, TE__LAYERS_PART(E, N)), FORM(leave, b##_leave2), (add, b##_x2)
+#define TE__LAYERS_MIXTRAL(FORM, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)                                             \
+    TE__LAYERS_EXPERT_RANKS(FORM, b, 1e-5f, H, F, HEADS, KV, D, BASE, TE__LAYERS_ROPE_WITH, E, TOP_K, N)
+#define TE__LAYERS_QWEN3_MOE(FORM, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)                                           \
+    TE__LAYERS_EXPERT_RANKS(FORM, b, 1e-6f, H, F, HEADS, KV, D, BASE, TE__LAYERS_HEAD_NORM_ROPE, E, TOP_K, N)
 #define TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, ENTER, LEAVE, N)                                      \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (ENTER, b##_enter1),                                   \
     TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                                                          \

@@ -13,7 +13,8 @@
 #ifndef TE_MOE_H
 #define TE_MOE_H
 
-#include "ops/expert_linear.h" /* expert_linear, expert_bias */
-#include "ops/router.h"        /* router, combine */
+#include "ops/expert_linear.h"  /* expert_linear, expert_bias */
+#include "ops/router.h"         /* router, combine */
+#include "ops/router_balance.h" /* te_router_counts, te_router_balance */
 
 #endif

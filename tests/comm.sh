@@ -163,6 +163,28 @@ for grid in "2 1" "2 2 --sp"; do
     echo "train_gpt --tp $tp --dp $dp${sp:+ $sp}: the same sample"
 done
 
+# Experts: a tensor group's ranks have four each. --tp 2 has the losses of one rank, --tp 2 --dp 2 those of --dp 2, because
+# each replica balances its own tokens. Grids continue from each other's checkpoints.
+train_gpt 1 1 gpt_experts --steps 8 --experts 8
+train_gpt 1 2 gpt_experts2 --steps 8 --experts 8
+for grid in "2 1" "2 1 --sp --zero1" "2 2 --sp" "2 2"; do
+    read -r tp dp options <<<"$grid"
+    train_gpt "$tp" "$dp" gpt_many --steps 8 --experts 8 $options
+    [[ $dp == 1 ]] && one=gpt_experts || one=gpt_experts2
+    alike $one gpt_many 10 1e-5 "--experts 8 --tp $tp --dp $dp${options:+ $options}"
+done
+for grid in "1 2 12" "2 2 16 --sp"; do
+    read -r tp dp steps sp <<<"$grid"
+    train_gpt 1 2 gpt_experts2 --steps "$steps" --resume --force
+    train_gpt "$tp" "$dp" gpt_many --steps "$steps" --resume --force $sp
+done
+alike gpt_experts2 gpt_many 20 1e-5 "--experts 8 --tp 2 --dp 2, then --dp 2, then --tp 2 --dp 2 --sp"
+train_gpt 1 1 gpt_many --steps 16 --resume --sample 40
+sample >"$work/sample"
+train_gpt 2 1 gpt_many --steps 16 --resume --sample 40
+sample | cmp - "$work/sample"
+echo "train_gpt --experts 8 --tp 2: the same sample"
+
 misuse() { # N TEXT ARGUMENT...
     local status=0 start=(mpirun --oversubscribe -n "$1")
     [[ $1 != 1 ]] || start=()
@@ -180,6 +202,7 @@ misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
 misuse 1 "--cp: a process has two chunks of a sequence" --cp 2 --seq 18
 misuse 1 "--tp 1 --cp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --cp 2
 misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon
+misuse 1 "--experts 6: this program has lists for 8; compile it with -DGPT_EXPERTS=6" --tp 2 --experts 6
 
 # One layer, parallelised in seven ways on 4 ranks.
 timeout 120 mpirun --oversubscribe -n 4 "$work/performance" >"$work/log" || { cat "$work/log" && exit 1; }

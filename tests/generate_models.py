@@ -60,6 +60,14 @@ MODELS = {
                     query_pre_attn_scalar=24, rope_theta=1000000.0, rope_local_base_freq=10000.0,
                     rope_scaling={"factor": 8.0, "rope_type": "linear"}, sliding_window_pattern=3),
                "F32", 1 << 30, 257),
+    "mixtral": (dict(SIZES, model_type="mixtral", architectures=["MixtralForCausalLM"], rms_norm_eps=1e-5,
+                     hidden_act="silu", rope_theta=1000000.0, sliding_window=None, num_local_experts=4,
+                     num_experts_per_tok=2, torch_dtype="bfloat16", tie_word_embeddings=False), "BF16", 200000, 1),
+    "qwen3_moe": (dict(SIZES, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], rms_norm_eps=1e-6,
+                       hidden_act="silu", head_dim=32, rope_theta=1000000.0, rope_scaling=None, num_experts=9,
+                       num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True, decoder_sparse_step=1,
+                       mlp_only_layers=[], use_sliding_window=False, sliding_window=None, attention_bias=False,
+                       tie_word_embeddings=False), "F32", 1 << 30, 1),
     "phi3": (dict(SIZES, model_type="phi3", architectures=["Phi3ForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
                   rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, sliding_window=20,
                   original_max_position_embeddings=160, attention_bias=False, pad_token_id=0, torch_dtype="bfloat16",
@@ -230,6 +238,13 @@ def write_folder(name, folder, eos, shapes, vision=False):
 # ---- transformers ---
 
 
+def read_shapes(path):
+    """{name: shape} of a safetensors file."""
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
 def generate(name, eos):
     """(shapes of the tensors, tokens of each prompt, the smallest margin) by transformers."""
     import tokenizers
@@ -243,9 +258,13 @@ def generate(name, eos):
         model = transformers.AutoModelForCausalLM.from_config(config)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         shapes = {n: list(t.shape) for n, t in model.state_dict().items() if n not in tied}
+        if any(".experts." in n for n in shapes):  # a file has one tensor for each expert, a module one for all
+            model.save_pretrained(folder)
+            shapes = read_shapes(folder / "model.safetensors")
+            (folder / "model.safetensors").unlink()
         write_folder(name, folder, eos, shapes)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64,
-                                                                  attn_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager",
+                                                                  experts_implementation="eager")
         encode = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode
         tokens, margin = [], math.inf
         for prompt in PROMPTS:

@@ -75,7 +75,7 @@ done
 # The same models as GGUF files (tests/generate_models_gguf.py); those have no window in the architecture llama, which is Mistral's there.
 # Of some families only folders are read.
 for name in "${names[@]}"; do
-    [[ " mistral phi3 olmo2 smollm3 pythia neox " != *" $name "* ]] || continue
+    [[ " mistral mixtral qwen3_moe phi3 olmo2 smollm3 pythia neox " != *" $name "* ]] || continue
     folder=$work/$name.gguf
     mkdir "$folder"
     "$python" tests/generate_models_gguf.py "$work/$name" "$folder/model.gguf"
@@ -240,6 +240,9 @@ unsupported "longrope" "the rope type is longrope; supported are default," 's/"r
 unsupported "dynamic" "the rope type is dynamic; supported are default," 's/"llama3"/"dynamic"/'
 unsupported "partial rope" "partial_rotary_factor is 0.5; only 1" 's/^{/{"partial_rotary_factor": 0.5,/'
 unsupported "experts" "num_experts is 8" 's/^{/{"num_experts": 8,/'
+unsupported "layers without experts" "mlp_only_layers is \[1\]; only \[\] is supported" 's/"mlp_only_layers": \[\]/"mlp_only_layers": [1]/' qwen3_moe
+unsupported "experts in every second layer" "decoder_sparse_step is 2; only 1" 's/\("decoder_sparse_step": \)1/\12/' qwen3_moe
+unsupported "more experts for a token than there are" "num_experts_per_tok is 5 of 4 experts" 's/\("num_experts_per_tok": \)2/\15/' mixtral
 unsupported "an activation" "hidden_act is relu; only silu is supported" 's/"silu"/"relu"/'
 unsupported "biases" "attention_bias is True; only False is supported" 's/\("attention_bias": \)false/\1true/'
 unsupported "a window in some layers" "use_sliding_window is True; only False" 's/\("use_sliding_window": \)false/\1true/' smollm3

@@ -117,6 +117,25 @@ fails "a byte beyond the vocabulary" "has a byte 195" --size ascii --out "$work/
 fails "a prompt beyond the vocabulary" "prompt has a byte" --size ascii --out "$work/none" --steps 1 --batch 1 --seq 8 --validate 0 --prompt é "$work/text"
 train=$train_was
 
+# ---- experts
+runs "experts" --out "$work/experts" --experts 8 --steps 6 --sample 40 "${small[@]:0:4}" --batch 2 --seq 32 "$work/text"
+grep -q "8 experts, 2 a token" "$work/log" || bad "experts: the line about the model"
+cp -r "$work/experts" "$work/parts" && rm "$work/parts/checkpoint.safetensors"
+for steps in 3 6; do # stopped after three steps of six, and continued
+    runs "experts, until step $steps" --out "$work/parts" $([[ $steps == 3 ]] && echo --experts 8 || echo --resume --force) --steps $steps \
+        --lr 1e-3 --sample 40 "${small[@]:0:4}" --batch 2 --seq 32 "$work/text"
+done
+sed '1,/^--- sample/d' "$work/log" >"$work/sample"
+[[ $(wc -c <"$work/sample") -gt 40 ]] || bad "experts: no sample"
+runs "experts from the weights of another run" --out "$work/begun" --experts 8 --init "$work/parts/checkpoint.safetensors" --steps 0 --sample 40 "${small[@]:0:4}" --batch 2 --seq 32 "$work/text"
+sed '1,/^--- sample/d' "$work/log" | cmp - "$work/sample" || bad "experts: another sample of the same weights"
+ok "experts: a run, one that is continued, and the sample of its weights"
+fails "a checkpoint with experts continued without" "had experts 8, this one has 0" --out "$work/parts" --resume --experts 0 --steps 9
+fails "the weights of experts for an MLP" "h0" --out "$work/begun" --init "$work/parts/checkpoint.safetensors" --steps 1 "${small[@]}" "$work/text"
+fails "another number of experts" "this program has lists for 8; compile it with -DGPT_EXPERTS=4" --experts 4 "$work/text"
+fails "another number for a token" "--top_k 3: this program has lists for 2" --experts 8 --top_k 3 "$work/text"
+fails "--top_k alone" "--top_k goes with --experts" --top_k 2 "$work/text"
+
 # ---- errors of --out are found before training
 : >"$work/file"
 mkdir -p "$work/taken/checkpoint.safetensors" "$work/device" "$work/dangling"

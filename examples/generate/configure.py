@@ -23,12 +23,16 @@ GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, tie_word_
 FAMILIES = {
     "llama": LLAMA,
     "mistral": dict(LLAMA, num_key_value_heads=8, sliding_window=4096, max_position_embeddings=131072),
+    "mixtral": dict(LLAMA, rms_norm_eps=1e-5, rope_theta=1e6, num_key_value_heads=8, max_position_embeddings=131072,
+                    num_local_experts=8, num_experts_per_tok=2),
     "phi3": dict(LLAMA, rms_norm_eps=1e-5, max_position_embeddings=4096),
     "olmo2": dict(LLAMA, rms_norm_eps=1e-5),
     "smollm3": dict(LLAMA, rope_theta=2e6, max_position_embeddings=32768, tie_word_embeddings=True,
                     no_rope_layer_interval=4),
     "qwen2": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28),
     "qwen3": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28, head_dim=128),
+    "qwen3_moe": dict(LLAMA, max_position_embeddings=32768, num_key_value_heads=4, num_experts=128,
+                      num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=False),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
                    final_logit_softcapping=30.0),
     "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
@@ -55,6 +59,7 @@ ONLY_OF = {
     "gemma3": dict(hidden_act=None),
     "phi3": dict(partial_rotary_factor=None),
     "smollm3": dict(use_sliding_window=False),
+    "qwen3_moe": dict(decoder_sparse_step=1, mlp_only_layers=[]),
     "gpt_neox": dict(hidden_act=None, partial_rotary_factor=None, attention_bias=True),
     "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
 }
@@ -62,7 +67,11 @@ ONLY_OF = {
 NEOX_KEYS = dict(rotary_emb_base="rope_theta", rotary_pct="partial_rotary_factor")
 # Its activations, as lists have them.
 ACTIVATIONS = dict(gelu="gelu_erf", gelu_new="gelu", gelu_fast="gelu", gelu_pytorch_tanh="gelu")
-# Keys of models that these families are not, such as a mixture of experts or quantized weights.
+# The families with experts, and the key for the inner size of an expert.
+EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size")
+# The keys for the number of experts; which one a file has depends on the version of transformers.
+EXPERT_COUNTS = ("num_local_experts", "num_experts")
+# Keys of models that these families are not, such as quantized weights; experts are only refused in the other families.
 REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "quantization_config", "kv_lora_rank")
 
 
@@ -97,9 +106,15 @@ def family_of(config):
     if name == "gpt_neox":
         config = {NEOX_KEYS.get(k, k): v for k, v in config.items()}
     is_given = lambda key, value: value is not None or key in NULLS
-    config = dict(FAMILIES[name], **{k: v for k, v in config.items() if is_given(k, v)})
+    config = {k: v for k, v in config.items() if is_given(k, v)}
+    if name in EXPERTS:  # either key may have the number of experts
+        counts = {key: config.pop(key) for key in EXPERT_COUNTS if key in config}
+        if len(set(counts.values())) > 1:
+            raise Unsupported(f"num_local_experts and num_experts differ: {counts}")
+        config.update(dict.fromkeys(EXPERT_COUNTS, next(iter(counts.values()))) if counts else {})
+    config = dict(FAMILIES[name], **config)
     for key in REFUSED:
-        if config.get(key):
+        if config.get(key) and not (name in EXPERTS and key in EXPERT_COUNTS):
             raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
     for key, value in dict(ONLY, **ONLY_OF.get(name, {})).items():
         if config.get(key) is not None and value is not None and config[key] != value:
@@ -129,8 +144,10 @@ def layer_kinds(name, config, layers):
         if len(types) != layers:
             raise Unsupported(f"layer_types has {len(types)} entries for {layers} layers")
         return [t.removesuffix("_attention") for t in types]
-    if name in ("mistral", "phi3"):
+    if name in ("mistral", "mixtral", "phi3"):
         return ["sliding"] * layers
+    if name == "qwen3_moe":
+        return ["sliding" if config.get("use_sliding_window") else "full"] * layers
     if name == "gemma2":
         sliding = [i % 2 == 0 for i in range(layers)]
     elif name == "gemma3":
@@ -246,7 +263,7 @@ def model(path):
         ("n_embd", "n_layer", "n_head") if gpt2 else ("hidden_size", "num_hidden_layers", "num_attention_heads")))
     head_dim = config.get("head_dim") or hidden // heads
     kv_heads = heads if gpt2 else config.get("num_key_value_heads") or heads
-    ffn = (config.get("n_inner") or 4 * hidden) if gpt2 else config["intermediate_size"]
+    ffn = (config.get("n_inner") or 4 * hidden) if gpt2 else config[EXPERTS.get(name, "intermediate_size")]
     kinds = layer_kinds(name, config, layers)
     scalar = config["query_pre_attn_scalar"] if name.startswith("gemma") else head_dim
     defines = {
@@ -273,6 +290,16 @@ def model(path):
     }
     if "sliding" in kinds:
         defines["MODEL_LEFT_sliding"] = config["sliding_window"] - 1
+    if name in EXPERTS:
+        count = next(config[key] for key in EXPERT_COUNTS if key in config)
+        defines["MODEL_EXPERTS"] = count
+        defines["MODEL_TOP_K"] = config["num_experts_per_tok"]
+        defines["MODEL_RENORMALISE"] = int(config.get("norm_topk_prob", True))
+        if not 1 <= config["num_experts_per_tok"] <= min(count, 32):
+            raise Unsupported(f"num_experts_per_tok is {config['num_experts_per_tok']} of {count} experts; supported are "
+                              "1 to 32, and at most the number of experts")
+        if ffn % 8 or hidden % 8:
+            raise Unsupported(f"{EXPERTS[name]} is {ffn} and hidden_size {hidden}; experts need multiples of eight")
     if name == "gpt_neox":
         if config["hidden_act"] not in ACTIVATIONS:
             raise Unsupported(f"hidden_act is {config['hidden_act']}; supported are {', '.join(ACTIVATIONS)}")

@@ -1,4 +1,4 @@
-/* families.h -- the lists of Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3, Phi-3, GPT-2 and others, for inference with a
+/* families.h -- the lists of Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma 2 and 3, GPT-2 and others, for inference with a
  * key-value cache, and the names of their tensors in the files of Hugging Face and in GGUF files.
  *
  * Do this:
@@ -20,6 +20,9 @@
 #include "te/infer.h"           /* TE_INFERENCE */
 #include "te/io/gguf_weights.h" /* te_gguf_bind */
 #include "te/io/packed.h"       /* te_packed */
+#if MODEL_EXPERTS
+#include "te/moe.h" /* router, expert_linear, combine */
+#endif
 
 /* The dtype of weights, keys and values; the residual stream and the logits are f32. */
 #ifndef MODEL_DTYPE
@@ -60,6 +63,11 @@
 #define GATED_MLP(GATED)                                                                                             \
     (linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN), (GATED, act), (linear, fc2, MODEL_FFN, MODEL_HIDDEN)
 #define ATTENTION_PART(KIND) ROPE_##KIND ATTENTION(KIND), PROJ
+/* MODEL_EXPERTS experts in place of the MLP, of which each token has MODEL_TOP_K. */
+#define EXPERTS                                                                                                      \
+    (router, route, MODEL_HIDDEN, MODEL_EXPERTS, (top_k, MODEL_TOP_K), (renormalise, MODEL_RENORMALISE)),            \
+    (expert_linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN, MODEL_EXPERTS), (swiglu, act),                                 \
+    (expert_linear, fc2, MODEL_FFN, MODEL_HIDDEN, MODEL_EXPERTS), (combine, route)
 
 /* ---- blocks: h = x + attention(norm(x)), y = h + mlp(norm(h)) ---------------------------------------------------- */
 
@@ -68,6 +76,10 @@
     (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
 
 #define BLOCK_MISTRAL(KIND) BLOCK_LLAMA(KIND)
+
+#define BLOCK_MIXTRAL(KIND)                                                                                          \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, ATTENTION_PART(KIND), (add, x1),                                          \
+    (fork, x2), NORM(rmsnorm, norm2), EXPERTS, (add, x2)
 
 /* Phi-3: rope may rotate a part of each head; the files have q, k and v, and gate and up, in one tensor each. */
 #define BLOCK_PHI3(KIND) BLOCK_LLAMA(KIND)
@@ -84,6 +96,11 @@
 #define BLOCK_QWEN3(KIND)                                                                                            \
     (fork, x1), NORM(rmsnorm, norm1), QKV, HEAD_NORM(head_norm), ATTENTION_PART(KIND), (add, x1),                    \
     (fork, x2), NORM(rmsnorm, norm2), GATED_MLP(swiglu), (add, x2)
+
+/* Qwen 3 with experts, such as Qwen3-30B-A3B. */
+#define BLOCK_QWEN3_MOE(KIND)                                                                                        \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, HEAD_NORM(head_norm), ATTENTION_PART(KIND), (add, x1),                    \
+    (fork, x2), NORM(rmsnorm, norm2), EXPERTS, (add, x2)
 
 /* OLMo 2: norms behind attention and MLP alone, and of q and of k over the widths of all their heads. */
 #define PART_NORM(name, ...) (rmsnorm, name, MODEL_QKV_ROWS, __VA_ARGS__, (eps, MODEL_EPS))
@@ -139,11 +156,13 @@
 #define EMBED_TOKENS (embedding, embed_tokens, MODEL_VOCABULARY, MODEL_HIDDEN)
 #define EMBED_LLAMA EMBED_TOKENS
 #define EMBED_MISTRAL EMBED_TOKENS
+#define EMBED_MIXTRAL EMBED_TOKENS
 #define EMBED_PHI3 EMBED_TOKENS
 #define EMBED_SMOLLM3 EMBED_TOKENS
 #define EMBED_OLMO2 EMBED_TOKENS
 #define EMBED_QWEN2 EMBED_TOKENS
 #define EMBED_QWEN3 EMBED_TOKENS
+#define EMBED_QWEN3_MOE EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
 #define EMBED_GEMMA3 EMBED_GEMMA2
 #define EMBED_GPT_NEOX (embedding, embed_in, MODEL_VOCABULARY, MODEL_HIDDEN)
@@ -152,11 +171,13 @@
 
 #define LAST_LLAMA NORM(rmsnorm, norm)
 #define LAST_MISTRAL NORM(rmsnorm, norm)
+#define LAST_MIXTRAL NORM(rmsnorm, norm)
 #define LAST_PHI3 NORM(rmsnorm, norm)
 #define LAST_SMOLLM3 NORM(rmsnorm, norm)
 #define LAST_OLMO2 NORM(rmsnorm, norm)
 #define LAST_QWEN2 NORM(rmsnorm, norm)
 #define LAST_QWEN3 NORM(rmsnorm, norm)
+#define LAST_QWEN3_MOE NORM(rmsnorm, norm)
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
 #define LAST_GEMMA3 NORM(GEMMA_NORM, norm)
 #define LAST_GPT2 NORM(layernorm, norm)
@@ -224,6 +245,18 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"self_attn.k_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
     {"self_attn.v_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0}
 #define TENSORS_QWEN3 TENSORS_LLAMA, TENSORS_HEAD_NORM
+/* Models with experts. EXPERT_NAMES_: the names of gate, up and down of an expert, whose number stands for %d. */
+#define TENSORS_MIXTRAL                                                                                              \
+    TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                 \
+    {"block_sparse_moe.gate.weight", "route", "weight", 0, 0}
+#define EXPERT_NAMES_MIXTRAL                                                                                         \
+    "block_sparse_moe.experts.%d.w1.weight", "block_sparse_moe.experts.%d.w3.weight",                                \
+    "block_sparse_moe.experts.%d.w2.weight"
+#define TENSORS_QWEN3_MOE                                                                                            \
+    TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_HEAD_NORM,              \
+    {"mlp.gate.weight", "route", "weight", 0, 0}
+#define EXPERT_NAMES_QWEN3_MOE                                                                                       \
+    "mlp.experts.%d.gate_proj.weight", "mlp.experts.%d.up_proj.weight", "mlp.experts.%d.down_proj.weight"
 #define TENSORS_GEMMA2                                                                                               \
     TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm1_after", "weight", 0, 0},                           \
     {"pre_feedforward_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP,                                      \
@@ -282,11 +315,13 @@ TE_INFERENCE(choose, f32, CHOOSE)
 /* In which the families differ: names of the embedding's and the last norm's tensors, and of the layers. */
 #define NAMES_LLAMA 0
 #define NAMES_MISTRAL 0
+#define NAMES_MIXTRAL 0 /* The weights of models with experts are read from folders only. */
 #define NAMES_PHI3 0
 #define NAMES_SMOLLM3 0
 #define NAMES_OLMO2 0
 #define NAMES_QWEN2 0
 #define NAMES_QWEN3 0
+#define NAMES_QWEN3_MOE 0
 #define NAMES_GEMMA2 0
 #define NAMES_GEMMA3 0
 #define NAMES_GPT2 1
@@ -336,5 +371,8 @@ static const char *const name_prefixes[] = {"model.", "language_model.model.", "
 #endif
 #endif
 static const te_packed block_tensors[] = {TABLE_OF_BLOCK, END};
+#if MODEL_EXPERTS
+static const char *const expert_names[3] = {OF_FAMILY(EXPERT_NAMES_)};
+#endif
 
 #endif

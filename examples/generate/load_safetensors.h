@@ -65,11 +65,31 @@ static te_status open_model(const char *folder, te_context *ctx) {
     return open_files(name_prefixes, sizeof name_prefixes / sizeof name_prefixes[0], embed_tensors[0].name,
                       MODEL_TIED ? last_tensors[0].name : 0, ctx);
 }
+#if MODEL_EXPERTS
+/* Load gate, up and down of all experts. A file has a tensor for each of them; a list has one weight with gate and up of
+ * all experts, and one with down. */
+static te_status load_experts(part *p, const char *prefix, te_context *ctx) {
+    enum { PER_EXPERT = 3, COUNT = PER_EXPERT * MODEL_EXPERTS };
+    static char name[COUNT][MAX_NAME];
+    te_packed table[COUNT + 1];
+    memset(table, 0, sizeof table);
+    for (int i = 0; i < COUNT; i++) {
+        const int is_down = i % PER_EXPERT == 2;
+        snprintf(name[i], MAX_NAME, expert_names[i % PER_EXPERT], i / PER_EXPERT);
+        table[i].name = name[i], table[i].op = is_down ? "fc2" : "fc1", table[i].field = "weight";
+        table[i].rows = is_down ? MODEL_HIDDEN : MODEL_FFN;
+    }
+    return load_tensors(p, table, prefix, ctx);
+}
+#endif
 static te_status load_block(part *p, int layer, te_context *ctx) {
     char name[MAX_NAME], prefix[2 * MAX_NAME];
     snprintf(name, sizeof name, layer_prefix, layer);
     snprintf(prefix, sizeof prefix, "%s%s", from.prefix, name);
     TE_TRY(bind_part(p, 1, ctx));
+#if MODEL_EXPERTS
+    TE_TRY(load_experts(p, prefix, ctx));
+#endif
     return load_tables(p, block_tensors, block_heads, prefix, ctx);
 }
 static te_status load_last(part *p, te_context *ctx) {

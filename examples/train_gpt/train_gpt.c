@@ -11,12 +11,14 @@
  *     ./train_gpt --recipe fp8_delayed     the GEMMs of the blocks in FP8 (--recipe fp8_block, mxfp8 or nvfp4: built
  *                                          with -DGPT_RECIPE=fp8_block, ..)
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
+ *     ./train_gpt --experts 8              a mixture of experts in place of each MLP, of which a token has two
  *     mpirun -n 4 ./train_gpt --dp 4       four replicas, one process each; built with -DTE_COMM and by mpicc, or by
  *                                          nvcc with -lnccl. Open MPI wants --oversubscribe if there are fewer than
  *                                          four cores, and --allow-run-as-root from root
  *     mpirun -n 4 ./train_gpt --tp 2 --sp --dp 2
  *                                          two replicas of two processes each, which shard heads, MLP and vocabulary
- *                                          and, by --sp, tokens; built with -DGPT_RANKS=2, too
+ *                                          and, by --sp, tokens; built with -DGPT_RANKS=2, too. With --experts 8
+ *                                          each of the two has four of the experts
  *     mpirun -n 4 ./train_gpt --cp 4       four processes that split each sequence; built with -DGPT_CONTEXT=ring, too
  *
  * SIGINT, SIGTERM, SIGHUP and a closed pipe behind stdout stop it after a step; it then writes a checkpoint. A second
@@ -45,6 +47,16 @@
 #define CONTEXT , (context, GPT_CONTEXT)
 #else
 #define CONTEXT
+#endif
+
+#ifndef GPT_EXPERTS /* how many experts the lists for --experts have; -DGPT_EXPERTS=0: the program has no such lists */
+#define GPT_EXPERTS 8
+#endif
+#ifndef GPT_TOP_K /* how many of them a token has */
+#define GPT_TOP_K 2
+#endif
+#if GPT_EXPERTS
+#include "te/moe.h"
 #endif
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -87,6 +99,22 @@
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, 4 * (H)), (bias, fc1_b, 4 * (H)), (gelu, act),        \
     (linear, fc2, 4 * (H), H), (bias, fc2_b, H), DROPOUT(drop2) (add, x2)
 /* [block] */
+#ifndef GPT_AUX_LOSS /* the weight of the loss that balances the experts (Switch Transformer) */
+#define GPT_AUX_LOSS 0.01f
+#endif
+/* [experts] */
+#define GPT_ROUTED_MLP(H, E)                                                                                \
+    (router, route, H, E, (top_k, GPT_TOP_K), (renormalise, 1), (aux_loss, GPT_AUX_LOSS)),                  \
+    GPT_EXPERT_MLP(H, E), (combine, route)
+#define GPT_EXPERT_MLP(H, E)                                                                                \
+    (expert_linear, fc1, H, 4 * (H), E), (expert_bias, fc1_b, 4 * (H), E), (gelu, act),                     \
+    (expert_linear, fc2, 4 * (H), H, E), (expert_bias, fc2_b, H, E)
+#define GPT_BLOCK_EXPERTS(H, HEADS)                                                                         \
+    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                     \
+    (attention, attn, HEADS, HEADS, (H) / (HEADS) CONTEXT),                                                       \
+    (linear, proj, H, H), (bias, proj_b, H), DROPOUT(drop1) (add, x1),                                      \
+    (fork, x2), (layernorm, ln2, H), GPT_ROUTED_MLP(H, GPT_EXPERTS), DROPOUT(drop2) (add, x2)
+/* [experts] */
 #define GPT_LOGITS(V, H) (layernorm, lnf, H), (tied_linear, lm, H, V)
 #define GPT_HEAD(V, H) GPT_LOGITS(V, H), (cross_entropy, loss, V)
 
@@ -127,6 +155,16 @@
 #define GPT_LOGITS_RANKS(V, H, ENTER, N) \
     (layernorm, lnf, H), (ENTER, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
 /* [ranks] */
+/* [experts_ranks] */
+#define GPT_BLOCK_EXPERTS_RANKS(H, HEADS, ENTER, LEAVE, N)                                                   \
+    (fork, x1), (layernorm, ln1, H), (ENTER, enter1),                                                       \
+    (linear, qkv, H, 3 * (H) / (N), (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / (N)),            \
+    (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS) CONTEXT),                                         \
+    (linear, proj, (H) / (N), H, (shard, rows)), (LEAVE, leave1), (bias, proj_b, H),                        \
+    DROPOUT(drop1) (add, x1), (fork, x2), (layernorm, ln2, H), (ENTER, enter2),                             \
+    (router, route, H, GPT_EXPERTS, (top_k, GPT_TOP_K), (renormalise, 1), (aux_loss, GPT_AUX_LOSS), (ranks, N)), \
+    GPT_EXPERT_MLP(H, GPT_EXPERTS / (N)), (combine, route), (LEAVE, leave2), DROPOUT(drop2) (add, x2)
+/* [experts_ranks] */
 /* The same model, cut into lists behind each block's first norm instead of before it: a list begins with the output of
  * that norm and ends in the next one. So both all_reduces of a block are one step with the add and the norm behind
  * them. The residual is an extra output of each list and an extra input of the next one. These lists have the
@@ -140,8 +178,9 @@
 #define GPT_LOGITS_NORM_LAST(V, H, N) (copy_to_group, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
 /* [norm_last] */
 /* If GPT_RANKS does not divide the heads or the vocabulary of a size, its lists below are for one rank, and --tp refuses
- * the size. */
+ * the size. The same holds for the lists with experts and the number of experts. */
 #define GPT_RANKS_OF(HEADS, V) ((HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
+#define GPT_EXPERT_RANKS_OF(HEADS, V) (GPT_EXPERTS % GPT_RANKS ? 1 : GPT_RANKS_OF(HEADS, V))
 #define GPT_DEFINE_KIND(size, OPTION, ENTER, LEAVE, H, HEADS, T, V, N)                                                \
     TE_SEQUENTIAL(embed_##size, (GPT_DTYPE, OPTION), GPT_EMBED_RANKS(V, T, H, LEAVE, N))                              \
     TE_SEQUENTIAL(block_##size, (GPT_DTYPE, OPTION, GPT_FP8), GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N)) \
@@ -168,21 +207,53 @@
     TE_SEQUENTIAL(logits_##size, GPT_DTYPE, GPT_LOGITS(V, H))
 GPT_SIZES(GPT_DEFINE)
 
+/* With experts only the block is another one. */
+#define GPT_DEFINE_EXPERTS(size, L, H, HEADS, T, V) \
+    TE_SEQUENTIAL(block_##size##_experts, (GPT_DTYPE, GPT_FP8), GPT_BLOCK_EXPERTS(H, HEADS))
+#if GPT_EXPERTS
+GPT_SIZES(GPT_DEFINE_EXPERTS)
+#endif
+
 typedef struct gpt_lists {
     const te_plan *(*embed)(void), *(*block)(void), *(*head)(void), *(*logits)(void);
 } gpt_lists;
-#define GPT_LISTS(size) {embed_##size##_plan, block_##size##_plan, head_##size##_plan, logits_##size##_plan}
+/* The kinds of lists of a size: for one rank; tensor parallel; tensor and sequence parallel (--sp); the first three with
+ * experts; tensor parallel with lists that end in norms. */
+typedef enum gpt_kind {
+    GPT_ONE, GPT_TP, GPT_SP, GPT_ONE_EXPERTS, GPT_TP_EXPERTS, GPT_SP_EXPERTS, GPT_TP_NORM_LAST, GPT_KIND_COUNT
+} gpt_kind;
+#define GPT_LISTS_OF(size, block) {embed_##size##_plan, block##_plan, head_##size##_plan, logits_##size##_plan}
+#define GPT_LISTS(size) GPT_LISTS_OF(size, block_##size)
+#define GPT_NO_LISTS {0, 0, 0, 0}
+#if GPT_EXPERTS
+#define GPT_EXPERT_LISTS(size) GPT_LISTS_OF(size, block_##size##_experts)
+#define GPT_DEFINE_EXPERTS_KIND(size, OPTION, ENTER, LEAVE, H, HEADS, N) \
+    TE_SEQUENTIAL(block_##size##_experts, (GPT_DTYPE, OPTION, GPT_FP8), GPT_BLOCK_EXPERTS_RANKS(H, HEADS, ENTER, LEAVE, N))
+#define GPT_DEFINE_EXPERTS_RANKS(size, L, H, HEADS, T, V)                                                               \
+    GPT_DEFINE_EXPERTS_KIND(size##_tp, (rows, tokens), copy_to_group, all_reduce, H, HEADS,                             \
+                            GPT_EXPERT_RANKS_OF(HEADS, V))                                                              \
+    GPT_DEFINE_EXPERTS_KIND(size##_sp, (rows, shard), all_gather, reduce_scatter, H, HEADS,                             \
+                            GPT_EXPERT_RANKS_OF(HEADS, V))
+#else
+#define GPT_EXPERT_LISTS(size) GPT_NO_LISTS
+#endif
 #if GPT_RANKS > 1
 GPT_SIZES(GPT_DEFINE_RANKS)
-#define GPT_KINDS(size) {GPT_LISTS(size), GPT_LISTS(size##_tp), GPT_LISTS(size##_sp), GPT_LISTS(size##_norm_last)}
+#if GPT_EXPERTS
+GPT_SIZES(GPT_DEFINE_EXPERTS_RANKS)
+#endif
+#define GPT_KINDS(size)                                                                                            \
+    {GPT_LISTS(size), GPT_LISTS(size##_tp), GPT_LISTS(size##_sp), GPT_EXPERT_LISTS(size), GPT_EXPERT_LISTS(size##_tp), \
+     GPT_EXPERT_LISTS(size##_sp), GPT_LISTS(size##_norm_last)}
 #else
-#define GPT_KINDS(size) {GPT_LISTS(size), {0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0}}
+#define GPT_KINDS(size) \
+    {GPT_LISTS(size), GPT_NO_LISTS, GPT_NO_LISTS, GPT_EXPERT_LISTS(size), GPT_NO_LISTS, GPT_NO_LISTS, GPT_NO_LISTS}
 #endif
 
 typedef struct gpt_size {
     const char *name;
-    int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: number of tensor-parallel ranks in lists 1 to 3 */
-    gpt_lists lists[4]; /* for one rank; tensor parallel; tensor and sequence parallel (--sp); the second, norms last */
+    int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: number of ranks in the tensor-parallel lists */
+    gpt_lists lists[GPT_KIND_COUNT];
 } gpt_size;
 #define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V), GPT_KINDS(size)},
 static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
@@ -195,6 +266,7 @@ typedef struct options {
     const char **path; /* [paths]: files and folders of the text */
     int paths;
     long steps, batch, seq, accumulate, tp, cp, dp, log, validate, sample, save;
+    long experts, top_k; /* 0, 0: an MLP */
     double lr, temperature;
     long seed, sp, zero1, resume, force, plan;
 } options;
@@ -480,13 +552,13 @@ static void make_runs(gpt *g, size_t residual_bytes) {
     if (w != (char *)last->params + te_plan_param_bytes(last->plan)) die("the lists differ in their parameters", g->size->name);
     for (int i = 0; i < 2; i++) g->residual[i] = target_memory(residual_bytes), g->dresidual[i] = target_memory(residual_bytes);
 }
-/* norm_last: run the lists that end in norms. */
-static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, int norm_last, const char *recipe, uint64_t seed) {
+/* kind: of the lists; norm_last: run the lists that end in norms. */
+static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, gpt_kind kind, int norm_last, const char *recipe, uint64_t seed) {
     const int layers = size->layers;
     const int64_t trained = (int64_t)batch * (seq / contexts), rows = te_max(trained, seq); /* a sample is a whole sequence */
     memset(g, 0, sizeof *g);
-    g->lists = &size->lists[tensor == 1 ? 0 : sp ? 2 : 1], g->parts = sp ? tensor : 1;
-    g->run_lists = norm_last ? &size->lists[3] : g->lists;
+    g->lists = &size->lists[kind], g->parts = kind == GPT_SP || kind == GPT_SP_EXPERTS ? tensor : 1;
+    g->run_lists = norm_last ? &size->lists[GPT_TP_NORM_LAST] : g->lists;
     g->in_fp8 = strcmp(recipe, "none") != 0;
     g->size = size, g->batch = batch, g->whole = seq, g->seq = seq / contexts, g->models = layers + 2;
     g->model = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
@@ -873,6 +945,8 @@ static const char usage[] =
     "  --size NAME       tiny, small or gpt2 (the 124M shape)      tiny\n"
     "  --batch N         sequences a micro-batch                   8\n"
     "  --seq N           tokens a sequence                         128\n"
+    "  --experts N       experts in place of each MLP: " TE_STRING(GPT_EXPERTS) " (-DGPT_EXPERTS=N); 0: an MLP   0\n"
+    "  --top_k N         experts of a token: " TE_STRING(GPT_TOP_K) " (-DGPT_TOP_K=N)\n"
     "  --recipe NAME     FP8 recipe of the blocks' GEMMs: none, " GPT_RECIPES "\n"
     "  --accumulate N    micro-batches a step                      1\n"
     "  --dp N            data parallel: replicas                   1\n"
@@ -918,7 +992,7 @@ enum { MAX_ACCUMULATE = 1 << 20, MAX_SIDE = 65536, MAX_TOKENS = 1 << 26, MAX_REP
  * overlaps with the linear behind it; in FP8 that norm stores the operand of this linear; both want it in the same list.
  * --zero1 shares out the optimizer's models, so these must be those that run. */
 static int ends_in_norms(const options *o) {
-    return o->tp > 1 && !o->sp && !o->zero1 && !strcmp(o->recipe, "none");
+    return o->tp > 1 && !o->sp && !o->zero1 && !o->experts && !strcmp(o->recipe, "none");
 }
 /* Check the options for several ranks. Whether --tp divides the model's sizes is checked later, when --size is known. */
 static void check_ranks(const options *o) {
@@ -936,6 +1010,25 @@ static void check_ranks(const options *o) {
     if (o->sp && o->seq / o->cp % o->tp) die("--sp: --tp must divide --seq", NULL);
     if (o->tp > 1 && rule_of(o->optimizer) == TE_RULE_muon)
         die("--optimizer muon takes whole matrices, and with --tp a process has parts; adamw and sgd take parts", NULL);
+}
+static gpt_kind kind_of(const options *o) {
+    const int kind = o->tp == 1 ? GPT_ONE : o->sp ? GPT_SP : GPT_TP;
+    return (gpt_kind)(o->experts ? kind + GPT_ONE_EXPERTS : kind);
+}
+/* The numbers of experts are constants of the lists. */
+static void check_experts(options *o) {
+    const char *const texts[] = {"--experts", "--top_k"}, *const macros[] = {"GPT_EXPERTS", "GPT_TOP_K"};
+    const long values[] = {o->experts, o->top_k}, built[] = {GPT_EXPERTS, GPT_TOP_K};
+    if (!o->experts && o->resume) o->top_k = 0; /* the checkpoint's; that it has experts is reported later */
+    if (!o->experts && o->top_k) die("--top_k goes with --experts", NULL);
+    for (int i = 0; i < 2 && o->experts; i++) {
+        if (values[i] == built[i] || (i && !values[i])) continue;
+        fprintf(stderr, "train_gpt: %s %ld: this program has lists for %ld; compile it with -D%s=%ld\n", texts[i],
+                values[i], built[i], macros[i], values[i]);
+        exit(1);
+    }
+    if (o->experts) o->top_k = GPT_TOP_K;
+    if (o->experts && o->tp > 1 && o->experts % o->tp) die("--tp must divide --experts", NULL);
 }
 static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
@@ -1007,6 +1100,7 @@ static options parse(int argc, char **argv) {
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
         {"--tp", 0, &o.tp, 0, 0}, {"--cp", 0, &o.cp, 0, 0}, {"--sp", 0, 0, 0, &o.sp},             {"--zero1", 0, 0, 0, &o.zero1},
+        {"--experts", 0, &o.experts, 0, 0}, {"--top_k", 0, &o.top_k, 0, 0},
         {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
         {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},
@@ -1058,6 +1152,7 @@ static options parse(int argc, char **argv) {
         if (!o.paths && files) take_paths(&o, files);
         te_safetensors_close(&file);
     }
+    check_experts(&o);
     check_options(&o);
     return o;
 }
@@ -1066,7 +1161,7 @@ static options parse(int argc, char **argv) {
 /* the checkpoint: weights, optimizer, random state, and the options on which further steps depend. The number of     */
 /* steps so far is the optimizer's count of updates, made and skipped.                                                */
 
-enum { SETTINGS = 11, FILES = SETTINGS };
+enum { SETTINGS = 13, FILES = SETTINGS };
 typedef struct state {
     te_named_model *models; /* [g->models], as name; state_free frees both */
     char (*name)[16], value[SETTINGS][64], *files;
@@ -1086,8 +1181,8 @@ static void name_models(state *s, const gpt *g) {
     }
 }
 static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
-    const char *keys[SETTINGS] = {"size", "batch",  "seq",       "accumulate", "steps", "seed", "lr",
-                                  "text", "recipe", "optimizer", "moments"};
+    const char *keys[SETTINGS] = {"size", "batch",  "seq",       "accumulate", "steps",   "seed", "lr",
+                                  "text", "recipe", "optimizer", "moments",    "experts", "top_k"};
     const long numbers[SETTINGS] = {0, o->batch * replicas, o->seq, o->accumulate, o->steps, o->seed};
     name_models(s, g);
     for (int i = 0; i < SETTINGS; i++) {
@@ -1104,6 +1199,8 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
     snprintf(s->value[9], sizeof s->value[9], "%s", o->optimizer);
     snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
+    snprintf(s->value[11], sizeof s->value[11], "%ld", o->experts);
+    snprintf(s->value[12], sizeof s->value[12], "%ld", o->top_k);
     s->all.recipes = g->in_fp8 ? &g->recipes : NULL;
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->files = paths_text(o), s->pairs[FILES].key = "files", s->pairs[FILES].value = s->files;
@@ -1211,7 +1308,7 @@ static void compare_ranks(const options *o, const text *t) {
         {"--batch", (double)o->batch}, {"--seq", (double)o->seq}, {"--accumulate", (double)o->accumulate},
         {"--tp", (double)o->tp}, {"--cp", (double)o->cp}, {"--dp", (double)o->dp}, {"--log", (double)o->log}, {"--validate", (double)o->validate},
         {"--sample", (double)o->sample}, {"--save", (double)o->save}, {"--lr", o->lr}, {"--temperature", o->temperature},
-        {"--seed", (double)o->seed}, {"--sp", (double)o->sp}, {"--zero1", (double)o->zero1}, {"--resume", (double)o->resume},
+        {"--seed", (double)o->seed}, {"--sp", (double)o->sp}, {"--zero1", (double)o->zero1}, {"--experts", (double)o->experts}, {"--resume", (double)o->resume},
         {"--force", (double)o->force}, {"the text", (double)(fingerprint(t) >> 12)}};
     check(te_group_compare(te_world_group(&ctx), s, (int)(sizeof s / sizeof s[0]), &ctx), "ranks");
 }
@@ -1240,7 +1337,7 @@ int main(int argc, char **argv) {
     if (!size) die("unknown size (tiny, small, gpt2)", o.size);
     if (o.tp > 1 && size->ranks != o.tp) die("--tp must divide the heads and the vocabulary of --size", o.size);
     if (o.plan) {
-        te_plan_print(stdout, size->lists[o.tp == 1 ? 0 : ends_in_norms(&o) ? 3 : o.sp ? 2 : 1].block());
+        te_plan_print(stdout, size->lists[ends_in_norms(&o) ? GPT_TP_NORM_LAST : kind_of(&o)].block());
         return 0;
     }
     if (o.seq > size->longest) {
@@ -1268,7 +1365,7 @@ int main(int argc, char **argv) {
         printf("%s; timing candidates for the GEMMs\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
     }
-    gpt_make(&g, size, (int)o.batch, (int)o.seq, (int)o.sp, ends_in_norms(&o), o.recipe, seed);
+    gpt_make(&g, size, (int)o.batch, (int)o.seq, kind_of(&o), ends_in_norms(&o), o.recipe, seed);
     if (o.init) load_weights(o.init, &g, &o);
     const corpus c = corpus_of(&t, (int)o.seq, size->vocabulary);
     te_adamw opt;
@@ -1287,13 +1384,14 @@ int main(int argc, char **argv) {
         check(te_recipes_adamw_init(&update, target_memory(bytes), bytes, &g.recipes, &opt, &ctx), "recipe");
     }
 
-    const gpt_lists *one = &size->lists[0]; /* the unsharded lists, to count the parameters */
+    const gpt_lists *one = &size->lists[o.experts ? GPT_ONE_EXPERTS : GPT_ONE]; /* the unsharded lists, to count the parameters */
     const long parameters = (long)(te_plan_param_elements(one->embed()) + te_plan_param_elements(one->head())) +
                             (long)size->layers * (long)te_plan_param_elements(one->block());
     printf("text: %d files, %.1f MB; validation on the last twentieth\n", t.files, (double)t.size / 1e6);
     printf("model: %s, %ld parameters, %s on %s; %ld x %ld tokens, %ld micro-batch%s a step", size->name, parameters,
            te_dtype_name(TE_JOIN1(TE_, GPT_DTYPE)), ctx.target->name, o.batch, o.seq, o.accumulate,
            o.accumulate > 1 ? "es" : "");
+    if (o.experts) printf(", %ld experts, %ld a token", o.experts, o.top_k);
     if (replicas > 1) printf(", %d replicas", replicas);
     if (contexts > 1) printf(", %d parts of each sequence", contexts);
     if (tensor > 1) printf(", %d processes a replica%s", tensor, o.sp ? ", which share its tokens" : "");

@@ -78,10 +78,12 @@ TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
+/* Whether the units of the parameter are rows. The bias of experts has a row for each expert, even if it is one row. */
+TE_API int te__packed_by_rows(const te_param *p) { return p->rows > 1 || p->shard == TE_EXPERT_SHARD; }
 /* Return the number of units (rows or, if it has one row, columns) of the parameter, over all ranks. */
 TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     const int64_t ranks = te_shard_layout_of(p, te_tensor_group(ctx)).ranks;
-    if (p->rows == 1) return p->cols * ranks;
+    if (!te__packed_by_rows(p)) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
 /* Return how many units (rows or, if there is one row, columns) of the parameter of parts[n] belong to parts[0] to
@@ -108,7 +110,7 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
     const int64_t extent = te__packed_extent(p, ctx), left = extent - te__packed_taken(parts, n, extent);
     TE_REQUIRE(left > 0 && part->rows >= 0 && part->rows <= left, ctx, TE_ERROR_SHAPE,
                "te_packed_add: %.60s: %lld %s of %s.%s, of which %lld are left", part->name, (long long)part->rows,
-               p->rows > 1 ? "rows" : "columns", p->op, p->field, (long long)left);
+               te__packed_by_rows(p) ? "rows" : "columns", p->op, p->field, (long long)left);
     return TE_OK;
 }
 /* Check that the parts together cover all units (rows or, if it has one row, columns) of the parameter that parts[n]
@@ -121,7 +123,7 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
     for (int i = n; i < count; i++)
         if (te__packed_param(m, &parts[i]) == p) taken = parts[i].rows ? taken + parts[i].rows : extent;
     TE_REQUIRE(taken == extent, ctx, TE_ERROR_SHAPE, "te_packed_add: the parts of %s.%s have %lld of its %lld %s",
-               p->op, p->field, (long long)taken, (long long)extent, p->rows > 1 ? "rows" : "columns");
+               p->op, p->field, (long long)taken, (long long)extent, te__packed_by_rows(p) ? "rows" : "columns");
     return TE_OK;
 }
 
@@ -175,13 +177,13 @@ TE_API te_status te__packed_views(te_packed_list *l, const te_param *p, const te
         v.cols = p->cols, v.shape[1] = p->cols * runs.ranks, v.first[1] = runs.rank * p->cols;
         return te__packed_view(l, p, part, v, prefix, ctx);
     }
-    const int64_t unit = p->rows > 1 ? p->cols : 1; /* the number of elements of a unit */
+    const int64_t unit = te__packed_by_rows(p) ? p->cols : 1; /* the number of elements of a unit */
     for (int64_t i = 0; i < runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&runs, i);
         const int64_t from = te_max(first, r.whole / unit), to = te_min(first + units, (r.whole + r.elements) / unit);
         if (from >= to) continue;
         v.at = r.at + from * unit - r.whole;
-        if (p->rows > 1) {
+        if (te__packed_by_rows(p)) {
             v.rows = to - from, v.cols = p->cols, v.shape[0] = range.file_all, v.shape[1] = p->cols;
             v.first[0] = range.file_first + from - first, v.first[1] = 0;
         } else {
@@ -211,7 +213,7 @@ TE_API te_status te__packed_heads_views(te_packed_list *l, const te_model *m, co
     const int64_t all = te__packed_extent(p, ctx), heads = of->heads, kv = of->kv_heads;
     TE_REQUIRE(heads > 0 && kv > 0 && heads % kv == 0 && all % (heads + 2 * kv) == 0, ctx, TE_ERROR_SHAPE,
                "te_packed_add_heads: %.60s: %s.%s has %lld %s, not those of %d heads of q and %d of k and v", of->name,
-               p->op, p->field, (long long)all, p->rows > 1 ? "rows" : "columns", of->heads, of->kv_heads);
+               p->op, p->field, (long long)all, te__packed_by_rows(p) ? "rows" : "columns", of->heads, of->kv_heads);
     const int64_t dim = all / (heads + 2 * kv), group = heads / kv * dim;
     for (int64_t h = 0; h < kv; h++) {
         const int64_t at = h * (group + 2 * dim);

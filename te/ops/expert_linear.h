@@ -7,11 +7,12 @@
  *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, 2 * F, E), (expert_bias, up_b, 2 * F, E), (swiglu, act),
  *     (expert_linear, down, F, H, E), (combine, r)
  *
- * All widths are multiples of eight. The weight's rows are those of expert 0, then those of expert 1, and so on: the
- * parameter is [experts * out, in]. Forward saves x; but if x is the output of the router, backward gathers it again
- * from the router's input. Backward computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed
- * in f32 in a fixed order. The gradients of an expert without rows are 0. An expert_linear runs in the list's dtype,
- * under a recipe, too. The products: te/gemm/impl/gemm_grouped.h.
+ * With (ranks, N) at the router, `experts` is the number of this rank's experts. All widths are multiples of eight.
+ * The weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in].
+ * Forward saves x; but if x is the output of the router, backward gathers it again from the router's input. Backward
+ * computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order. The
+ * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype, under a recipe, too. The
+ * products: te/gemm/impl/gemm_grouped.h.
  */
 #ifndef TE_OPS_EXPERT_LINEAR_H
 #define TE_OPS_EXPERT_LINEAR_H
@@ -19,13 +20,16 @@
 #include "../gemm/impl/gemm_grouped.h" /* te_grouped */
 #include "router.h"                    /* te_routing */
 
-#define TE__EXPERTS_FIT(model, op, experts) \
-    ((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed && ((int)TE_ROWS_IN(model, op) >> 8 & 2047) == (int)(experts))
+#define TE__EXPERTS_FIT(model, op, experts)                   \
+    ((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed &&     \
+     ((int)TE_ROWS_IN(model, op) >> 8 & 2047) == (int)(experts) * TE__RANKS_OF(TE_ROWS_IN(model, op)))
+#define TE__RANKS_OF(rows) (TE_ROUTED_RANKS(rows) > 0 ? TE_ROUTED_RANKS(rows) : 1)
+#define TE__EXPERTS_LAYOUT_FITS(in) ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_partial_grad)
 #define TE__CHECK_EXPERTS(model, op, experts)                                                                        \
     static_assert((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed,                                                 \
                   TE__ROUTER_TEXT(model, op) " needs the rows of a (router, ..)");                                   \
     static_assert((int)TE_ROWS_IN(model, op) < (int)TE_ROWS_routed || TE__EXPERTS_FIT(model, op, experts),           \
-                  TE__ROUTER_TEXT(model, op) " has another number of experts than its router");
+                  TE__ROUTER_TEXT(model, op) " has another number of experts than its router, or than a rank of it");
 
 /* ---- (expert_linear, name, in, out, experts) --------------------------------------------------------------------- */
 
@@ -36,6 +40,7 @@
 #define TE_STATES_OUT_expert_linear ,
 #define TE_EXPERTS_expert_linear(op) ((int)(TE_ARG3(op, 0)))
 #define TE_FLAGS_expert_linear(op) (TE_SAVES_INPUT)
+#define TE_LAYOUT_FITS_expert_linear(op, in) TE__EXPERTS_LAYOUT_FITS(in)
 #define TE_PARAMS_expert_linear(op, in, out) ((weight, (int64_t)(TE_ARG3(op, 0)) * (out), in, normal))
 #define TE_CHECK_expert_linear(model, op)                                                                            \
     (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0))                                                                    \
@@ -90,8 +95,9 @@ typedef struct te_expert_kernels {
 TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int i, int router) {
     const te_op *op = &r->plan->op[i];
     const te_router_options o = te__router_options_of(r->plan, router);
-    te_grouped g = te__grouped_of(kind, op->out, op->in, o.experts, r->tokens * o.top_k);
-    g.offset = te__routing_of(r, router).offset, g.max_rows = (int)r->tokens;
+    const te_routing t = te__routing_of(r, router);
+    te_grouped g = te__grouped_of(kind, op->out, op->in, t.count, r->tokens * o.top_k);
+    g.offset = t.offset + t.first, g.ranks = o.experts / t.count, g.max_rows = (int)r->tokens;
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }
@@ -149,7 +155,8 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         float v[8];
         te_load8(v, a->x, token * a->width + c, 8, 1, dtype);
         for (int j = 0; j < a->top_k; j++)
-            te_store8(a->y, (int64_t)a->at.row[token * a->top_k + j] * a->width + c, v, 8, 1, dtype);
+            if (te__is_local(&a->at, token * a->top_k + j))
+                te_store8(a->y, (int64_t)a->at.row[token * a->top_k + j] * a->width + c, v, 8, 1, dtype);
     }
 }
 /* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has
@@ -210,7 +217,7 @@ TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) 
     te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
     float sum = 0;
-    if (row >= a->rows) return;
+    if (row >= a->rows || !te__is_local_row(&a->at, row)) return;
     const int slot = a->at.slot[row];
     const float w = a->at.weight[slot];
     for (int c = g.id * 8; c < a->width; c += g.count * 8) {
@@ -274,6 +281,7 @@ TE_API te_status te__combine_expert_linear(te_run *r, const te_step *s, const te
 #define TE_SHAPES_expert_bias(op) (2)
 #define TE_IN_expert_bias(op) (TE_ARG1(op, 0))
 #define TE_EXPERTS_expert_bias(op) ((int)(TE_ARG2(op, 0)))
+#define TE_LAYOUT_FITS_expert_bias(op, in) TE__EXPERTS_LAYOUT_FITS(in)
 #define TE_PARAMS_expert_bias(op, in, out) ((bias, TE_ARG2(op, 0), TE_ARG1(op, 0), zero))
 #define TE_CHECK_expert_bias(model, op)                                                                              \
     (TE__CHECK_EXPERTS(model, op, TE_ARG2(op, 0))                                                                    \
@@ -293,8 +301,8 @@ TE_FN void te_expert_bias_rows(const te_routed_args *a, te_block b, const int wi
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    if (row >= a->rows) return;
-    const int64_t expert = a->at.expert[a->at.slot[row]];
+    if (row >= a->rows || !te__is_local_row(&a->at, row)) return;
+    const int64_t expert = a->at.expert[a->at.slot[row]] - a->at.first;
     for (int c = g.id * 8; c < width; c += g.count * 8) {
         float v[8], w[8];
         te_load8(v, a->x, row * width + c, 8, 1, f.in);
@@ -308,10 +316,11 @@ TE_FN void te_expert_bias_sum(const te_routed_args *a, te_block b, const int wid
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int c = (b.x * TE_ROUTER_LANES + g.id) * 8;
-    const int64_t end = a->at.offset[b.y + 1];
+    const int32_t *offset = a->at.offset + a->at.first;
+    const int64_t end = offset[b.y + 1];
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     float *to = a->dweight + (int64_t)b.y * width + c;
-    for (int64_t row = a->at.offset[b.y] + group; c < width && row < end; row += TE_ROUTER_WARPS) {
+    for (int64_t row = offset[b.y] + group; c < width && row < end; row += TE_ROUTER_WARPS) {
         te_load8(v, a->dy, row * width + c, 8, 1, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
     }

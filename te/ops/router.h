@@ -40,13 +40,21 @@
  *     (aux_loss, 0)        c: the loss c experts sum_e f_e P_e (Switch Transformer, Fedus et al. 2022), where f_e is
  *                          the part of all rows that expert e has, and P_e its mean score; with (score, softmax)
  *     (z_loss, 0)          c: the loss c times the mean over the tokens of (log sum exp of the logits)^2 (ST-MoE)
+ *     (ranks, N)           each of the N ranks of the tensor group has experts / N experts, rank 0 the first ones. The
+ *                          rows of the other ranks' experts are not computed: the combine's output is a partial sum
  * The two losses only add their gradients in backward: each counts as if it were added to the loss of every row, whose
  * derivative is te_batch.loss_scale. */
 #define TE_OP_router (router, custom)
 #define TE_SHAPES_router(op) (2)
 #define TE_IN_router(op) (TE_ARG1(op, 0))
 #define TE_EXPERTS_router(op) ((int)(TE_ARG2(op, 0)))
-#define TE_ROWS_router(op, in) (TE_ROUTED_ROWS(TE_ARG2(op, 0), TE__TOP_K(op)))
+#define TE_RANKS_router(op) TE_RANKS_OPTION(op)
+#define TE_ROWS_router(op, in) \
+    (TE_ROUTED_ROWS(TE_ARG2(op, 0), TE__TOP_K(op)) | TE_ROUTED_ROWS_OF_RANKS(TE_RANKS_OPTION(op)))
+/* With (ranks, N) each rank adds its experts' part to dx and to the gradient of the weight. */
+#define TE_LAYOUT_router(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad : (int)(in))
+#define TE_LAYOUT_FITS_router(op, in) \
+    ((int)(in) == (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad : (int)TE_LAYOUT_replicated))
 #define TE_FLAGS_router(op) (TE_SAVES_INPUT)
 #define TE_STATS_router(op) TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)TE__TOP_K(op))
 #define TE_PARAMS_router(op, in, out) TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS2, TE__ROUTER_PARAMS1)(op)
@@ -68,6 +76,7 @@
 #define TE_TAKES_router_choice_bias TE_INTEGER
 #define TE_TAKES_router_groups TE_INTEGER
 #define TE_TAKES_router_groups_kept TE_INTEGER
+#define TE_TAKES_router_ranks TE_INTEGER
 #define TE_TAKES_router_aux_loss TE_NUMBER
 #define TE_TAKES_router_z_loss TE_NUMBER
 #define TE__TOP_K(op) (TE_OPTION(op, top_k, 1))
@@ -95,17 +104,22 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
                    ": score is softmax, sigmoid or softmax_of_chosen");                                              \
      static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                                \
                    TE__ROUTER_TEXT(model, op) " needs a row for each token");                                        \
-     static_assert((TE_ARG2(op, 0)) >= 1 && (TE_ARG2(op, 0)) <= TE_ROUTER_MAX_EXPERTS,                               \
+     static_assert((TE_ARG2(op, 0)) >= 1 && (int)(TE_ARG2(op, 0)) <= (int)TE_ROUTER_MAX_EXPERTS,                     \
                    TE__ROUTER_TEXT(model, op) ": there are 1 to 1024 experts: (router, name, hidden, experts)");     \
-     static_assert(TE__TOP_K(op) >= 1 && TE__TOP_K(op) <= (TE_ARG2(op, 0)) && TE__TOP_K(op) <= TE_ROUTER_MAX_TOP_K,  \
+     static_assert(TE__TOP_K(op) >= 1 && (int)TE__TOP_K(op) <= (int)(TE_ARG2(op, 0)) &&                              \
+                       (int)TE__TOP_K(op) <= (int)TE_ROUTER_MAX_TOP_K,                                               \
                    TE__ROUTER_TEXT(model, op) ": top_k is 1 to 32, and at most the number of experts");              \
-     static_assert(TE__ROUTER_GROUPS(op) >= 1 && TE__ROUTER_GROUPS(op) <= TE_ROUTER_MAX_GROUPS &&                    \
+     static_assert(TE__ROUTER_GROUPS(op) >= 1 && (int)TE__ROUTER_GROUPS(op) <= (int)TE_ROUTER_MAX_GROUPS &&          \
                        (TE_ARG2(op, 0)) % (TE__ROUTER_GROUPS(op) > 0 ? TE__ROUTER_GROUPS(op) : 1) == 0,              \
                    TE__ROUTER_TEXT(model, op) ": groups is 1 to 32, and divides the number of experts");             \
      static_assert(TE__ROUTER_KEPT(op) >= 1 && TE__ROUTER_KEPT(op) <= TE__ROUTER_GROUPS(op) &&                       \
                        (TE_ARG2(op, 0)) / (TE__ROUTER_GROUPS(op) > 0 ? TE__ROUTER_GROUPS(op) : 1) *                  \
                                TE__ROUTER_KEPT(op) >= TE__TOP_K(op),                                                 \
                    TE__ROUTER_TEXT(model, op) ": groups_kept is 1 to groups, with top_k experts or more in them");   \
+     static_assert(!TE_HAS_OPTION(op, ranks) ||                                                                      \
+                       (TE_RANKS_OPTION(op) > 0 && TE_RANKS_OPTION(op) < 256 &&                                      \
+                        (TE_ARG2(op, 0)) % (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1) == 0),                \
+                   TE__ROUTER_TEXT(model, op) ": ranks is 1 to 255, and divides the number of experts");             \
      static_assert((TE_OPTION(op, choice_bias, 1)) == 1,                                                             \
                    TE__ROUTER_TEXT(model, op) ": choice_bias is 1, or not named");                                   \
      static_assert(!TE_HAS_OPTION(op, aux_loss) || (int)TE__ROUTER_SCORE(op) == (int)TE_SCORE_softmax,               \
@@ -131,6 +145,8 @@ typedef struct te_routing {
     int32_t *slot;    /* [tokens * top_k]: the inverse of `row`: for each routed row, token * top_k + the place of its
                        * expert among those that the token has chosen */
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
+    int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
+    int is_part;      /* 1: these are not all experts */
 } te_routing;
 /* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more. */
 #define TE__ROUTING_FLOATS(experts, top_k) \
@@ -141,7 +157,16 @@ TE_API te_routing te__routing_at(void *memory, int64_t tokens, te_router_options
     t.logits = (float *)memory, t.weight = t.logits + tokens * o.experts;
     t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
     t.slot = t.row + rows, t.offset = t.slot + rows;
+    t.first = 0, t.count = o.experts, t.is_part = 0;
     return t;
+}
+/* Whether this rank has the expert of a token's routed row. at: token * top_k + the place of the expert. */
+TE_FN int te__is_local(const te_routing *t, int64_t at) {
+    return !t->is_part || (unsigned)(t->expert[at] - t->first) < (unsigned)t->count;
+}
+/* Whether this rank has the expert of routed row `row`. */
+TE_FN int te__is_local_row(const te_routing *t, int64_t row) {
+    return !t->is_part || (row >= t->offset[t->first] && row < t->offset[t->first + t->count]);
 }
 /* The router from which the rows of op i come, by the way that they take through the list. */
 TE_API int te__router_of(const te_plan *p, int i) {
@@ -153,7 +178,10 @@ TE_API te_router_options te__router_options_of(const te_plan *p, int router) {
 }
 TE_API te_routing te__routing_of(const te_run *r, int router) {
     void *memory = r->pass == TE_INFER ? r->edge[router].data : (void *)r->stats[router];
-    return te__routing_at(memory, r->tokens, te__router_options_of(r->plan, router));
+    te_routing t = te__routing_at(memory, r->tokens, te__router_options_of(r->plan, router));
+    const int ranks = r->plan->op[router].ranks;
+    if (ranks > 1) t.is_part = 1, t.count /= ranks, t.first = r->tensor->rank % ranks * t.count;
+    return t;
 }
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
@@ -338,18 +366,18 @@ TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router
 /* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
  * warp of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
 TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
-    TE_SHARED int32_t part[TE_SCAN_WARPS][TE_ROUTER_LANES];
+    TE_SHARED int32_t warp_sum[TE_SCAN_WARPS][TE_ROUTER_LANES];
     int warp;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &warp);
     const int e = b.x * TE_ROUTER_LANES + g.id, chunks = (int)te_ceil_div(a->tokens, TE_ROUTER_CHUNK);
     const int each = (int)te_ceil_div(chunks, TE_SCAN_WARPS), from = warp * each, to = (int)te_min(chunks, from + each);
     int32_t sum = 0, before = 0, total = 0;
     TE_UNROLL_8 for (int c = from; c < to; c++) sum += e < a->experts ? a->before[(int64_t)c * a->experts + e] : 0;
-    part[warp][g.id] = sum;
+    warp_sum[warp][g.id] = sum;
     te_block_sync();
     for (int w = 0; w < TE_SCAN_WARPS; w++) {
-        before += w < warp ? part[w][g.id] : 0;
-        total += part[w][g.id];
+        before += w < warp ? warp_sum[w][g.id] : 0;
+        total += warp_sum[w][g.id];
     }
     if (e >= a->experts) return;
     if (warp == 0) a->count[e] = total;
@@ -383,7 +411,8 @@ TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router
             float v[8];
             te_load8(v, a->x, token * width + c, count, aligned, f.in);
             TE_UNROLL for (int j = 0; j < o.top_k; j++)
-                te_store8(a->y, (int64_t)row[j] * width + c, v, count, aligned, f.out);
+                if (te__is_local(&a->at, token * o.top_k + j))
+                    te_store8(a->y, (int64_t)row[j] * width + c, v, count, aligned, f.out);
         }
     }
 }
@@ -417,7 +446,7 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     te__router_load(&t, logits, o.experts, &g);
     TE_UNROLL for (int j = 0; j < o.top_k; j++) {
         const int64_t at = token * o.top_k + j;
-        expert[j] = a->at.expert[at], d[j] = a->dweight[at];
+        expert[j] = a->at.expert[at], d[j] = te__is_local(&a->at, at) ? a->dweight[at] : 0.0f;
         s[j] = te__router_score(&t, logits[expert[j]], o.score);
     }
     te__router_score_gradients(d, s, o);
@@ -426,8 +455,9 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
         if (o.score == TE_SCORE_sigmoid) d[j] *= s[j] * (1.0f - s[j]); /* s = sigmoid(logit) */
     }
     /* The derivative of the balancing loss along P_e is share times the number of rows of e. */
-    const float share = o.aux_loss * (float)o.experts * a->loss_scale / ((float)a->tokens * (float)o.top_k);
-    const float z = 2.0f * o.z_loss * a->loss_scale * (t.max + logf(t.sum));
+    const float scale = a->at.first ? 0.0f : a->loss_scale; /* of several ranks, the first one adds the losses */
+    const float share = o.aux_loss * (float)o.experts * scale / ((float)a->tokens * (float)o.top_k);
+    const float z = 2.0f * o.z_loss * scale * (t.max + logf(t.sum));
     TE_UNROLL for (int v = 0; v < values; v++) {
         const int e = v * TE_ROUTER_LANES + g.id;
         if (o.aux_loss != 0 && e < o.experts)
@@ -458,6 +488,7 @@ TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_op
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
         }
@@ -600,93 +631,13 @@ TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_route
     return TE_OK;
 }
 
-/* ---- statistics, and the choice without a loss ------------------------------------------------------------------- */
-
-/* Do this at the end of an optimizer step, for each router with a choice_bias (DeepSeek-V3, arXiv 2412.19437):
- *     TE_TRY(te_fill(&ctx, counts, 0, E * sizeof(float)));                     // counts: [E] f32, in target memory
- *     TE_TRY(te_router_counts(counts, &saved, "r", &ctx));                     // of each micro-batch
- *     TE_TRY(te_router_balance(&block.r.choice_bias, counts, 0.001f, &ctx));
- */
-typedef struct te_balance_args {
-    float *counts;         /* [experts] */
-    const int32_t *offset; /* [experts + 1] */
-    void *bias;            /* [experts], of `dtype` */
-    te_dtype dtype;
-    int experts;
-    float rate;
-} te_balance_args;
-TE_FN void te_router_count_body(const te_balance_args *a, te_block b) {
-    int none;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
-    (void)b;
-    for (int e = g.id; e < a->experts; e += g.count) a->counts[e] += (float)(a->offset[e + 1] - a->offset[e]);
-}
-TE_KERNEL_IF_USED(te_router_count, TE_ROUTER_LANES, 1, te_balance_args, te_router_count_body(te_args, te_at))
-TE_FN void te_router_balance_body(const te_balance_args *a, te_block b) {
-    int none;
-    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
-    float mean = 0;
-    (void)b;
-    for (int e = g.id; e < a->experts; e += g.count) mean += a->counts[e] / (float)a->experts;
-    te_lanes_sum(&mean, 1, &g);
-    for (int e = g.id; e < a->experts; e += g.count) {
-        const float less = mean - a->counts[e], step = less > 0 ? a->rate : less < 0 ? -a->rate : 0.0f;
-        te__store_wide(a->bias, e, te__load_wide(a->bias, e, a->dtype) + step, a->dtype);
-    }
-}
-TE_KERNEL_IF_USED(te_router_balance_kernel, TE_ROUTER_LANES, 1, te_balance_args,
-                  te_router_balance_body(te_args, te_at))
-/* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved.
- * counts: [experts] in f32, in target memory. TE_ERROR_STATE: no forward has filled *saved, or the router stands in a
- * (recompute, ..), whose values are not saved; TE_ERROR_VALUE: the list has no such router; TE_ERROR_NULL. */
-TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
-                                             te_context *ctx) {
-    te_balance_args a;
-    TE_TRY(te__check_target(ctx, "te_router_counts"));
-    TE_REQUIRE(counts && saved && router, ctx, TE_ERROR_NULL,
-               "te_router_counts: the counts, the te_saved or the router's name is null");
-    TE_REQUIRE(saved->plan, ctx, TE_ERROR_STATE, "te_router_counts: no forward has filled this te_saved");
-    const te_plan *p = saved->plan;
-    int i = 0;
-    while (i < p->op_count && (!te__is_router(p, i) || strcmp(p->op[i].name, router) != 0)) i++;
-    TE_REQUIRE(i < p->op_count, ctx, TE_ERROR_VALUE, "te_router_counts: %s has no (router, %.60s, ..)", p->name,
-               router);
-    te_run r;
-    te__begin(&r, p, TE_FORWARD, (int64_t)saved->batch * saved->seq,
-              saved->sequences ? saved->sequences : saved->batch, ctx);
-    if (te__has_memory(p)) r.memory = saved->memory_rows;
-    te__take_params(&r, saved->model);
-    te__set_recipe_use(&r, TE_USE_as_bound);
-    (void)te__lay_out(&r, (char *)saved->memory);
-    TE_REQUIRE(r.stats[i], ctx, TE_ERROR_STATE, "te_router_counts: (router, %.60s, ..) stands in a (recompute, ..)",
-               router);
-    memset(&a, 0, sizeof a);
-    a.counts = counts, a.offset = te__routing_of(&r, i).offset, a.experts = p->op[i].experts;
-    return te_router_count_launch(ctx, te__grid_of(1, 1), &a);
-}
-/* Adds `rate` to the choice_bias of each expert that has fewer rows than the mean of `counts`, and subtracts it from
- * that of each expert that has more, so that the next tokens are spread more evenly. In a list of 16 bits a step
- * smaller than half a unit in the last place of the bias changes nothing. counts: [experts] in f32, in target memory.
- * TE_ERROR_NULL; TE_ERROR_VALUE: bias is no choice_bias. */
-TE_IF_USED TE_API te_status te_router_balance(te_param *bias, const float *counts, float rate, te_context *ctx) {
-    te_balance_args a;
-    TE_TRY(te__check_target(ctx, "te_router_balance"));
-    TE_REQUIRE(bias && bias->data && counts, ctx, TE_ERROR_NULL,
-               "te_router_balance: the bias is null or not bound, or the counts are null");
-    TE_REQUIRE(!strcmp(bias->field, "choice_bias"), ctx, TE_ERROR_VALUE, "te_router_balance: %s.%s is no choice_bias",
-               bias->op, bias->field);
-    memset(&a, 0, sizeof a);
-    a.counts = (float *)(uintptr_t)counts, a.bias = bias->data, a.dtype = bias->dtype, a.experts = (int)bias->cols;
-    a.rate = rate;
-    TE_TRY(te_router_balance_kernel_launch(ctx, te__grid_of(1, 1), &a));
-    return te__param_written(bias, ctx), TE_OK;
-}
-
 /* ---- (combine, r) ------------------------------------------------------------------------------------------------ */
 
 #define TE_OP_combine (combine, custom)
 #define TE_SHAPES_combine(op) (1)
 #define TE_ROWS_combine(op, in) (TE_ROWS_tokens)
+#define TE_LAYOUT_combine(op, in) \
+    ((int)(in) == (int)TE_LAYOUT_partial_grad ? (int)TE_LAYOUT_partial_sum : (int)(in))
 #define TE_FLAGS_combine(op) (TE_SAVES_INPUT)
 #define TE_EDGE_combine(model, op) (TE__ROUTER_INDEX(model, TE_FORK_OF(op)), TE_JOIN2(, model, dtype))
 #define TE_CHECK_combine(model, op)                                                                                  \
@@ -721,6 +672,7 @@ TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k,
         float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         TE_UNROLL for (int j = 0; j < top_k; j++) {
             const float w = a->at.weight[token * top_k + j];
+            if (!te__is_local(&a->at, token * top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * top_k + j] * width + c, n, aligned, f.in);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += w * v[i];
         }
@@ -744,6 +696,7 @@ TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int to
         TE_UNROLL for (int j = 0; j < top_k; j++) {
             const int64_t at = (int64_t)a->at.row[token * top_k + j] * width + c;
             const float w = a->at.weight[token * top_k + j];
+            if (!te__is_local(&a->at, token * top_k + j)) continue;
             te_load8(x, a->x, at, n, aligned, f.in);
             TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
             TE_UNROLL for (int i = 0; i < 8; i++) x[i] = w * v[i];

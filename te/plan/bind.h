@@ -174,6 +174,10 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
         p->sums = (op->flags & TE_PARAMS_REPLICATED) != 0;
         p->shard = p->sums ? TE_SHARD_none : TE_SHARD_columns;
     }
+    if (op->experts && op->layout == TE_LAYOUT_partial_grad) { /* a router for the experts of several ranks, or these */
+        p->sums = !te__rows_are_routed(op->in_rows);
+        p->shard = p->sums ? TE_SHARD_none : TE_EXPERT_SHARD;
+    }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = 1;
     /* The parameters of a custom op need not have one element per output column: attention, for example, has one sink

@@ -94,13 +94,18 @@ typedef enum te_rows {
                     * for its n ranks, in the order of the ranks (sequence parallelism) */
     TE_ROWS_memory, /* one row for each row that cross_attention attends to (the encoder's output): te_batch.batch *
                     * te_batch.memory_seq rows */
-    TE_ROWS_routed = 1 << 20 /* TE_ROUTED_ROWS: top_k rows for each token, ordered by expert (te/ops/router.h) */
+    TE_ROWS_routed = 1 << 20, /* TE_ROUTED_ROWS: top_k rows for each token, ordered by expert (te/ops/router.h) */
+    TE_ROWS_of_ranks = 1 << 29 /* flag of routed rows: only those of this rank's experts are computed */
 } te_rows;
 /* The kind of the rows behind a (router, ..): a token has one row for each of the top_k experts that it was sent to.
  * The kind contains both numbers, experts below 2048 and top_k below 256, so that lists can be checked at compile
  * time. */
 #define TE_ROUTED_ROWS(experts, top_k) ((int)TE_ROWS_routed | ((int)(experts) & 2047) << 8 | ((int)(top_k) & 255))
 TE_BOTH int te__rows_are_routed(te_rows rows) { return (int)rows >= (int)TE_ROWS_routed; }
+/* The kind of these rows if each of `ranks` ranks, below 256, has a part of the experts; 0: each rank has all of them.
+ * TE_ROUTED_RANKS: the number of ranks that is given back. */
+#define TE_ROUTED_ROWS_OF_RANKS(ranks) ((ranks) > 0 ? (int)TE_ROWS_of_ranks | ((int)(ranks) & 255) << 21 : 0)
+#define TE_ROUTED_RANKS(rows) ((int)(rows) & (int)TE_ROWS_of_ranks ? (int)(rows) >> 21 & 255 : 0)
 /* How many rows of this kind a token has: top_k of routed rows, else 1. */
 TE_BOTH int te__rows_per_token(te_rows rows) { return te__rows_are_routed(rows) ? (int)rows & 255 : 1; }
 
@@ -122,8 +127,9 @@ typedef enum te_shard {
     TE_SHARD_none,    /* the whole parameter */
     TE_SHARD_columns, /* the part that produces this rank's columns of the op's output: rows of a weight [out, in],
                        * columns of a bias, rows of an embedding */
-    TE_SHARD_rows     /* the part that is multiplied by this rank's columns of the op's input: columns of a weight [out,
+    TE_SHARD_rows,    /* the part that is multiplied by this rank's columns of the op's input: columns of a weight [out,
                        * in] */
+    TE_EXPERT_SHARD   /* that of this rank's experts: rows of a weight [experts out, in], or of a bias [experts, out] */
 } te_shard;
 
 /* How the operands of a GEMM are stored in FP8; all other values of a list have the list's dtype. An FP8 number is

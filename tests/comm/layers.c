@@ -12,8 +12,9 @@
 #include <unistd.h>
 
 #include "te/te.h"
+#include "te/moe.h"
 
-enum { HIDDEN = 48, FFN = 80, BATCH = 3, SEQ = 8, ROWS = BATCH * SEQ, MOST = HIDDEN * 4 * FFN };
+enum { HIDDEN = 48, FFN = 80, BATCH = 3, SEQ = 8, EXPERTS = 8, ROWS = BATCH * SEQ, MOST = 16 * HIDDEN * FFN };
 
 /* Each on one rank, and with tensor parallelism (TP) and also sequence parallelism (SP) of 2 and 4. */
 #define LAYERS(X)                                                                                                     \
@@ -21,7 +22,9 @@ enum { HIDDEN = 48, FFN = 80, BATCH = 3, SEQ = 8, ROWS = BATCH * SEQ, MOST = HID
     X(llama, TE_LLAMA_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 500000.0f))                                                    \
     X(qwen2, TE_QWEN2_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 1000000.0f))                                                   \
     X(qwen3, TE_QWEN3_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 1000000.0f))                                                   \
-    X(gemma2, TE_GEMMA2_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 0.3f, 3))
+    X(gemma2, TE_GEMMA2_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 0.3f, 3))                                                    \
+    X(mixtral, TE_MIXTRAL_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 2))                                   \
+    X(qwen3_moe, TE_QWEN3_MOE_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 3))
 #define RANKS(BLOCK, args, N) RANKS_(BLOCK, TE_STRIP args, N)
 #define RANKS_(...) RANKS__(__VA_ARGS__)
 #define RANKS__(BLOCK, ...) BLOCK(__VA_ARGS__)
@@ -54,8 +57,19 @@ static const te_packed llama_file[] = {
     {"q_norm", "b_heads", "q_weight", 0, 0}, {"k_norm", "b_heads", "k_weight", 0, 0},         /* Qwen3 */
     {"q_bias", "b_qkv_bias", "bias", 8 * 6, 0}, {"k_bias", "b_qkv_bias", "bias", 4 * 6, 0},   /* Qwen2 */
     {"v_bias", "b_qkv_bias", "bias", 0, 0}, {"after1", "b_norm1_after", "weight", 0, 0},      /* Gemma 2 */
-    {"after2", "b_norm2_after", "weight", 0, 0}};
+    {"after2", "b_norm2_after", "weight", 0, 0}, {"gate", "b_router", "weight", 0, 0}};       /* a mixture of experts */
 enum { GPT_FILE = sizeof gpt_file / sizeof *gpt_file, LLAMA_FILE = sizeof llama_file / sizeof *llama_file };
+
+/* Gate, up and down of each expert are tensors of their own. */
+static int expert_file(te_packed *parts) {
+    static char name[3 * EXPERTS][16];
+    for (int i = 0; i < 3 * EXPERTS; i++) {
+        snprintf(name[i], sizeof name[i], "expert%d.%d", i / 3, i % 3);
+        parts[i].name = name[i], parts[i].op = i % 3 == 2 ? "b_fc2" : "b_fc1", parts[i].field = "weight";
+        parts[i].rows = i % 3 == 2 ? HIDDEN : FFN, parts[i].transposed = 0;
+    }
+    return 3 * EXPERTS;
+}
 
 static te_context ctx;
 static te_comm comm;
@@ -77,10 +91,12 @@ static te_status exchange(const layer *l, int whole) {
     te_packed_list list = te_packed_none();
     te_safetensors file;
     const int is_gpt = !strncmp(l->model.plan->name, "gpt", 3);
-    te_packed parts[LLAMA_FILE];
-    int count = 0;
+    const int has_experts = !strncmp(l->model.plan->name, "mixtral", 7) || !strncmp(l->model.plan->name, "qwen3_moe", 9);
+    te_packed parts[LLAMA_FILE + 3 * EXPERTS];
+    int count = has_experts ? expert_file(parts) : 0;
     for (int i = 0; i < (is_gpt ? (int)GPT_FILE : (int)LLAMA_FILE); i++) { /* the tensors that this list has */
         const te_packed *p = is_gpt ? &gpt_file[i] : &llama_file[i];
+        if (has_experts && (!strcmp(p->op, "b_fc1") || !strcmp(p->op, "b_fc2"))) continue;
         for (int k = 0, has = 0; k < l->model.param_count && !has; k++)
             if (!strcmp(l->param[k].op, p->op)) parts[count++] = *p, has = 1;
     }
@@ -92,7 +108,8 @@ static te_status exchange(const layer *l, int whole) {
         status = te_fill(&ctx, l->params, 0xff, te_plan_param_bytes(l->model.plan)); /* NaN */
         if (status == TE_OK) status = te_safetensors_open(&file, path, &ctx);
         if (status == TE_OK) {
-            status = te_safetensors_load(&file, list.tensor, list.count, 1, &ctx);
+            /* a rank loads the tensors of its own experts only */
+            status = te_safetensors_load(&file, list.tensor, list.count, !has_experts, &ctx);
             te_safetensors_close(&file);
         }
         if (status == TE_OK && te_safetensors_write(path, list.tensor, list.count, 0, 0, &ctx) != TE_ERROR_VALUE)

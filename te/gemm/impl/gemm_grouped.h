@@ -26,12 +26,13 @@ typedef struct te_grouped {
     const void *a;         /* forward: x; dgrad and wgrad: dy */
     const void *b;         /* forward and dgrad: weight; wgrad: x */
     void *d;               /* y, dx or dweight */
-    const int32_t *offset; /* [groups + 1], target memory */
+    const int32_t *offset; /* [groups + 1], target memory; offset[0] need not be 0 */
     const int32_t *slot;   /* forward on CUDA: row i is row slot[i] / top_k of x; null: it is row i */
     float *scratch;        /* on the host: te__grouped_scratch(g) floats */
-    int64_t rows;          /* of all groups */
+    int64_t rows;          /* of all groups, at most; offset[groups] is at most this */
     te_grouped_kind kind;
     int out, in, groups, top_k;
+    int ranks;             /* this many ranks have as many groups each, which together have `rows` rows */
     int max_rows;          /* the largest number of rows of a group */
     int accumulate;        /* wgrad: 1: dweight is added to; 0: it is overwritten */
     te_dtype dtype, out_dtype; /* out_dtype: of d: dtype or f32 */
@@ -40,7 +41,7 @@ typedef struct te_grouped {
 TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int groups, int64_t rows) {
     te_grouped g;
     memset(&g, 0, sizeof g);
-    g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = 1;
+    g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = g.ranks = 1;
     return g;
 }
 /* The GEMM of the `rows` rows from row `first` on, which are those of group e. */
@@ -74,16 +75,17 @@ enum {
 /* The rows of a tile are first to end - 1, of group e. rows: 0 or less: the block has no tile. */
 typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
 
-/* Finds the tile of rows number `tile`. The tiles of group e have the numbers from offset[e] / size + e on, so that
- * some numbers, at most one for each group, belong to no tile. Each lane of a warp tests the groups lane, lane + 32,
- * ..; the group is the last one whose first number is not above `tile`. */
+/* Finds the tile of rows number `tile`. With offsets counted from offset[0] on, the tiles of group e have the numbers
+ * from offset[e] / size + e on, so that some numbers, at most one for each group, belong to no tile. Each lane of a
+ * warp tests the groups lane, lane + 32, ..; the group is the last one whose first number is not above `tile`. */
 TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
     te_grouped_tile t;
+    const int base = g->offset[0];
     int before = 0;
-    for (int e = (int)threadIdx.x % 32; e < g->groups; e += 32) before += g->offset[e] / size + e <= tile;
+    for (int e = (int)threadIdx.x % 32; e < g->groups; e += 32) before += (g->offset[e] - base) / size + e <= tile;
     t.e = (int)__reduce_add_sync(~0u, (unsigned)before) - 1, t.col = 0;
     t.first = g->offset[t.e], t.end = g->offset[t.e + 1];
-    t.first += (tile - (t.first / size + t.e)) * size;
+    t.first += (tile - ((t.first - base) / size + t.e)) * size;
     t.end = (int)te_min(t.end, t.first + size);
     return t;
 }
@@ -633,7 +635,7 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
     if constexpr (KIND != TE_GROUPED_WGRAD && T != TE_f32) {
         const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in;
         const int64_t tiles = te_min(g->rows, g->groups) * te_ceil_div(columns, 128);
-        if (g->rows < 32 * (int64_t)g->groups)
+        if (g->rows < 32 * (int64_t)g->groups * g->ranks)
             return tiles < 4 * ctx->processors ? te__grouped_launch<T, KIND, 16, 64>(g, ctx)
                                                : te__grouped_launch<T, KIND, 16, 128>(g, ctx);
     }

@@ -50,7 +50,7 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
     te__sharded_tensor w;
     memset(&w, 0, sizeof w);
     w.rows = p->rows, w.cols = p->cols, w.runs = te_shard_layout_of(p, g);
-    if (p->shard == TE_SHARD_columns && is_matrix) w.rows *= w.runs.ranks;
+    if (p->shard == TE_EXPERT_SHARD || (p->shard == TE_SHARD_columns && is_matrix)) w.rows *= w.runs.ranks;
     else w.cols *= w.runs.ranks;
     return w;
 }

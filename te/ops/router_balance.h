@@ -1,0 +1,92 @@
+/* router_balance.h -- how many rows the experts of a router have had, and the choice of a router without a loss: after
+ * each optimizer step the choice_bias of an expert with few rows grows, and that of one with many rows falls
+ * (DeepSeek-V3, arXiv 2412.19437).
+ *
+ * Do this at the end of an optimizer step, for each router with a choice_bias:
+ *     TE_TRY(te_fill(&ctx, counts, 0, E * sizeof(float)));                     // counts: [E] f32, in target memory
+ *     TE_TRY(te_router_counts(counts, &saved, "r", &ctx));                     // of each micro-batch
+ *     TE_TRY(te_router_balance(&block.r.choice_bias, counts, 0.001f, &ctx));
+ *
+ * The ranks of a tensor group have the same counts; those of a data group have to be summed (te_group_all_reduce).
+ */
+#ifndef TE_OPS_ROUTER_BALANCE_H
+#define TE_OPS_ROUTER_BALANCE_H
+
+#include "router.h" /* te_routing, te__router_options_of */
+
+typedef struct te_balance_args {
+    float *counts;         /* [experts] */
+    const int32_t *offset; /* [experts + 1] */
+    void *bias;            /* [experts], of `dtype` */
+    te_dtype dtype;
+    int experts;
+    float rate;
+} te_balance_args;
+TE_FN void te_router_count_body(const te_balance_args *a, te_block b) {
+    int none;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
+    (void)b;
+    for (int e = g.id; e < a->experts; e += g.count) a->counts[e] += (float)(a->offset[e + 1] - a->offset[e]);
+}
+TE_KERNEL_IF_USED(te_router_count, TE_ROUTER_LANES, 1, te_balance_args, te_router_count_body(te_args, te_at))
+TE_FN void te_router_balance_body(const te_balance_args *a, te_block b) {
+    int none;
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
+    float mean = 0;
+    (void)b;
+    for (int e = g.id; e < a->experts; e += g.count) mean += a->counts[e] / (float)a->experts;
+    te_lanes_sum(&mean, 1, &g);
+    for (int e = g.id; e < a->experts; e += g.count) {
+        const float less = mean - a->counts[e], step = less > 0 ? a->rate : less < 0 ? -a->rate : 0.0f;
+        te__store_wide(a->bias, e, te__load_wide(a->bias, e, a->dtype) + step, a->dtype);
+    }
+}
+TE_KERNEL_IF_USED(te_router_balance_kernel, TE_ROUTER_LANES, 1, te_balance_args,
+                  te_router_balance_body(te_args, te_at))
+/* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved.
+ * counts: [experts] in f32, in target memory. TE_ERROR_STATE: no forward has filled *saved, or the router stands in a
+ * (recompute, ..), whose values are not saved; TE_ERROR_VALUE: the list has no such router; TE_ERROR_NULL. */
+TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
+                                             te_context *ctx) {
+    te_balance_args a;
+    TE_TRY(te__check_target(ctx, "te_router_counts"));
+    TE_REQUIRE(counts && saved && router, ctx, TE_ERROR_NULL,
+               "te_router_counts: the counts, the te_saved or the router's name is null");
+    TE_REQUIRE(saved->plan, ctx, TE_ERROR_STATE, "te_router_counts: no forward has filled this te_saved");
+    const te_plan *p = saved->plan;
+    int i = 0;
+    while (i < p->op_count && (!te__is_router(p, i) || strcmp(p->op[i].name, router) != 0)) i++;
+    TE_REQUIRE(i < p->op_count, ctx, TE_ERROR_VALUE, "te_router_counts: %s has no (router, %.60s, ..)", p->name,
+               router);
+    te_run r;
+    te__begin(&r, p, TE_FORWARD, (int64_t)saved->batch * saved->seq,
+              saved->sequences ? saved->sequences : saved->batch, ctx);
+    if (te__has_memory(p)) r.memory = saved->memory_rows;
+    te__take_params(&r, saved->model);
+    te__set_recipe_use(&r, TE_USE_as_bound);
+    (void)te__lay_out(&r, (char *)saved->memory);
+    TE_REQUIRE(r.stats[i], ctx, TE_ERROR_STATE, "te_router_counts: (router, %.60s, ..) stands in a (recompute, ..)",
+               router);
+    memset(&a, 0, sizeof a);
+    a.counts = counts, a.offset = te__routing_of(&r, i).offset, a.experts = p->op[i].experts;
+    return te_router_count_launch(ctx, te__grid_of(1, 1), &a);
+}
+/* Adds `rate` to the choice_bias of each expert that has fewer rows than the mean of `counts`, and subtracts it from
+ * that of each expert that has more, so that the next tokens are spread more evenly. In a list of 16 bits a step
+ * smaller than half a unit in the last place of the bias changes nothing. counts: [experts] in f32, in target memory.
+ * TE_ERROR_NULL; TE_ERROR_VALUE: bias is no choice_bias. */
+TE_IF_USED TE_API te_status te_router_balance(te_param *bias, const float *counts, float rate, te_context *ctx) {
+    te_balance_args a;
+    TE_TRY(te__check_target(ctx, "te_router_balance"));
+    TE_REQUIRE(bias && bias->data && counts, ctx, TE_ERROR_NULL,
+               "te_router_balance: the bias is null or not bound, or the counts are null");
+    TE_REQUIRE(!strcmp(bias->field, "choice_bias"), ctx, TE_ERROR_VALUE, "te_router_balance: %s.%s is no choice_bias",
+               bias->op, bias->field);
+    memset(&a, 0, sizeof a);
+    a.counts = (float *)(uintptr_t)counts, a.bias = bias->data, a.dtype = bias->dtype, a.experts = (int)bias->cols;
+    a.rate = rate;
+    TE_TRY(te_router_balance_kernel_launch(ctx, te__grid_of(1, 1), &a));
+    return te__param_written(bias, ctx), TE_OK;
+}
+
+#endif
