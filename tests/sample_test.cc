@@ -453,6 +453,30 @@ TEST_CASE("a token depends on its row, seed and counter alone", "[sample]") {
 }
 
 // Logits that are exact in all formats, made of integers, so that they are the same everywhere; the tokens were computed on the host.
+// On a GPU so many rows are processed by one block each, which finds a bound from the parts of its row.
+TEST_CASE("many long rows without masks and penalties", "[sample]") {
+    source random(fresh_seed());
+    const subject_of &s = subject_with(152064, TE_bf16);
+    std::vector<row> rows;
+    for (int i = 0; i < (brief() ? 16 : 160); i++) {
+        row r = fresh_row(random, s);
+        r.history.clear(), r.prompt.clear(), r.allowed.clear(), r.repetition = 1, r.frequency = r.presence = 0;
+        r.temperature = 0.6f, r.top_k = 0, r.top_p = 1, r.min_p = 0;
+        if (i % 4 == 0) r.top_k = 193 + random.below(1000);
+        if (i % 4 == 1) r.min_p = 0.02f;
+        if (i % 8 < 1 || i % 4 == 2) r.top_p = 0.5f + 0.1f * (float)random.below(5);
+        rows.push_back(r);
+    }
+    const std::vector<result> all = sample(s, rows);
+    for (size_t i = 0; i < rows.size(); i++) {
+        if (i % 16 < 8 && i < 32) check_row(rows[i], all[i]);
+        const result alone = sample(s, {rows[i]})[0];
+        CAPTURE(i, rows[i].top_k, rows[i].top_p, rows[i].min_p);
+        CHECK(all[i].token == alone.token);
+        CHECK(all[i].log_prob == alone.log_prob);
+    }
+}
+
 TEST_CASE("tokens are the same on every target", "[sample]") {
     const subject_of subject[] = {subject_with(1000, TE_f32), subject_with(50257, TE_bf16), subject_with(152064, TE_f16)};
     uint32_t hash = 2166136261u;

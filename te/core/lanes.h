@@ -120,8 +120,10 @@ TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) {
 TE_FN int te_popcount_u64(uint64_t x) { return __popcll((unsigned long long)x); }
 /* Return, in every lane, the sum of x over the warp. */
 TE_FN uint64_t te_warp_sum_u64(uint64_t x) {
-    TE_UNROLL for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(~0u, (unsigned long long)x, o);
-    return x;
+    enum { BITS = 27 }; /* the sum of 32 numbers of 27 bits is below 2^32 */
+    const uint32_t mask = (1u << BITS) - 1u;
+    const uint64_t low = te_warp_sum_u32((uint32_t)x & mask), middle = te_warp_sum_u32((uint32_t)(x >> BITS) & mask);
+    return low + (middle << BITS) + ((uint64_t)te_warp_sum_u32((uint32_t)(x >> 2 * BITS)) << 2 * BITS);
 }
 TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over the lanes 0 to `lane` of the warp */
     TE_UNROLL for (int o = 1; o < 32; o <<= 1) {

@@ -12,24 +12,24 @@
  * temperature, top-k, top-p, min-p; then a token is drawn. Nothing is approximated. Each cut (the least likely token
  * that a filter keeps) is found in a list of the likeliest tokens or, if they are many, by radix selection on the bits
  * of the logits: by counts for top-k, by probability mass for top-p. Masses are unnormalised probabilities as integers
- * (2^44 for the most likely token), so sums do not depend on the order, and the token is the same on the host and on
+ * (2^44 for the largest logit), so sums do not depend on the order, and the token is the same on the host and on
  * CUDA, with any number of blocks and in any batch. docs/inference.md describes the parameters and the exactness.
  *
- * Two passes read the logits: the first finds the largest one, the second sums exp for y. With top-k the first also
- * finds a bound that k tokens reach, and the second lists the tokens that reach it, among which all filters and the
- * draw then choose. Without top-k, or if more than TE__SAMPLE_LIST tokens would be listed, each 11-bit digit of a cut
- * and the draw take a further pass over the logits, from the caches; so do penalties and masks. On CUDA a cluster of 1
- * to 8 blocks processes a row. Memory traffic: reads the logits once; 128 rows of 131072 in bf16 are 33.6 MB, which
- * takes 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
+ * Two passes read the logits: the first finds the largest one, the second sums exp for y. The first also finds a bound
+ * that k tokens reach (with top-p alone 512), and the second lists the tokens that reach it, among which the filters
+ * and the draw choose. A third pass, for top-p alone, checks that the list suffices. Where it does not, or has more
+ * than TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes a pass over the logits, from the caches; so do a draw
+ * without filters, penalties and masks. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the
+ * logits once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
  */
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
 
-#include "../core/math.h"         /* te_mul_high */
+#include "../core/math.h"         /* te_min */
 #include "../core/philox.h"       /* te_philox */
 #include "../core/target.h"       /* TE_KERNEL_WITH */
 #include "../plan/impl/storage.h" /* te__output */
-#include "impl/sample_row.h"      /* te__sample_row, te__sample_team */
+#include "impl/sample_passes.h"   /* te__sample_pass, te__sample_select */
 
 /* ---- the op ------------------------------------------------------------------------------------------------------ */
 
@@ -45,236 +45,6 @@
         ": a vocabulary has at most 2^20 tokens");                                                               \
      static_assert((int)TE_ROWS_IN(model, op) != (int)TE_ROWS_shard, "te: " TE_STRING(model) ": " TE_CALLED(op)  \
         ": each rank needs all rows, not a shard of them");)
-
-/* ---- the passes over keys ---------------------------------------------------------------------------------------- */
-
-/* A radix selection finds a key digit by digit, highest first. Its digits are bits 21 to 31, 10 to 20 and 0 to 9.
- * prefix: the digits above this one. */
-typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
-TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
-    te__sample_digit d;
-    d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
-    return d;
-}
-/* The target sum of a selection: fraction / 2^64 of the histogram's total, plus amount, clamped to [1, total]. */
-typedef struct te__sample_wish { uint64_t fraction, amount; } te__sample_wish;
-TE_FN te__sample_wish te__sample_wish_of(uint64_t fraction, uint64_t amount) {
-    te__sample_wish w;
-    w.fraction = fraction, w.amount = amount;
-    return w;
-}
-TE_FN uint64_t te__sample_target(te__sample_wish w, uint64_t total) {
-    const uint64_t target = te_mul_high(w.fraction, total) + w.amount;
-    return target < 1 ? 1 : target > total ? total : target;
-}
-/* A selection adds amounts from the largest key down (or from the lowest token up) and finds the key (or token) at
- * which the sum reaches the target `wish`. Of a key it computes digits [level, end); prefix: the digits above. */
-typedef struct te__sample_selection {
-    te__sample_sum sum;
-    int of_tokens, level, end;
-    int counted; /* 1: the histogram of the first level has already been computed */
-    uint32_t prefix;
-    te__sample_wish wish;
-} te__sample_selection;
-TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int level, uint32_t prefix,
-                                                    te__sample_wish wish) {
-    te__sample_selection s;
-    s.sum = sum, s.of_tokens = 0, s.level = level, s.end = 3, s.counted = 0, s.prefix = prefix, s.wish = wish;
-    return s;
-}
-/* A token is found in two steps: by a histogram over the chunks of vectors, and in its chunk (te__sample_walk). */
-TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
-    te__sample_selection s = te__sample_key_selection(sum, 2, 0, wish);
-    s.of_tokens = 1;
-    return s;
-}
-/* The passes that compute the keys of all tokens of a row, after mask and penalties. */
-typedef enum te__sample_kind {
-    TE__SAMPLE_LARGEST, /* finds the largest key and the lowest token that has it */
-    TE__SAMPLE_FIRST,   /* adds the tokens to the histogram of digit 0 of the keys that can be drawn; also LARGEST */
-    TE__SAMPLE_KEYS,    /* adds the amounts of the tokens to the histogram of a digit of the keys */
-    TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram of the chunks of vectors in which they lie */
-    TE__SAMPLE_GATHER   /* appends the tokens that the cut keeps, and whose keys are at least `least`, to the list */
-} te__sample_kind;
-/* A pass, or a selection, which consists of passes: its parameters and results. */
-typedef struct te__sample_pass {
-    te__sample_row row;
-    te__sample_team team;
-    te__sample_kind kind;
-    te__sample_sum sum;      /* KEYS, TOKENS: what is added */
-    te__sample_digit digit;  /* KEYS: only tokens whose digits above this one equal its prefix are added */
-    uint32_t least;          /* GATHER */
-    uint64_t best;           /* LARGEST, FIRST: becomes this lane's te__sample_best */
-    te__sample_selection selection; /* of te__sample_select, as are its results: */
-    te__sample_found found;
-    uint32_t value; /* the key or the token that was found */
-} te__sample_pass;
-/* te__sample_run_pass and te__sample_select for a list's width and dtype. On CUDA they are not inlined. */
-typedef struct te__sample_calls { void (*pass)(te__sample_pass *p), (*select)(te__sample_pass *p); } te__sample_calls;
-
-/* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. For the first digit of the
- * keys, masses below least_mass go to bin 0, so that the total is right; all other keys are in larger bins, where the
- * cut lies. Memory traffic: reads the logits and, if used, history and masks. */
-TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
-    te__sample_row row = p->row;
-    const te__sample_team team = p->team, *const t = &team;
-    const te__sample_row *const r = &row;
-    const te__sample_kind kind = p->kind;
-    const te__sample_digit d = p->digit;
-    const int lane = t->g.id % TE__SAMPLE_WARP;
-    uint64_t best = 0, left_out = 0;
-    row.width = width, row.dtype = dtype;
-    if (kind == TE__SAMPLE_GATHER && !t->g.id) t->s->noted = 0;
-    if (kind != TE__SAMPLE_LARGEST && kind != TE__SAMPLE_GATHER)
-        for (int i = t->g.id; i < TE__SAMPLE_BINS; i += t->g.count) t->s->low[i] = 0, t->s->high[i] = 0;
-    te_block_sync();
-    te_vec8 e, next;
-    te__sample_load(&next, r, r->begin);
-    TE_UNROLL_1 for (int v0 = r->begin - lane; v0 < r->vectors; v0 += r->stride) {
-        uint32_t key[8];
-        int token, bin[8];
-        uint64_t amount[8], sum = 0;
-        e = next;
-        te__sample_load(&next, r, v0 + lane + r->stride);
-        te__sample_keys_of(key, &token, r, &e, v0 + lane);
-        if (kind == TE__SAMPLE_GATHER) {
-            int is_listed = 0;
-            TE_UNROLL for (int k = 0; k < 8; k++)
-                is_listed |= key[k] >= p->least && te__sample_amount(r, key[k], token + k, TE__SAMPLE_COUNT);
-            if (is_listed) te__sample_note(v0 + lane, t);
-            continue;
-        }
-        if (kind <= TE__SAMPLE_FIRST) {
-            TE_UNROLL for (int k = 0; k < 8; k++) {
-                const uint64_t of_token = te__sample_best(key[k], token + k);
-                best = of_token > best ? of_token : best;
-                if (kind == TE__SAMPLE_FIRST && key[k] > TE__SAMPLE_KEY_MINUS_INF)
-                    te__sample_count(t->s, (int)(key[k] >> 21));
-            }
-            continue;
-        }
-        TE_UNROLL for (int k = 0; k < 8; k++) {
-            const uint32_t digits = key[k] >> d.shift;
-            const int counts = kind == TE__SAMPLE_TOKENS || digits >> d.bits == d.prefix;
-            amount[k] = counts ? te__sample_amount(r, key[k], token + k, p->sum) : 0;
-            bin[k] = (int)(digits & ((1u << d.bits) - 1));
-        }
-        if (kind == TE__SAMPLE_TOKENS) {
-            TE_UNROLL for (int k = 0; k < 8; k++) sum += amount[k];
-            sum = te_warp_sum_u64(sum);
-            if (lane == 0 && sum) te__sample_add(t->s, v0 / TE__SAMPLE_CHUNK, sum);
-            continue;
-        }
-        if (p->sum == TE__SAMPLE_MASS)
-            TE_UNROLL for (int k = 0; k < 8; k++)
-                if (amount[k] < r->least_mass) left_out += amount[k], amount[k] = 0;
-        te__sample_add8(t->s, bin, amount);
-    }
-    p->best = best;
-    if (kind == TE__SAMPLE_GATHER) te__sample_append_noted(r, p->least, t);
-    if (kind != TE__SAMPLE_KEYS || d.shift != 21) return;
-    left_out = te_warp_sum_u64(left_out);
-    if (lane == 0 && left_out) te__sample_add(t->s, 0, left_out);
-}
-/* Append the tokens that the cut of p->row keeps and whose keys are at least `least` to the list. Returns 1 if all
- * fit. */
-TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__sample_pass *)) {
-    p->kind = TE__SAMPLE_GATHER, p->least = least;
-    run(p);
-    te__sample_sync(&p->team);
-    return !p->team.s->overflow;
-}
-
-/* ---- selection --------------------------------------------------------------------------------------------------- */
-
-/* Return the sum of a bin over the histograms of all blocks of the row. */
-TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
-    uint64_t sum = 0;
-    TE_UNROLL for (int k = 0; k < TE__SAMPLE_MAX_BLOCKS; k++) { /* all loads are in flight together */
-        if (k >= t->blocks) continue;
-        const te__sample_shared *s = te__sample_peer(t, k);
-        sum += s->low[bin] + ((uint64_t)s->high[bin] << 32);
-    }
-    return sum;
-}
-/* Find the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. descending
- * 1: the sum begins at the last of these bins. All lanes of all blocks return the same result. If the histogram is
- * empty, bin and inside are 0. */
-TE_FN te__sample_found te__sample_find(int descending, int bins, te__sample_wish w, const te__sample_team *t) {
-    const int each = te__sample_ceil(bins, t->g.count), last = bins - 1;
-    const int from = (int)te_min(t->g.id * each, bins), to = (int)te_min(from + each, bins);
-    uint64_t mine = 0, total;
-    te__sample_sync(t); /* wait until the histograms of all blocks are complete */
-    for (int j = from; j < to; j++) mine += te__sample_bin(descending ? last - j : j, t);
-    uint64_t before = te_lanes_scan_u64(&total, mine, &t->g);
-    const uint64_t wish = te__sample_target(w, total);
-    if (!t->g.id) t->s->found.target = wish;
-    if (!total && !t->g.id) t->s->found.bin = 0, t->s->found.rest = t->s->found.inside = 0;
-    if (before < wish && wish <= before + mine)
-        for (int j = from; j < to; j++) {
-            const int bin = descending ? last - j : j;
-            const uint64_t inside = te__sample_bin(bin, t);
-            if (before < wish && wish <= before + inside)
-                t->s->found.bin = bin, t->s->found.rest = wish - before, t->s->found.inside = inside;
-            before += inside;
-        }
-    te__sample_sync(t); /* wait until no block reads the histogram of another block any more */
-    return t->s->found;
-}
-/* Find the token of chunk f.bin at which the sum over the chunk reaches f.rest. Every block does this redundantly. */
-TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
-    const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
-    uint64_t rest = f.rest;
-    TE_UNROLL_1 for (int v0 = from; v0 < to; v0 += t->g.count) {
-        uint32_t key[8];
-        uint64_t amount[8], mine = 0, total;
-        int token = 0;
-        if (v0 + t->g.id < to) te__sample_keys(key, &token, r, v0 + t->g.id);
-        TE_UNROLL for (int k = 0; k < 8; k++) {
-            amount[k] = v0 + t->g.id < to ? te__sample_amount(r, key[k], token + k, sum) : 0;
-            mine += amount[k];
-        }
-        uint64_t before = te_lanes_scan_u64(&total, mine, &t->g);
-        if (before < rest && rest <= before + mine)
-            TE_UNROLL for (int k = 0; k < 8; k++) {
-                if (before < rest && rest <= before + amount[k]) t->s->token = token + k;
-                before += amount[k];
-            }
-        if (rest <= total) break;
-        rest -= total;
-    }
-    te_block_sync();
-    const int token = t->s->token;
-    te_block_sync();
-    return token;
-}
-/* Run p->selection. p->value becomes the key or token that it finds; p->found.inside is 0 if all amounts are 0. */
-TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void (*pass)(te__sample_pass *)) {
-    const te__sample_selection s = p->selection;
-    te__sample_row row = p->row;
-    te__sample_wish wish = s.wish;
-    uint32_t digits = s.prefix;
-    row.width = width, row.dtype = dtype;
-    const int bins = s.of_tokens ? te__sample_ceil(row.vectors, TE__SAMPLE_CHUNK) : (int)TE__SAMPLE_BINS;
-    p->kind = s.of_tokens ? TE__SAMPLE_TOKENS : TE__SAMPLE_KEYS, p->sum = s.sum;
-    TE_UNROLL_1 for (int level = s.level; level < s.end; level++) {
-        p->digit = te__sample_digit_of(level, digits);
-        if (!s.counted) pass(p);
-        p->found = te__sample_find(!s.of_tokens, bins, wish, &p->team);
-        digits = digits << p->digit.bits | (uint32_t)p->found.bin, wish = te__sample_wish_of(0, p->found.rest);
-    }
-    p->value = s.of_tokens ? (uint32_t)te__sample_walk(&row, s.sum, p->found, &p->team) : digits;
-}
-/* Move the cut of r to the key that a selection has found. If only some of the tokens with this key are to be kept,
- * namely the lowest ones, returns their number; otherwise returns 0. */
-TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
-    if (!f.inside) return 0;
-    const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass_of(key, r->top, r->scale);
-    const uint64_t ties = f.inside / each, wanted = (f.rest + each - 1) / each;
-    if (key != r->cut_key) r->cut_token = TE__SAMPLE_ALL_TOKENS;
-    r->cut_key = key;
-    return wanted < ties ? wanted : 0;
-}
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
@@ -295,11 +65,66 @@ TE_FN uint64_t te__sample_uniform(const te__sample_rest *f) {
     te_philox(random, f->seed, 0, TE__SAMPLE_STREAM, f->counter);
     return (uint64_t)random[0] << 32 | random[1];
 }
-/* Sort a[0..n), in shared memory, in descending order: bitonic sort (Batcher 1968). `a` has a power of two of entries;
- * those behind n are overwritten. While the two entries of a pair are less than 64 apart, the pairs of a warp lie in
- * the same 64 entries in each step, so that the warp need not wait for the others. */
-TE_FN void te__sample_sort(uint64_t *a, int n, const te_lanes *g) {
+#if TE_CUDA
+/* Sort the n entries of the list in descending order; returns 0, and leaves them as they are, if too many have about
+ * the same value. A counting sort: a histogram of 2048 bins of equal width yields the place of each bin's entries, and
+ * each entry is compared with the others of its bin. */
+TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *g) {
+    enum { EACH = TE__SAMPLE_LIST / TE_SAMPLE_THREADS, BINS_EACH = TE__SAMPLE_BINS / TE_SAMPLE_THREADS, MAX_BIN = 128 };
+    uint64_t entry[EACH], largest = 0, inverse = 0, all;
+    uint32_t place[EACH], bin[EACH], sum = 0, longest = 0;
+    TE_UNROLL for (int i = 0; i < EACH; i++) {
+        const int at = g->id + i * TE_SAMPLE_THREADS;
+        entry[i] = at < n ? s->list[at] : 0;
+        if (at >= n) continue;
+        largest = entry[i] > largest ? entry[i] : largest, inverse = ~entry[i] > inverse ? ~entry[i] : inverse;
+    }
+    TE_UNROLL for (int i = 0; i < BINS_EACH; i++) s->low[g->id + i * TE_SAMPLE_THREADS] = 0;
+    largest = te_lanes_max_u64(largest, g), inverse = te_lanes_max_u64(inverse, g);
+    const int bits = 64 - __clzll((long long)(largest - ~inverse)), shift = bits > 11 ? bits - 11 : 0;
+    TE_UNROLL for (int i = 0; i < EACH; i++) {
+        if (g->id + i * TE_SAMPLE_THREADS >= n) continue;
+        bin[i] = (uint32_t)((largest - entry[i]) >> shift), place[i] = te__sample_ticket(&s->low[bin[i]]);
+    }
+    te_block_sync();
+    TE_UNROLL for (int i = 0; i < BINS_EACH; i++) {
+        const uint32_t count = s->low[g->id * BINS_EACH + i];
+        sum += count, longest = count > longest ? count : longest;
+    }
+    uint32_t start = (uint32_t)te_lanes_scan_u64(&all, sum, g);
+    if (te_lanes_max_u64(longest, g) > MAX_BIN) return 0;
+    TE_UNROLL for (int i = 0; i < BINS_EACH; i++) {
+        s->high[g->id * BINS_EACH + i] = start;
+        start += s->low[g->id * BINS_EACH + i];
+    }
+    te_block_sync();
+    TE_UNROLL for (int i = 0; i < EACH; i++)
+        if (g->id + i * TE_SAMPLE_THREADS < n) s->list[s->high[bin[i]] + place[i]] = entry[i];
+    te_block_sync();
+    TE_UNROLL for (int i = 0; i < EACH; i++) {
+        if (g->id + i * TE_SAMPLE_THREADS >= n) continue;
+        const uint32_t from = s->high[bin[i]], to = from + s->low[bin[i]];
+        place[i] = from;
+        TE_UNROLL_1 for (uint32_t j = from; j < to; j++) place[i] += s->list[j] > entry[i];
+    }
+    te_block_sync();
+    TE_UNROLL for (int i = 0; i < EACH; i++)
+        if (g->id + i * TE_SAMPLE_THREADS < n) s->list[place[i]] = entry[i];
+    te_block_sync();
+    return 1;
+}
+#else
+TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *g) {
+    return (void)s, (void)n, (void)g, 0;
+}
+#endif
+/* Sort the n entries of the list in descending order; those behind n are overwritten. If a counting sort is not
+ * possible: bitonic sort (Batcher 1968). While the two entries of a pair are less than 64 apart, the pairs of a warp
+ * lie in the same 64 entries in each step, so that the warp need not wait for the others. */
+TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
+    uint64_t *a = s->list;
     int size = 2;
+    if (te__sample_counting_sort(s, n, g)) return;
     while (size < n) size *= 2;
     TE_UNROLL_1 for (int i = n + g->id; i < size; i += g->count) a[i] = 0;
     te_block_sync();
@@ -315,10 +140,10 @@ TE_FN void te__sample_sort(uint64_t *a, int n, const te_lanes *g) {
         }
     te_block_sync();
 }
-/* Return the mass of an entry of the list; 0 if the entry is 0. by_token: 0: the key is in the high half of the entry;
+/* Return the mass of an entry of the list; 0 if its key is 0. by_token: 0: the key is in the high half of the entry;
  * 1: in the low half. */
 TE_FN uint64_t te__sample_entry_mass(const te__sample_row *r, uint64_t entry, int by_token) {
-    return entry ? te__sample_mass_of((uint32_t)(by_token ? entry : entry >> 32), r->top, r->scale) : 0;
+    return entry ? te__sample_mass(r, (uint32_t)(by_token ? entry : entry >> 32)) : 0;
 }
 /* Return the first index at which the sum of the masses of the list's n first entries reaches the target w. */
 TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sample_wish w, const te__sample_team *t) {
@@ -341,12 +166,12 @@ TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sam
 TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     uint64_t *list = t->s->list;
     int n = (int)t->s->listed;
-    te__sample_sort(list, n, &t->g); /* the likeliest token first */
+    te__sample_sort(t->s, n, &t->g); /* the likeliest token first */
     n = f.top_k && f.top_k < n ? f.top_k : n;
     if (f.top_p < 1.0f) n = te__sample_reach(r, n, 0, f.target, t) + 1;
     TE_UNROLL_1 for (int i = t->g.id; i < n; i += t->g.count)
-        list[i] = te__sample_entry_mass(r, list[i], 0) < r->min_mass ? 0 : list[i] << 32 | list[i] >> 32;
-    te__sample_sort(list, n, &t->g); /* the lowest token first */
+        list[i] = list[i] << 32 | (te__sample_entry_mass(r, list[i], 0) < r->min_mass ? 0 : list[i] >> 32);
+    te__sample_sort(t->s, n, &t->g); /* the lowest token first */
     const te__sample_wish draw = te__sample_wish_of(te__sample_uniform(&f), 1);
     return te__sample_best_token(list[te__sample_reach(r, n, 1, draw, t)] >> 32);
 }
@@ -422,15 +247,47 @@ TE_FN int te__sample_bound_lanes(int count, const te__sample_team *t) {
     const int lanes = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && lanes <= t->g.count / 4 * 3 ? lanes : 0;
 }
-/* The exchange behind the first pass. best: this lane's te__sample_best; plain: this lane's largest plain key; lanes_k,
- * lanes_top: for how many lanes the bounds are computed. Returns the maxima over the row, and the smallest bounds of
- * its blocks. If `greedy` is 0, `best` of the result has no token. */
-TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, int lanes_k, int lanes_top, int greedy,
+/* Does the same for te__sample_segment_bound: returns for how many segments of each block it is to be computed. */
+TE_FN int te__sample_bound_segments(int count, const te__sample_row *r, const te__sample_team *t) {
+    const int segments = te__sample_ceil(count, t->blocks);
+    return count <= TE__SAMPLE_LIST / 2 && segments <= t->g.count * TE__SAMPLE_SEGMENTS / 4 * 3 &&
+           te__sample_is_long(r) ? segments : 0;
+}
+/* Returns a key such that at least `count` segments of the block's lanes have a key that is not smaller, and hardly
+ * more than that. Called by all lanes of the block. Two bits of the key are found at a time: `tally` has the numbers of
+ * segments for three keys, 16 bits for each. */
+TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
+    uint32_t mine[TE__SAMPLE_SEGMENTS], bound = 0;
+    TE_UNROLL for (int s = 0; s < TE__SAMPLE_SEGMENTS; s++) mine[s] = t->s->high[s * TE_SAMPLE_THREADS + t->g.id];
+    TE_UNROLL_1 for (int shift = 30; shift >= 16; shift -= 2) {
+        uint64_t tally = 0, all;
+        uint32_t digit = 0, segments = 0;
+        TE_UNROLL for (int s = 0; s < TE__SAMPLE_SEGMENTS; s++)
+            TE_UNROLL for (uint32_t d = 1; d <= 3; d++)
+                tally += (uint64_t)(mine[s] >= (bound | d << shift)) << 16 * (d - 1);
+        (void)te_lanes_scan_u64(&all, tally, &t->g);
+        for (uint32_t d = 1; d <= 3; d++) {
+            const uint32_t n = (uint32_t)(all >> 16 * (d - 1)) & 0xffffu;
+            if (n >= (uint32_t)count) digit = d, segments = n;
+        }
+        bound |= digit << shift;
+        if (digit && segments <= (uint32_t)(count + count / 8)) break;
+    }
+    return bound;
+}
+/* For how many lanes, or else segments, of each block the bounds of the list are computed: for the filters of the row,
+ * and for te_sampling.top. 0: no bound. */
+typedef struct te__sample_bounds { int lanes, segments, lanes_top; } te__sample_bounds;
+/* The exchange behind the first pass. best: this lane's te__sample_best; plain: this lane's largest plain key. Returns
+ * the maxima over the row, and the smallest bounds of its blocks. If `greedy` is 0, `best` of the result has no
+ * token. */
+TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, te__sample_bounds bounds, int greedy,
                                         const te__sample_team *t) {
     te__sample_part p = {0, 0, 0, 0};
     if (greedy) best = te_lanes_max_u64(best, &t->g);
     t->s->lane_key[0][t->g.id] = (uint32_t)(best >> 32), t->s->lane_key[1][t->g.id] = plain;
     te_block_sync();
+    if (bounds.segments) p.bound_k = te__sample_segment_bound(bounds.segments, t);
     te__sample_wait(t);
     if (t->g.id < TE__SAMPLE_WARP) {
         uint32_t largest[2] = {0, 0};
@@ -441,8 +298,8 @@ TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, int lanes
             }
         TE_UNROLL for (int k = 0; k < 2; k++) largest[k] = te_warp_max_u32(largest[k]);
         p.best = greedy ? best : (uint64_t)largest[0] << 32, p.raw = largest[1];
-        p.bound_k = te__sample_bound(t->s->lane_key[0], largest[0], lanes_k, &t->g);
-        p.bound_top = te__sample_bound(t->s->lane_key[1], largest[1], lanes_top, &t->g);
+        if (bounds.lanes) p.bound_k = te__sample_bound(t->s->lane_key[0], largest[0], bounds.lanes, &t->g);
+        p.bound_top = te__sample_bound(t->s->lane_key[1], largest[1], bounds.lanes_top, &t->g);
         TE_UNROLL_1 for (int k = t->g.id; k < t->blocks; k += TE__SAMPLE_WARP)
             te__sample_peer(t, k)->part[t->rank] = p;
     }
@@ -541,15 +398,29 @@ TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top,
     te__sample_store_top(&row, raw_top, mass, &p->team);
     te__sample_clear_list(&p->team);
 }
-/* Makes a list of all tokens that top-k and top-p may keep of p->row. Returns 0 if they are too many; then moves the
- * cut of p->row. k: the selection for top-k; least_k: the tokens that top-k keeps have at least this key; 0:
- * unknown. */
-TE_FN int te__sample_make_list(te__sample_pass *p, te__sample_rest *f, te__sample_selection k, uint32_t least_k,
-                               te__sample_calls calls) {
-    if (least_k) {
-        if (te__sample_gather(p, least_k, calls.pass)) return 1;
-        te__sample_clear_list(&p->team);
+/* Returns 1 if the masses of the list reach the target of top-p; it then has all tokens that top-p keeps, and f->target
+ * becomes a number. */
+TE_FN int te__sample_list_suffices(te__sample_pass *p, te__sample_rest *f, te__sample_calls calls) {
+    const te__sample_team *t = &p->team;
+    const int bins = te__sample_ceil(p->row.vectors, TE__SAMPLE_CHUNK);
+    uint64_t mine = 0, mass;
+    p->kind = TE__SAMPLE_TOKENS, p->sum = TE__SAMPLE_MASS;
+    calls.pass(p);
+    const uint64_t target = te__sample_find(0, bins, f->target, t).target;
+    if (!t->rank) {
+        TE_UNROLL_1 for (int i = t->g.id; i < (int)t->s->listed; i += t->g.count)
+            mine += te__sample_entry_mass(&p->row, t->s->list[i], 0);
+        (void)te_lanes_scan_u64(&mass, mine, &t->g);
+        if (!t->g.id && mass < target) te__sample_overflow(t);
     }
+    te__sample_sync(t);
+    if (!t->s->overflow) f->target = te__sample_wish_of(0, target);
+    return !t->s->overflow;
+}
+/* Makes a list of all tokens that top-k and top-p may keep of p->row. Returns 0 if they are too many; then moves the
+ * cut of p->row. k: the selection for top-k. */
+TE_FN int te__sample_make_list(te__sample_pass *p, te__sample_rest *f, te__sample_selection k,
+                               te__sample_calls calls) {
     if (f->top_k) te__sample_cut(p, k, calls);
     if (f->top_p >= 1.0f) return 0;
     /* list the tokens with the first digit of the cut of top-p or a larger one */
@@ -594,10 +465,15 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const te__sample_largest largest = te__sample_first_pass(&held, &r, &t);
     const int greedy = !(temperature >= 1e-5f) || top_k == 1;
     if (!greedy && top_k > 0 && top_k < width) f.top_k = top_k;
+    const int draws_nucleus = !greedy && !f.top_k && f.top_p < 1.0f;
     f.target.fraction = f.top_p > 0 && f.top_p < 1.0f ? (uint64_t)(f.top_p * 4294967296.0f) << 32 : 0;
-    const int lanes_k = f.top_k ? te__sample_bound_lanes(f.top_k, &t) : 0;
-    const int lanes_top = o->top ? te__sample_bound_lanes(o->top, &t) : 0;
-    const int differ = r.penalised || r.allowed, counts = f.top_k && !lanes_k;
+    const int differ = r.penalised || r.allowed;
+    const int likely = f.top_k ? f.top_k : draws_nucleus ? TE__SAMPLE_LIST / 4 : 0; /* so many tokens are listed */
+    te__sample_bounds bounds = {0, 0, 0};
+    if (likely) bounds.lanes = te__sample_bound_lanes(likely, &t);
+    if (likely && !bounds.lanes && !differ) bounds.segments = te__sample_bound_segments(likely, &r, &t);
+    if (o->top) bounds.lanes_top = te__sample_bound_lanes(o->top, &t);
+    const int bounded = bounds.lanes || bounds.segments, counts = f.top_k && !bounded;
     uint64_t best = (uint64_t)largest.key << 32;
     p.team = t;
     if (differ || counts) {
@@ -605,22 +481,26 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
         calls.pass(&p);
         best = p.best;
     } else if (greedy) best = te__sample_best(largest.key, te__sample_token_of(&r, largest.vector, largest.key));
-    const te__sample_part top = te__sample_maxima(best, largest.key, lanes_k, lanes_top, greedy, &t);
+    const te__sample_part top = te__sample_maxima(best, largest.key, bounds, greedy, &t);
     r.top = (uint32_t)(top.best >> 32);
     const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
     int token = usable ? te__sample_best_token(top.best) : -1;
 
-    /* Tokens for the list: all tokens that top-k keeps have at least the key least_k; 0: they may be too many. */
+    /* Tokens for the list: the tokens that the filters keep have at least the key least_k; top-p may keep more, which
+     * te__sample_list_suffices checks. 0: they may be too many. */
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
-    uint32_t least_k = draws && lanes_k ? top.bound_k : 0;
+    uint32_t least_k = draws && bounded ? top.bound_k : 0;
+    if (draws && !likely && min_p > 0 && f.top_p >= 1.0f) /* min-p alone; 0.01: more than the rounding errors */
+        least_k = te__sample_drawable(te__sample_key(
+            te__sample_logit(r.top) + (log2f(te_min(min_p, 1.0f)) - 0.01f) / TE__SAMPLE_LOG2E * temperature));
     if (draws && counts) {
         p.row = r, p.selection = k, p.selection.end = 1, p.selection.counted = 1;
         calls.select(&p);
         if ((uint64_t)f.top_k - p.found.rest + p.found.inside <= TE__SAMPLE_LIST) least_k = p.value << 21;
         k = te__sample_key_selection(TE__SAMPLE_COUNT, 1, p.value, te__sample_wish_of(0, p.found.rest));
     }
-    const uint32_t least_top = lanes_top && te__sample_is_usable(top.raw) ? top.bound_top : 0;
+    const uint32_t least_top = bounds.lanes_top && te__sample_is_usable(top.raw) ? top.bound_top : 0;
     const uint32_t least = o->top ? least_top : differ ? 0 : least_k;
 
     /* the second pass */
@@ -635,13 +515,16 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     }
 
     if (draws) {
-        r.scale = te__sample_divide(TE__SAMPLE_LOG2E, temperature);
+        te__sample_set_temperature(&r, temperature);
         if (min_p > 0) r.min_mass = (uint64_t)((min_p < 1.0f ? min_p : 1.0f) * 17592186044416.0f); /* 2^44 */
+        p.row = r;
+        if (!listed && least_k) listed = te__sample_gather(&p, least_k, calls.pass);
+        if (listed && draws_nucleus) listed = te__sample_list_suffices(&p, &f, calls);
         if (!listed) {
+            if (least_k) te__sample_clear_list(&t);
             /* The tokens below least_mass together have less than 1 - p of the total mass: top-p keeps none of them. */
-            r.least_mass = te_mul_high(~f.target.fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)width;
-            p.row = r;
-            listed = te__sample_make_list(&p, &f, k, least_k, calls);
+            p.row.least_mass = te_mul_high(~f.target.fraction, (uint64_t)1 << TE__SAMPLE_MASS_BITS) / (uint64_t)width;
+            listed = te__sample_make_list(&p, &f, k, calls);
         }
         if (!listed) token = te__sample_draw_unlisted(&p, te__sample_uniform(&f), calls);
         else if (t.rank) return;

@@ -27,6 +27,8 @@ enum {
     TE__SAMPLE_MAX_BLOCKS = 8, /* the largest number of blocks of a row: the largest portable size of a cluster */
     TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
     TE__SAMPLE_LIST = 2048,  /* capacity of the list, in shared memory, of the tokens that the filters may still keep */
+    /* parts of the first pass: of each, the largest key is stored for each lane */
+    TE__SAMPLE_SEGMENTS = TE_CUDA ? TE__SAMPLE_BINS / TE_SAMPLE_THREADS : 1,
     TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk; a histogram over tokens has a bin for each chunk */
     TE__SAMPLE_STREAM = 0x73616d70, /* number of the Philox stream from which tokens are drawn; no dropout uses it */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
@@ -43,6 +45,7 @@ enum {
 #define TE__SAMPLE_KEY_MINUS_INF 0x007fffffu
 #define TE__SAMPLE_ALL_TOKENS 0x7fffffff
 #define TE__SAMPLE_LOG2E 1.4426950408889634f
+#define TE__SAMPLE_LOWEST -39.5f /* e^-39.5 is rounded to 0; nearly 2^-57 */
 
 typedef struct te__sample_args {
     float *y;       /* [rows] */
@@ -66,7 +69,8 @@ typedef struct te__sample_part {
 } te__sample_part;
 
 /* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. While there is no
- * histogram, `low` has the vectors with tokens for the list (te__sample_note). */
+ * histogram, `low` has the vectors with tokens for the list (te__sample_note), and `high` has the largest key of each
+ * segment of each lane, [segment, lane] (te__sample_first_pass). */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
     uint64_t list[TE__SAMPLE_LIST]; /* [listed]: a te__sample_best of each token; only in a row's first block */
@@ -213,37 +217,29 @@ TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     p = fmaf(p, f, 5.5504109e-2f), p = fmaf(p, f, 2.4022651e-1f), p = fmaf(p, f, 6.9314718e-1f);
     return fmaf(p, f, 1.0f);
 }
-/* Return 2^44 * 2^(d * scale), rounded down to an integer; d <= 0, scale >= 0. If the product is NaN, the mass is 0. */
-TE_FN uint64_t te__sample_mass(float d, float scale) {
-    TE__SUMS_AS_WRITTEN float shifted;
-    const uint32_t bits = te_bits_of_float(te__sample_exp2(&shifted, d, scale));
-    const int exponent = (int)(te_bits_of_float(shifted) - 0x4b400000u) + (int)(bits >> 23) - 127; /* 0 at most */
-    if (!(shifted - TE__SAMPLE_ROUNDS >= -45.0f)) return 0;
-    return (uint64_t)((bits & 0x7fffffu) | 0x800000u) << 22 >> (1 - exponent);
-}
-/* The mass of the token with this key, in a row whose largest key is `top`: 2^44 if key == top, even for +infinity. */
-TE_FN uint64_t te__sample_mass_of(uint32_t key, uint32_t top, float scale) {
-    return te__sample_mass(key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top), scale);
-}
-/* A sum of at most 128 exponentials, in units of 2^-20 and 2^-43, both with an offset for each term: modulo 2^32. */
+/* The sum of at most 128 exponentials, in units of 2^-20 and 2^-43, with an offset for each term: modulo 2^32. */
 typedef struct te__sample_sums { uint32_t high, low; } te__sample_sums;
 #define TE__SAMPLE_HIGH_OFFSET 12.0f             /* 1.5 * 2^3: a float of this size is a multiple of 2^-20 */
 #define TE__SAMPLE_LOW_OFFSET 1.430511474609375e-6f /* 1.5 * 2^-20: a multiple of 2^-43 */
-/* Add e^d, -40 <= d <= 0, rounded to a multiple of 2^-43. Each addition of an offset rounds to a multiple of the unit,
- * which the bits of the result then count; the other operations are exact. So this takes half as many instructions as
- * te__sample_mass, and most of them run on the pipe for FMAs, which is twice as fast as that for integers. */
-TE_FN void te__sample_add_exp(te__sample_sums *s, float d) {
+/* Add 2^(d * scale), -57 <= d * scale <= 0, rounded to a multiple of 2^-43. Each addition of an offset rounds to a
+ * multiple of the unit, which the bits of the result then count; the other operations are exact. Most of these
+ * instructions run on the pipe for FMAs, which is twice as fast as that for integers. */
+TE_FN void te__sample_add_exp2(te__sample_sums *s, float d, float scale) {
     TE__SUMS_AS_WRITTEN float shifted;
-    const uint32_t p = te_bits_of_float(te__sample_exp2(&shifted, d, TE__SAMPLE_LOG2E));
+    const uint32_t p = te_bits_of_float(te__sample_exp2(&shifted, d, scale));
     const float w = te_float_of_bits(p + (te_bits_of_float(shifted) << 23));
     const float high = w + TE__SAMPLE_HIGH_OFFSET, rest = w - (high - TE__SAMPLE_HIGH_OFFSET);
     s->high += te_bits_of_float(high), s->low += te_bits_of_float(rest + TE__SAMPLE_LOW_OFFSET);
 }
-/* Return the sum of `terms` terms, as a mass: in units of 2^-44. */
-TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s, uint32_t terms) {
-    const uint32_t high = s.high - terms * te_bits_of_float(TE__SAMPLE_HIGH_OFFSET);
-    const int32_t low = (int32_t)(s.low - terms * te_bits_of_float(TE__SAMPLE_LOW_OFFSET));
-    return ((uint64_t)high << 24) + (uint64_t)((int64_t)low * 2);
+/* Remove the offsets of `terms` terms: the sum is then high * 2^-20 + (int32_t)low * 2^-43. */
+TE_FN te__sample_sums te__sample_without_offsets(te__sample_sums s, uint32_t terms) {
+    s.high -= terms * te_bits_of_float(TE__SAMPLE_HIGH_OFFSET);
+    s.low -= terms * te_bits_of_float(TE__SAMPLE_LOW_OFFSET);
+    return s;
+}
+/* Return a sum without offsets as a mass: in units of 2^-44. */
+TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s) {
+    return ((uint64_t)s.high << 24) + (uint64_t)((int64_t)(int32_t)s.low * 2);
 }
 
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
@@ -275,6 +271,7 @@ typedef struct te__sample_row {
     const uint16_t *history;
     const uint32_t *allowed, *prompt;
     float scale;       /* log2(e) / temperature */
+    float lowest;      /* a logit that is further below the largest one has the mass 0 */
     uint32_t top;      /* the largest key */
     uint32_t cut_key;
     int cut_token;
@@ -284,6 +281,10 @@ typedef struct te__sample_row {
 
 TE_FN int te__sample_ceil(int a, int b) { return (a + b - 1) / b; } /* a 64-bit division takes ten times as long */
 TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
+TE_FN void te__sample_set_temperature(te__sample_row *r, float temperature) {
+    r->scale = te__sample_divide(TE__SAMPLE_LOG2E, temperature);
+    r->lowest = te__sample_at_least(TE__SAMPLE_LOWEST * temperature, -FLT_MAX);
+}
 TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sample_team *t, int row, int width,
                                        te_dtype dtype) {
     const te_sampling *o = &a->of;
@@ -298,7 +299,8 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.loads = te__sample_ceil(r.vectors, r.stride * TE__SAMPLE_AHEAD(dtype));
     r.history = o->history ? o->history + r.at : 0;
     r.allowed = o->allowed ? o->allowed + words : 0, r.prompt = o->prompt ? o->prompt + words : 0;
-    r.scale = TE__SAMPLE_LOG2E, r.top = 0, r.min_mass = 0, r.least_mass = 0;
+    r.top = 0, r.min_mass = 0, r.least_mass = 0;
+    r.scale = TE__SAMPLE_LOG2E, r.lowest = TE__SAMPLE_LOWEST;
     r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
     return r;
 }
@@ -388,15 +390,33 @@ TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r,
 TE_FN uint64_t te__sample_best(uint32_t key, int token) { return (uint64_t)key << 32 | (uint32_t)~token; }
 TE_FN int te__sample_best_token(uint64_t best) { return (int)~(uint32_t)best; }
 
+/* The mass of the token with this key: 2^44 for the largest key of the row, even for +infinity. */
+TE_FN uint64_t te__sample_mass(const te__sample_row *r, uint32_t key) {
+    te__sample_sums s = {0, 0};
+    const float d = key == r->top ? 0.0f : te__sample_logit(key) - te__sample_logit(r->top);
+    te__sample_add_exp2(&s, te__sample_at_least(d, r->lowest), r->scale);
+    return te__sample_mass_of_sums(te__sample_without_offsets(s, 1));
+}
 /* What a pass adds up over the tokens that the cut keeps: their number (COUNT), the number of those whose key is
  * cut_key (TIES), their masses (MASS), or the masses of those that can be drawn (DRAW). */
 typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS, TE__SAMPLE_DRAW } te__sample_sum;
-TE_FN uint64_t te__sample_amount(const te__sample_row *r, uint32_t key, int token, te__sample_sum sum) {
-    if (key < r->cut_key || (key == r->cut_key && token > r->cut_token)) return 0;
-    if (sum == TE__SAMPLE_COUNT) return 1;
-    if (sum == TE__SAMPLE_TIES) return key == r->cut_key;
-    const uint64_t mass = te__sample_mass_of(key, r->top, r->scale);
-    return sum == TE__SAMPLE_DRAW && mass < r->min_mass ? 0 : mass;
+TE_FN int te__sample_is_kept(const te__sample_row *r, uint32_t key, int token) {
+    return (key > r->cut_key) | ((key == r->cut_key) & (token <= r->cut_token));
+}
+/* Compute the amounts of eight tokens, of which the first is `token`. There are no branches on a token, so that the
+ * arithmetic of all eight is in flight together. */
+TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const uint32_t key[8], int token,
+                              te__sample_sum sum) {
+    const uint64_t min_mass = sum == TE__SAMPLE_DRAW ? r->min_mass : 0;
+    if (sum < TE__SAMPLE_MASS) {
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            amount[k] = te__sample_is_kept(r, key[k], token + k) & ((sum == TE__SAMPLE_COUNT) | (key[k] == r->cut_key));
+        return;
+    }
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        const uint64_t mass = te__sample_mass(r, key[k]);
+        amount[k] = te__sample_is_kept(r, key[k], token + k) & (mass >= min_mass) ? mass : 0;
+    }
 }
 
 /* ---- the passes over plain logits -------------------------------------------------------------------------------- */
@@ -414,11 +434,19 @@ TE_FN void te__sample_prefetch(const te__sample_row *r, int i, const te__sample_
             te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
     }
 }
+/* Whether there is at least one load for each segment of the first pass. */
+TE_FN int te__sample_is_long(const te__sample_row *r) { return r->loads >= TE__SAMPLE_SEGMENTS; }
 /* Of the first pass: the largest key of the logits that this lane has read, and the vector in which it first occurs. */
 typedef struct te__sample_largest { uint32_t key; int vector; } te__sample_largest;
-/* The first pass: reads all logits once. *h: the vectors of load number 0, on entry and on return. */
-TE_FN te__sample_largest te__sample_first_pass(te__sample_held *h, const te__sample_row *r, const te__sample_team *t) {
+/* The first pass: reads all logits once. is_long 1: the loads are divided into segments, and the largest key of each is
+ * stored to the shared memory. *h: the vectors of load number 0, on entry and on return. */
+TE_FN te__sample_largest te__sample_first_pass_of(te__sample_held *h, const te__sample_row *r, int is_long,
+                                                  const te__sample_team *t) {
     te__sample_largest largest = {0, 0};
+    uint32_t *to = t->s->high + t->g.id, of_segment = 0;
+    const int segment = te__sample_ceil(r->loads, (int)TE__SAMPLE_SEGMENTS);
+    int left = segment; /* loads until the segment ends */
+    if (is_long) TE_UNROLL for (int k = 0; k < TE__SAMPLE_SEGMENTS; k++) to[k * TE_SAMPLE_THREADS] = 0;
     TE_UNROLL_1 for (int i = 0; i < r->loads; i++) {
         if (i) te__sample_fetch(h, r, i);
         te__sample_prefetch(r, i + TE__SAMPLE_PREFETCH, t);
@@ -426,11 +454,19 @@ TE_FN te__sample_largest te__sample_first_pass(te__sample_held *h, const te__sam
             float x[8];
             te_vec8_floats(x, &h->e[j], te__sample_format(r));
             const uint32_t key = te__sample_key(te__sample_max(x));
+            if (is_long) of_segment = key > of_segment ? key : of_segment;
             if (key > largest.key) largest.key = key, largest.vector = te__sample_vector(r, i, j);
         }
+        if (!is_long) continue;
+        *to = of_segment;
+        if (--left == 0) to += TE_SAMPLE_THREADS, of_segment = 0, left = segment;
     }
     if (r->loads > 1) te__sample_fetch(h, r, 0);
     return largest;
+}
+/* Two loops, so that short rows have no code for segments: it would cost one row of 152064 half a microsecond of 15. */
+TE_FN te__sample_largest te__sample_first_pass(te__sample_held *h, const te__sample_row *r, const te__sample_team *t) {
+    return te__sample_is_long(r) ? te__sample_first_pass_of(h, r, 1, t) : te__sample_first_pass_of(h, r, 0, t);
 }
 /* Returns the first token of vector v whose logit, without mask and penalties, has this key. */
 TE_FN int te__sample_token_of(const te__sample_row *r, int v, uint32_t key) {
@@ -454,7 +490,7 @@ TE_FN void te__sample_append(const te__sample_row *r, int v, uint32_t least, con
     int token;
     te__sample_keys(key, &token, r, v);
     TE_UNROLL for (int k = 0; k < 8; k++) {
-        if (key[k] < least || !te__sample_amount(r, key[k], token + k, TE__SAMPLE_COUNT)) continue;
+        if (key[k] < least || !te__sample_is_kept(r, key[k], token + k)) continue;
         if (*(const volatile uint32_t *)&t->s->overflow) return;
         place = te__sample_ticket(&first->listed);
         if (place < TE__SAMPLE_LIST) first->list[place] = te__sample_best(key[k], token + k);
@@ -491,10 +527,11 @@ TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *
             float x[8];
             te_vec8_floats(x, &h->e[j], te__sample_format(r));
             if (te__sample_max(x) >= bound) te__sample_note(te__sample_vector(r, i, j), t);
-            /* without branches: e^-40 is rounded to 0; so is the term of NaN, to which +infinity - +infinity leads */
-            TE_UNROLL for (int k = 0; k < 8; k++) te__sample_add_exp(&sums, te__sample_at_least(x[k] - top, -40.0f));
+            /* without branches: e^-39.5 is rounded to 0; so is the term of NaN, to which +infinity - +infinity leads */
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                te__sample_add_exp2(&sums, te__sample_at_least(x[k] - top, TE__SAMPLE_LOWEST), TE__SAMPLE_LOG2E);
         }
-        sum += te__sample_mass_of_sums(sums, 8 * TE__SAMPLE_AHEAD(r->dtype));
+        sum += te__sample_mass_of_sums(te__sample_without_offsets(sums, 8 * TE__SAMPLE_AHEAD(r->dtype)));
     }
     if (top == INFINITY) TE_UNROLL_1 for (int v = r->begin; v < r->vectors; v += r->stride) {
         const te_columns c = te_columns_at(r->first + 8 * v, r->width);
@@ -504,6 +541,33 @@ TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *
     }
     if (least) te__sample_append_noted(&plain, least, t);
     return sum;
+}
+
+/* Returns whether te__sample_plain_chunks computes the sum for r: the filters keep all tokens that can be drawn. */
+TE_FN int te__sample_is_plain(const te__sample_row *r, te__sample_sum sum) {
+    return !r->penalised && !r->allowed && (sum == TE__SAMPLE_MASS || !r->min_mass) &&
+           r->cut_key == TE__SAMPLE_KEY_MINUS_INF && te__sample_logit(r->top) < INFINITY && r->lowest > -FLT_MAX;
+}
+/* For rows that are plain: adds the masses to a histogram of the chunks of vectors in which the tokens
+ * lie, as te__sample_run_pass does for all rows. All lanes of a warp read vectors of the same chunk. */
+TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_team *t) {
+    te__sample_held held, *const h = &held;
+    const float top = te__sample_logit(r->top);
+    const int lane = t->g.id % TE__SAMPLE_WARP;
+    TE_UNROLL_1 for (int i = 0; i < r->loads; i++) {
+        te__sample_fetch(h, r, i);
+        TE_UNROLL for (int j = 0; j < TE__SAMPLE_AHEAD(r->dtype); j++) {
+            te__sample_sums sums = {0, 0};
+            float x[8];
+            te_vec8_floats(x, &h->e[j], te__sample_format(r));
+            TE_UNROLL for (int k = 0; k < 8; k++)
+                te__sample_add_exp2(&sums, te__sample_at_least(x[k] - top, r->lowest), r->scale);
+            sums = te__sample_without_offsets(sums, 8); /* high: at most 2^23, low: at most 2^25 in magnitude */
+            sums.high = te_warp_sum_u32(sums.high), sums.low = te_warp_sum_u32(sums.low);
+            if (lane == 0 && sums.high | sums.low)
+                te__sample_add(t->s, te__sample_vector(r, i, j) / TE__SAMPLE_CHUNK, te__sample_mass_of_sums(sums));
+        }
+    }
 }
 
 #endif
