@@ -16,7 +16,7 @@ check() { # NAME COMMAND...
     elif [[ $status == 0 ]]; then passed=$((passed + 1))
     else failed=$((failed + 1)) && echo "FAIL $1"; fi
 }
-check "figures" tools/docs.py figures
+check "figures" tools/figures.py
 check "picture" tools/plan_picture.py --check
 if check "site" timeout 100 tools/docs.sh && [[ $failed == 0 ]]; then
     check "links" tools/docs.py check build/docs/site

@@ -14,6 +14,10 @@ for model in llama llama31 qwen2 qwen3 gemma2 gpt2; do
     "$build/llama_f32" tests/llama/$model --check tests/llama/$model/expected.safetensors 1e-4 || failed=1
     "$build/llama_bf16" tests/llama/$model --check tests/llama/$model/expected.safetensors 1e-2 || failed=1
 done
+for model in llama llama31 qwen2 qwen3 gemma2 gpt2; do # the header for a folder
+    examples/llama/sizes.py tests/llama/$model | sed 1d | grep -v LLAMA_EPS >"$build/sizes"
+    grep -qxFf "$build/sizes" tests/llama/sizes.h || { echo "FAIL $model: sizes.py prints $(cat "$build/sizes")" && failed=1; }
+done
 for model in llama qwen3; do
     "$build/llama_f32" tests/llama/$model --gradients tests/llama/$model/gradients.safetensors 1e-4 || failed=1
 done
@@ -51,6 +55,13 @@ wrong "other sizes" "num_attention_heads is 8, this program was compiled for 4: 
 wrong "scaled rotation" "scaled by yarn (rope_parameters.rope_type); this program has default and llama3" 'sed -i "s/\"rope_type\": \"default\"/\"rope_type\": \"yarn\"/" $1/config.json'
 wrong "another base" "rope_theta is 500000, this program was compiled for 10000" 'sed -i "s/\"rope_theta\": 10000.0/\"rope_theta\": 500000.0/" $1/config.json'
 wrong "another epsilon" "rms_norm_eps is" 'sed -i "s/1e-05/1e-06/" $1/config.json'
+# An eps of 0.1, for which sizes.py writes LLAMA_EPS: the program reads the folder, and computes other logits.
+cp -r tests/llama/llama "$build/large_eps" && sed -i 's/1e-05/0.1/' "$build/large_eps/config.json"
+examples/llama/sizes.py "$build/large_eps" >"$build/sizes.h"
+"${CC:-gcc}" -std=c11 -O0 -include "$build/sizes.h" -I. examples/llama/llama.c -o "$build/large_eps/llama" -lm
+if output=$("$build/large_eps/llama" "$build/large_eps" --check tests/llama/llama/expected.safetensors 1e-4); then echo "FAIL eps 0.1: the logits of eps 1e-5" && failed=1
+elif [[ $output != *"that is more than 0.0001"* ]]; then echo "FAIL eps 0.1: says '$output'" && failed=1
+else echo "eps 0.1: $output"; fi
 wrong "another family" "model_type is mamba" 'sed -i "s/\"model_type\": \"llama\"/\"model_type\": \"mamba\"/" $1/config.json'
 wrong "no JSON" "of its JSON" 'echo "}" >>$1/config.json'
 wrong "a missing tensor" "has no tensor model.norm.weight, which should be F32 [64]" 'sed -i "s/model.norm.weight/model.norn.weight/" $1/model.safetensors'

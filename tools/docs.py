@@ -5,8 +5,6 @@
                                    file that does not exist, and on a page of docs/ that the navigation does not have
     tools/docs.py check SITE       checks the HTML files in SITE: every link and anchor exists, every page can be reached
                                    from the first one
-    tools/docs.py figures          checks that each section of README.md and docs/ with measured figures names where they
-                                   are from (a file of bench/results, a commit or a note), and that these exist
 
 tools/docs.sh builds the site with MkDocs. tests/docs.sh runs all checks.
 """
@@ -319,43 +317,8 @@ def check(site):
     return good
 
 
-# ---- figures ---------------------------------------------------------------------------------------------------------------
-
-FIGURE = re.compile(r"\d (?:us|ms|tokens/s|TFLOP/s|GB/s|TB/s)\b|times as fast|of the time of|thousand tokens a second")
-SOURCE = re.compile(r"bench/results|results/\w+\.(?:tsv|md)|\b(?:commits?|at)\s+[0-9a-f]{7}\b|notes/\w+\.md")
-COMMIT = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7}\b")
-
-
-def figures():
-    good, count = True, 0
-    history = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True)
-    has_history = history.stdout.strip() == "false"
-    for path in ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]:
-        text = (ROOT / path).read_text()
-        # Notes are measured while the code beside them was written: the commit is that of the note.
-        sections = [] if path.startswith("docs/notes/") else re.split(r"(?m)^(?=##? )", text)
-        for section in sections:
-            if not FIGURE.search(section):
-                continue
-            count += 1
-            if not SOURCE.search(section):
-                print(f"{path}: \"{section.splitlines()[0]}\" has measured figures, and names no results file and no commit")
-                good = False
-        for file in set(re.findall(r"bench/results/\w+\.\w+", text)):
-            if not (ROOT / file).exists():
-                print(f"{path}: names {file}, which does not exist")
-                good = False
-        for commit in set(COMMIT.findall(text)) if has_history else ():
-            found = subprocess.run(["git", "cat-file", "-e", commit + "^{commit}"], cwd=ROOT, capture_output=True)
-            if found.returncode:
-                print(f"{path}: names the commit {commit}, which does not exist")
-                good = False
-    print(f"{count} sections with measured figures")
-    return good
-
-
 def main():
-    commands = {"stage": stage, "check": check, "figures": figures}
+    commands = {"stage": stage, "check": check}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     sys.exit(0 if commands[sys.argv[1]](*sys.argv[2:]) else 1)

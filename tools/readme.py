@@ -11,6 +11,7 @@
                               and the patterns that contain it
     <!-- statuses -->         the table of TE_STATUSES, te/core/base.h
     <!-- limits -->           only checked: every name in this table must be a constant of te/ with the value beside it
+    <!-- blocks -->           the table of whole blocks, of bench/results/peers.tsv; <!-- block_inference -->: of inference
     <!-- tree -->             only checked: every path at the beginning of a line must exist
     <!-- end -->              ends each of these parts
 
@@ -27,9 +28,11 @@ import sys
 import tempfile
 import textwrap
 
+import figures
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
-PART = re.compile(r"<!-- (cut|output|patterns|ops|op|statuses|limits|tree)(?:: ([^>]*?))? -->\n(.*?)<!-- end -->\n", re.S)
+PART = re.compile(r"<!-- (cut|output|patterns|ops|op|statuses|limits|blocks|block_inference|tree)(?:: ([^>]*?))? -->\n(.*?)<!-- end -->\n", re.S)
 
 
 class Mistake(Exception):
@@ -127,6 +130,14 @@ def limits(body):
         if not re.search(rf"\b{name} = {re.escape(value)}[,; /\n}}]|#define {name} {re.escape(value)}\b", text):
             raise Mistake(f"the table of limits says {name} = {value}, and no header does")
     return body
+
+
+def blocks(_):
+    return figures.block_table()
+
+
+def block_inference(_):
+    return figures.inference_table()
 
 
 def tree(body):

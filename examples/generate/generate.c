@@ -164,9 +164,9 @@ static void generate(const char *prompt, size_t length, int seq, long bytes) {
     int32_t *tokens = (int32_t *)target_memory(sizeof window);
     uint32_t *allowed = (uint32_t *)target_memory(sizeof bytes_alone);
     int n = 0, held = 0; /* of window[n] the cache holds so many */
-    size_t need = embed_workspace_bytes(&first, seq, &ctx);
-    need = te_max(need, te_max(block_workspace_bytes(&blocks[0], seq, &ctx), head_workspace_bytes(&last, seq, &ctx)));
-    check(te_context_reserve(&ctx, need), "workspace");
+    check(te_context_reserve(&ctx, embed_workspace_bytes(&first, seq, &ctx)), "workspace"); /* it only ever grows */
+    check(te_context_reserve(&ctx, block_workspace_bytes(&blocks[0], seq, &ctx)), "workspace");
+    check(te_context_reserve(&ctx, head_workspace_bytes(&last, seq, &ctx)), "workspace");
     make_cache(seq);
     memset(bytes_alone, 0xff, BYTES / 8);
     check(te_copy(&ctx, allowed, bytes_alone, sizeof bytes_alone), "bytes");

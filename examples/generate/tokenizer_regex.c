@@ -53,7 +53,7 @@ static int put_set(translation *x, const char *inside) {
 static int property(translation *x) {
     size_t n = 2;
     if (peek(x, n) != '{') return refuse(x, "\\p without {");
-    n += 1 + (peek(x, 3) == '^');
+    n += peek(x, 3) == '^' ? 2 : 1;
     size_t letters = 0;
     while (is_letter(peek(x, n + letters)) || peek(x, n + letters) == '_') letters++;
     if (!letters || peek(x, n + letters) != '}') return refuse(x, "this \\p{..}");

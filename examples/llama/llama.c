@@ -1,13 +1,13 @@
 /* llama.c -- logits of a Llama, Qwen2, Qwen3, Gemma 2 or GPT-2 from a folder as Hugging Face publishes it: config.json,
  * and model.safetensors or, if there is none, several files and model.safetensors.index.json.
  *
- *     cc -O3 -march=native -fopenmp -DTE_CBLAS -I. examples/llama/llama.c -o llama -lopenblas -lm
- *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/llama/llama.c -o llama -lcublasLt
+ *     cc -O3 -march=native -fopenmp -DTE_CBLAS -include sizes.h -I. examples/llama/llama.c -o llama -lopenblas -lm
+ *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -include sizes.h -I. -x cu examples/llama/llama.c -o llama -lcublasLt
  *     ./llama FOLDER 785 6722 315 9625 374            the five most likely tokens to follow these
  *     ./llama FOLDER --check expected.safetensors 1e-4     compares the logits for the file's `ids` with its `logits`
  *
- * Sizes are compile-time constants (models.h), so each size of a model needs its own build: `-include sizes.h`, with
- * `#define QWEN3 (1024, 3072, 151936, 16, 8, 128, 1000000.0f)` in that file, builds it for Qwen3 0.6B.
+ * Sizes are compile-time constants (models.h), so each size of a model needs its own build: `examples/llama/sizes.py
+ * FOLDER >sizes.h` writes the sizes of the model in a folder to a header, and `-include sizes.h` compiles for them.
  * Weights are converted to MODEL_DTYPE, by default f32 on the host and bf16 on CUDA.
  */
 #include "models.h"
@@ -65,8 +65,9 @@ static te_status check_want(const want *w, te_context *ctx) {
     }
     const double is = v ? v->number : w->otherwise;
     TE_REQUIRE((!v || !v->text) && fabs(is - w->number) <= 1e-6 * fabs(w->number), ctx, TE_ERROR_VALUE,
-               "config.json: %s is %.9g, this program was compiled for %.9g: see %s and its list in "
-               "examples/llama/models.h", w->key, is, w->number, from.is->sizes);
+               "config.json: %s is %.7g, this program was compiled for %.7g: see %s in "
+               "examples/llama/models.h; examples/llama/sizes.py writes a sizes.h to compile with (-include sizes.h)",
+               w->key, is, w->number, from.is->sizes);
     return TE_OK;
 }
 /* Gemma 2: layers 0, 2, .. have the sliding window. */
@@ -219,7 +220,8 @@ static te_status compute(float **logits, const int32_t *ids, int n, te_context *
     for (int i = 0; i < n; i++)
         TE_REQUIRE(ids[i] >= 0 && ids[i] < vocabulary, ctx, TE_ERROR_VALUE, "token %d is not one of %d", (int)ids[i], vocabulary);
     for (int i = 0; i <= last; i++)
-        workspace = te_max(workspace, te_plan_workspace_bytes(parts[i].plan, &parts[i].model, n, ctx));
+        if (workspace < te_plan_workspace_bytes(parts[i].plan, &parts[i].model, n, ctx))
+            workspace = te_plan_workspace_bytes(parts[i].plan, &parts[i].model, n, ctx);
     TE_TRY(te_context_reserve(ctx, workspace));
     TE_TRY(te_allocate(ctx, &tokens, (size_t)n * sizeof *ids));
     for (int i = 0; i < 2; i++) TE_TRY(te_allocate(ctx, &x[i], (size_t)n * (size_t)hidden * sizeof(float)));

@@ -2,7 +2,8 @@
  *
  * A model is an embedding, blocks and a head, each of them a list. All sizes are constants: the kernels are compiled
  * for one model of each family, by default for the one named below; a macro such as QWEN3 that is defined before this
- * header (-include) chooses another. The program compares the sizes with config.json, and says which differ.
+ * header (-include) chooses another. `sizes.py FOLDER` prints the macros for a folder. The program compares the sizes
+ * with config.json, and says which differ.
  */
 #ifndef EXAMPLES_LLAMA_MODELS_H
 #define EXAMPLES_LLAMA_MODELS_H
@@ -26,6 +27,10 @@
 #ifndef LLAMA31
 #define LLAMA31 (4096, 14336, 128256, 32, 8, 128, 500000.0f, 8.0f, 1.0f, 4.0f, 8192) /* Llama 3.1 8B */
 #endif
+/* The eps of the norms of Llama and Llama 3.1 */
+#ifndef LLAMA_EPS
+#define LLAMA_EPS 1e-5f
+#endif
 #ifndef QWEN2
 #define QWEN2 (3584, 18944, 152064, 28, 4, 128, 1000000.0f) /* Qwen2.5 7B */
 #endif
@@ -48,9 +53,17 @@
 #define BLOCK(name, ...) TE_SEQUENTIAL(name, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), __VA_ARGS__)
 #define HEAD(name, ...) TE_SEQUENTIAL(name##_head, (MODEL_DTYPE, (in, f32), (out, f32)), __VA_ARGS__)
 
+/* The ops of TE_LLAMA31_BLOCK, with an eps; the arguments after D are options of rope. */
+#define LLAMA_OPS(H, F, HEADS, KV, D, ...)                                                                           \
+    (fork, b_x1), (rmsnorm, b_norm1, H, (eps, LLAMA_EPS)), (linear, b_qkv, H, ((HEADS) + 2 * (KV)) * (D)),            \
+    (rope, b_rope, HEADS, KV, D, __VA_ARGS__), (attention, b_attention, HEADS, KV, D),                               \
+    (linear, b_proj, (HEADS) * (D), H), (add, b_x1),                                                                 \
+    (fork, b_x2), (rmsnorm, b_norm2, H, (eps, LLAMA_EPS)), (linear, b_fc1, H, 2 * (F)), (swiglu, b_act),              \
+    (linear, b_fc2, F, H), (add, b_x2)
+
 #define LLAMA_EMBED(H, F, V, HEADS, KV, D, BASE) EMBED(llama, (embedding, tokens, V, H))
-#define LLAMA_BLOCK(H, F, V, HEADS, KV, D, BASE) BLOCK(llama_block, TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE))
-#define LLAMA_HEAD(H, F, V, HEADS, KV, D, BASE) HEAD(llama, (rmsnorm, last, H), (linear, head, H, V))
+#define LLAMA_BLOCK(H, F, V, HEADS, KV, D, BASE) BLOCK(llama_block, LLAMA_OPS(H, F, HEADS, KV, D, (base, BASE)))
+#define LLAMA_HEAD(H, F, V, HEADS, KV, D, BASE) HEAD(llama, (rmsnorm, last, H, (eps, LLAMA_EPS)), (linear, head, H, V))
 APPLY(LLAMA_EMBED, LLAMA)
 APPLY(LLAMA_BLOCK, LLAMA)
 APPLY(LLAMA_HEAD, LLAMA)
@@ -58,10 +71,10 @@ APPLY(LLAMA_HEAD, LLAMA)
 #define LLAMA31_EMBED(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) EMBED(llama31, (embedding, tokens, V, H))
 #define LLAMA31_BLOCK(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH)                                  \
     BLOCK(llama31_block,                                                                                       \
-          TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, (base, BASE), (scaling, llama3), (factor, FACTOR),           \
-                           (low_freq_factor, LOW), (high_freq_factor, HIGH), (original_length, LENGTH)))
+          LLAMA_OPS(H, F, HEADS, KV, D, (base, BASE), (scaling, llama3), (factor, FACTOR),                     \
+                    (low_freq_factor, LOW), (high_freq_factor, HIGH), (original_length, LENGTH)))
 #define LLAMA31_HEAD(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) \
-    HEAD(llama31, (rmsnorm, last, H), (linear, head, H, V))
+    HEAD(llama31, (rmsnorm, last, H, (eps, LLAMA_EPS)), (linear, head, H, V))
 APPLY(LLAMA31_EMBED, LLAMA31)
 APPLY(LLAMA31_BLOCK, LLAMA31)
 APPLY(LLAMA31_HEAD, LLAMA31)
@@ -190,7 +203,7 @@ typedef struct want { const char *key, *old; double number, otherwise; const cha
     {"rope_scaling.type", 0, 0, 0, "default"}, {"rope_parameters.rope_theta", "rope_theta", base, 10000, 0}
 
 static const want llama_wants[] = {WANT_SIZES(LLAMA), WANT_BASE(APPLY(BASE_OF, LLAMA)), {"hidden_act", 0, 0, NAN, "silu"},
-                                   {"rms_norm_eps", 0, 1e-5, NAN, 0}, END};
+                                   {"rms_norm_eps", 0, (double)LLAMA_EPS, NAN, 0}, END};
 #define FACTOR_OF(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) FACTOR
 #define LOW_OF(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) LOW
 #define HIGH_OF(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) HIGH
@@ -203,7 +216,7 @@ static const want llama31_wants[] = {
     {"rope_parameters.high_freq_factor", "rope_scaling.high_freq_factor", APPLY(HIGH_OF, LLAMA31), NAN, 0},
     {"rope_parameters.original_max_position_embeddings", "rope_scaling.original_max_position_embeddings",
      APPLY(ORIGINAL_OF, LLAMA31), NAN, 0},
-    {"hidden_act", 0, 0, NAN, "silu"}, {"rms_norm_eps", 0, 1e-5, NAN, 0}, END};
+    {"hidden_act", 0, 0, NAN, "silu"}, {"rms_norm_eps", 0, (double)LLAMA_EPS, NAN, 0}, END};
 static const want qwen2_wants[] = {WANT_SIZES(QWEN2), WANT_BASE(APPLY(BASE_OF, QWEN2)), {"hidden_act", 0, 0, NAN, "silu"},
                                    {"rms_norm_eps", 0, 1e-6, NAN, 0}, END};
 static const want qwen3_wants[] = {WANT_SIZES(QWEN3), WANT_BASE(APPLY(BASE_OF, QWEN3)), {"hidden_act", 0, 0, NAN, "silu"},

@@ -117,7 +117,7 @@ static te_status make(variant *w, const char *name, const te_plan *plan, int mic
     TE_TRY(te_allocate(ctx, &w->saved.memory, w->saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, ctx)));
     TE_TRY(te_context_reserve(ctx, te_plan_workspace_bytes(plan, &w->model, rows, ctx)));
     TE_TRY(te_buckets_init(&w->buckets, w->models, 1, &buckets, ctx));
-    for (uint64_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < 4; i++) {
         TE_TRY(te_allocate(ctx, &memory, (size_t)ROWS * HIDDEN * te_dtype_bytes(plan->dtype)));
         TE_TRY(te_fill_normal(memory, plan->dtype, (int64_t)ROWS * HIDDEN, 0.0f, 1.0f, 1, 100 + i, ctx));
         *tensors[i] = (char *)memory;

@@ -276,7 +276,7 @@ static te_status run(const lists *l, int *same) {
     for (int i = 0; i < 6; i++) {
         TE_TRY(allocate(&p, (size_t)ROWS * HIDDEN * te_dtype_bytes(at.dtype)));
         *tensors[i] = te_matrix(p, at.dtype, ROWS, HIDDEN);
-        TE_TRY(te_fill_normal(p, at.dtype, (int64_t)ROWS * HIDDEN, 0.0f, 1.0f, 1, (uint64_t)(100 + i), ctx));
+        TE_TRY(te_fill_normal(p, at.dtype, (int64_t)ROWS * HIDDEN, 0.0f, 1.0f, 1, (uint32_t)(100 + i), ctx));
     }
     TE_TRY(bind(&at.ops, l->ops, 0, 0));
     TE_TRY(bind(&at.attention, l->attention, 0, 0));

@@ -34,7 +34,7 @@ static te_status run(te_context *ctx) {
     TE_TRY(te_context_reserve(ctx, block_workspace_bytes(&m, rows, ctx)));
 
     te_tensor *const tensors[4] = {&x, &y, &dx, &dy};
-    TE_TRY(te_allocate(ctx, &memory, 4 * rows * 768 * sizeof(float)));
+    TE_TRY(te_allocate(ctx, &memory, (size_t)(4 * rows * 768) * sizeof(float)));
     for (int i = 0; i < 4; i++) *tensors[i] = te_matrix((float *)memory + i * rows * 768, TE_f32, rows, 768);
     TE_TRY(te_fill_normal(memory, TE_f32, 4 * rows * 768, 0.0f, 1.0f, 1, 100, ctx));
 

@@ -1034,8 +1034,11 @@ static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
         o->save < 0 || o->sample < 0 || o->tp < 1 || o->cp < 1)
         die("batch, seq, accumulate, tp, cp, dp and log must be positive, the other counts not negative", NULL);
-    if (o->batch > MAX_SIDE || o->seq > MAX_SIDE || o->batch * o->seq > MAX_TOKENS)
-        die("that batch is too large", NULL);
+    if (o->batch > MAX_SIDE || o->seq > MAX_SIDE || o->batch * o->seq > MAX_TOKENS) {
+        fprintf(stderr, "train_gpt: --batch %ld --seq %ld: at most %d each, and %d tokens together\n", o->batch, o->seq,
+                MAX_SIDE, MAX_TOKENS);
+        exit(1);
+    }
     if (o->accumulate > MAX_ACCUMULATE) die("--accumulate: at most 1048576 micro-batches a step", NULL);
     if (o->dp > MAX_REPLICAS) die("--dp: at most 65536 replicas", NULL);
     if ((double)o->steps * (double)o->accumulate * (double)(o->batch * o->dp) > 9e18) /* the count of sequences has 64 bits */
@@ -1046,7 +1049,7 @@ static void check_options(const options *o) {
     const int tensors = TE_JOIN1(TE_RECIPE_, GPT_RECIPE) == TE_RECIPE_fp8_delayed;
     if (strcmp(o->recipe, "none") && strcmp(o->recipe, TE_STRING(GPT_RECIPE)) &&
         (!tensors || strcmp(o->recipe, "fp8_current")))
-        die("--recipe must be none, " GPT_RECIPES ", or what -DGPT_RECIPE built the program for, and not", o->recipe);
+        die("--recipe must be none, " GPT_RECIPES " (compile with -DGPT_RECIPE=NAME for another), and not", o->recipe);
     if (!strcmp(o->recipe, "none") && TE_JOIN1(TE_, GPT_WEIGHTS) != TE_JOIN1(TE_, GPT_DTYPE))
         die("--recipe none: this program has the GEMMs' weights in f32 (-DGPT_WEIGHTS) and can read them only in FP8", NULL);
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
@@ -1241,7 +1244,7 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
     if (!o->force) check(te_safetensors_verify(&file, &ctx), "--resume");
     if (!te_safetensors_metadata(&file, TE_SAFETENSORS_SUM))
         fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
-    if (differences(&s, &file, path) && !o->force) die("--force continues all the same", NULL);
+    if (differences(&s, &file, path) && !o->force) die("--force continues nevertheless; --init begins a new run from these weights", NULL);
     check(te_checkpoint_load(&s.all, &file, &ctx), "--resume");
     if (g->in_fp8 && !g->recipes.begun)
         fprintf(stderr, "train_gpt: %s: %s; the scales and their amax histories begin anew\n", path,
@@ -1387,7 +1390,9 @@ int main(int argc, char **argv) {
     const gpt_lists *one = &size->lists[o.experts ? GPT_ONE_EXPERTS : GPT_ONE]; /* the unsharded lists, to count the parameters */
     const long parameters = (long)(te_plan_param_elements(one->embed()) + te_plan_param_elements(one->head())) +
                             (long)size->layers * (long)te_plan_param_elements(one->block());
-    printf("text: %d files, %.1f MB; validation on the last twentieth\n", t.files, (double)t.size / 1e6);
+    const int is_small = t.size < 1000000;
+    printf("text: %d file%s, %.1f %s; validation on the last twentieth\n", t.files, t.files == 1 ? "" : "s",
+           (double)t.size / (is_small ? 1e3 : 1e6), is_small ? "kB" : "MB");
     printf("model: %s, %ld parameters, %s on %s; %ld x %ld tokens, %ld micro-batch%s a step", size->name, parameters,
            te_dtype_name(TE_JOIN1(TE_, GPT_DTYPE)), ctx.target->name, o.batch, o.seq, o.accumulate,
            o.accumulate > 1 ? "es" : "");
