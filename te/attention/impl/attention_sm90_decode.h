@@ -548,6 +548,9 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         q.load(memory.q + place * (ROWS * D * 2), g.rows);
         const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
+        /* A cluster processes few keys, whose copies are all in flight. The kernel after this one starts only when the
+         * queries have arrived, because they would wait behind the weights that it loads. */
+        if (a->cache.decode_cluster && number == 0) te_kernel_trigger();
         for (int at = g.from; at < g.to; at++) {
             te__decode_result<V / 16, NT> of_warp;
             of_warp.clear();
@@ -660,7 +663,8 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
         if (a->cache.decode_cluster) te__decode_cluster_wait();
         return;
     }
-    te_kernel_begin();
+    te_kernel_wait();
+    if (!in_group) te_kernel_trigger(); /* in a cluster, te__decode_consume does this */
     if (threadIdx.x == 0) te__decode_copy_q<HEADS, KV_HEADS, D, F>(memory.q, memory.q_full, a, first);
     te__decode_consume<T, HEADS, KV_HEADS, D, F>(a, memory, x, (float *)merged);
     if (!a->cache.decode_cluster) return;
