@@ -548,8 +548,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         q.load(memory.q + place * (ROWS * D * 2), g.rows);
         const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
-        /* A cluster processes few keys, whose copies are all in flight. The kernel after this one starts only when the
-         * queries have arrived, because they would wait behind the weights that it loads. */
+        /* Let the next kernel start only now: before, the queries would have waited behind the weights it loads. */
         if (a->cache.decode_cluster && number == 0) te_kernel_trigger();
         for (int at = g.from; at < g.to; at++) {
             te__decode_result<V / 16, NT> of_warp;
