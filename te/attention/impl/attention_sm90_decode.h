@@ -623,12 +623,10 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
                                       q_full + 8 * PLACES,        groups, count};
     const te__decode_exchange x = {(float *)stats, (float *)stats + traits::STATS_BYTES / 8, (float4 *)o};
     if (threadIdx.x == 0) {
-        for (int s = 0; s < count; s++) {
+        for (int s = 0; s < count; s++)
             te__barrier_init(full + s * 8, 1), te__barrier_init(empty + s * 8, TE__DECODE_ARRIVALS);
-        }
-        for (int p = 0; p < PLACES; p++) {
+        for (int p = 0; p < PLACES; p++)
             te__barrier_init(memory.q_full + p * 8, 1), te__barrier_init(memory.q_empty + p * 8, TE__DECODE_ARRIVALS);
-        }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, (int *)batch);
